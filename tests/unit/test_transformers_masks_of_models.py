@@ -110,22 +110,34 @@ def joining(implementation: str) -> Any:
     return upstream.T5Gemma2Model._from_config(config, attn_implementation=implementation).eval()
 
 
-@pytest.mark.parametrize("form", ["one mask", "one mask, compiled", "a mask for each kind"])
-def test_a_bool_mask_is_joined_to_other_masks(form: str) -> None:
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("cross", ["none", "padding", "one mask", "a mask for each kind"])
+@pytest.mark.parametrize("own", ["none", "one mask", "a mask for each kind"])
+def test_a_bool_mask_is_joined_to_other_masks(own: str, cross: str, compiled: bool) -> None:
     ids = torch.randint(3, 97, (2, 6), generator=torch.Generator().manual_seed(1))
     seen = torch.ones((6, 6), dtype=torch.bool).tril().expand(2, 1, 6, 6).clone()
     seen[1, :, 3:, :2] = False
-    mask: Any = seen
-    if form == "a mask for each kind":
-        mask = {"full_attention": seen, "sliding_attention": seen}
+    of_encoder = torch.ones((2, 1, 6, 6), dtype=torch.bool)
+    of_encoder[1, :, :, 5:] = False
+    masks = [
+        {
+            "none": None,
+            "padding": padding_mask("right", 6),
+            "one mask": mask,
+            "a mask for each kind": {"full_attention": mask, "sliding_attention": mask},
+        }
+        for mask in (seen, of_encoder)
+    ]
+    given: dict[str, Any] = {"input_ids": ids, "decoder_input_ids": ids, "use_cache": False}
+    given |= {"decoder_attention_mask": masks[0][own], "attention_mask": masks[1][cross]}
     found = []
     for implementation in ("sdpa", "flashvar"):
         model = joining(implementation)
-        if form.endswith("compiled") and implementation == "flashvar":
+        if compiled and implementation == "flashvar":
+            torch._dynamo.reset()
             model = torch.compile(model, backend="eager")
-        given = {"input_ids": ids, "decoder_input_ids": ids, "decoder_attention_mask": mask}
         with torch.no_grad():
-            found.append(model(**given, use_cache=False).last_hidden_state)
+            found.append(model(**given).last_hidden_state)
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 

@@ -150,6 +150,8 @@ def _is_plain(others: dict[str, Any], query: torch.Tensor, by_mask: bool) -> boo
     shape: tuple[int, ...] = query.shape
     if shape[0] != 1 or shape[2] == 1:
         return True
+    if torch.compiler.is_compiling():  # a graph does not know the version of a tensor
+        return False
     known = getattr(positions, _ROWS, None)
     return known is not None and known[1] is None and known[0] == positions._version
 

@@ -71,6 +71,8 @@ def attention_mask(
         requested["q_offset"] = int(q_offset) if static else q_offset
         layout = _layout(pattern, requested)
     if layout is not None and not compiling and not (static and q_length == 1):
+        if attention_mask is not None:  # the caller may write to it before the evaluation
+            requested["attention_mask"] = attention_mask.clone()
         shape = (batch_size, 1, q_length, kv_length)
         return UnevaluatedMask(layout, lambda: _evaluated(requested), shape, dtype, device)
     # A decoding step with a static cache is evaluated: generate() compiles the model, which gets

@@ -139,6 +139,7 @@ def _check_models(base: Any) -> None:
     if getattr(tell, "names", None) is _names:
         return
     check: Any = importlib.import_module("flashvar.integrations.transformers.check")
+    dicts: Any = importlib.import_module("flashvar.integrations.transformers.mask_dicts")
 
     @functools.wraps(adjust)
     def adjust_ours(model: Any, implementation: Any, *others: Any, **options: Any) -> Any:
@@ -149,6 +150,7 @@ def _check_models(base: Any) -> None:
             check.report_refused(model, instead)
             return instead
         check.watch(model, _names)
+        dicts.watch(model, _names)
         return implementation
 
     @functools.wraps(tell)

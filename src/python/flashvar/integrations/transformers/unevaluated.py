@@ -10,33 +10,41 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
+from flashvar.integrations.transformers.intact import begin, is_intact
 from flashvar.integrations.transformers.layout import Layout, added
 
 __all__ = ["UnevaluatedMask", "attach", "attached"]
 
 _aten: Final = torch.ops.aten
 # These ops pass the mask on: checkpoints detach it, models on several devices copy it.
-_COPIES: Final = frozenset(
-    (
-        _aten.alias.default,
-        _aten.clone.default,
-        _aten.detach.default,
-        _aten._to_copy.default,
-    )
-)
-# Attributes that hold the layout, in eager code and in a traced graph. A graph does not read the
-# eager one: guards on its numbers would recompile the graph for every length.
+_ALIASES: Final = frozenset((_aten.alias.default, _aten.detach.default))
+_COPIES: Final = frozenset((*_ALIASES, _aten.clone.default, _aten._to_copy.default))
+# The attributes of an ordinary mask that hold its layout. Graphs have one of their own: guards on
+# the numbers of the eager one would recompile a graph for every length.
 _EAGER_LAYOUT: Final = "_flashvar_layout"
 _TRACED_LAYOUT: Final = "_flashvar_layout_in_graph"
+
+
+class _Content:
+    """What a mask shares with its aliases: its layout, and its values once they are evaluated.
+
+    `exposed`: an operation wrote to the values, or returned a view that code may write to. The
+    layout counts no longer. Version counters would miss writes through `.data`, and are no numbers
+    in a traced graph.
+    """
+
+    def __init__(self, layout: Layout, evaluate: Callable[[], torch.Tensor]) -> None:
+        self.layout, self.evaluate = layout, evaluate
+        self.evaluated: torch.Tensor | None = None
+        self.exposed = False
 
 
 class UnevaluatedMask(torch.Tensor):  # type: ignore[misc]
     """A tensor without storage; the first operation on it evaluates it."""
 
-    evaluate: Callable[[], torch.Tensor]
-    evaluated: torch.Tensor | None
+    content: _Content
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -53,17 +61,15 @@ class UnevaluatedMask(torch.Tensor):  # type: ignore[misc]
         made: UnevaluatedMask = torch.Tensor._make_wrapper_subclass(
             cls, shape, dtype=dtype, device=torch.device(device)
         )
-        made.evaluate = evaluate
-        made.evaluated = None
-        setattr(made, _EAGER_LAYOUT, (layout, _version(made)))
-        setattr(made, _TRACED_LAYOUT, layout)
+        made.content = _Content(layout, evaluate)
         return made
 
     def values(self) -> torch.Tensor:
         """The mask as an ordinary tensor, evaluated once."""
-        if self.evaluated is None:
-            self.evaluated = self.evaluate()
-        return self.evaluated
+        content = self.content
+        if content.evaluated is None:
+            content.evaluated = content.evaluate()
+        return content.evaluated
 
     @classmethod
     def __torch_dispatch__(
@@ -72,17 +78,26 @@ class UnevaluatedMask(torch.Tensor):  # type: ignore[misc]
         """Compute on the values; copies stay unevaluated."""
         kwargs = kwargs or {}
         mask = args[0] if args else None
-        if func in _COPIES and isinstance(mask, cls) and (layout := attached(mask)) is not None:
+        if func in _COPIES and isinstance(mask, cls) and not mask.content.exposed:
             dtype = kwargs.get("dtype") or mask.dtype
             device = kwargs.get("device") or mask.device
             if dtype.is_floating_point:
-                return cls(
-                    layout.to(device),
-                    lambda: func(mask.values(), *args[1:], **kwargs),
+                # Of the values before any write to the mask: a copy may be read after it.
+                evaluate = mask.content.evaluate
+                copy = cls(
+                    mask.content.layout.to(device),
+                    lambda: func(evaluate(), *args[1:], **kwargs),
                     tuple(mask.shape),
                     dtype,
                     device,
                 )
+                if func in _ALIASES:
+                    copy.content = mask.content
+                return copy
+        if func.is_view or func._schema.is_mutable:
+            for one in tree_leaves((args, kwargs)):
+                if isinstance(one, cls):
+                    one.content.exposed = True
         args = tree_map(_values, args)
         if func is _aten.cat.default:
             # A caller's bool mask beside ours: torch would promote True to 1.
@@ -90,38 +105,29 @@ class UnevaluatedMask(torch.Tensor):  # type: ignore[misc]
             args = ([added(x, dtype) for x in args[0]], *args[1:])
         out = func(*args, **tree_map(_values, kwargs))
         # An in-place operation returns its argument.
-        return mask if isinstance(mask, cls) and out is mask.evaluated else out
+        return mask if isinstance(mask, cls) and out is mask.content.evaluated else out
 
 
 def attach(mask: torch.Tensor, layout: Layout) -> torch.Tensor:
     """Attach a layout to a mask and return the mask; a write to the mask invalidates the layout."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         # The values are not computed if only the layout is read: they are dead code in the graph.
+        begin(mask)
         setattr(mask, _TRACED_LAYOUT, layout)
-    else:
-        setattr(mask, _EAGER_LAYOUT, (layout, _version(mask)))
+    elif not mask.is_inference():  # writes are not counted in inference mode
+        setattr(mask, _EAGER_LAYOUT, (layout, mask._version))
     return mask
 
 
 def attached(mask: torch.Tensor) -> Layout | None:
     """The layout attached to a mask; None if there is none, or the mask may have changed."""
-    if torch.compiler.is_compiling():
-        traced: Layout | None = getattr(mask, _TRACED_LAYOUT, None)
+    if isinstance(mask, UnevaluatedMask):
+        return None if mask.content.exposed else mask.content.layout
+    if torch.compiler.is_dynamo_compiling():
+        traced: Layout | None = getattr(mask, _TRACED_LAYOUT, None) if is_intact(mask) else None
         return traced
-    kept: tuple[Layout, int | None] | None = getattr(mask, _EAGER_LAYOUT, None)
-    if kept is None:
-        return None
-    layout, version = kept
-    if version is None:  # code that read the values may also have written to them
-        unseen = isinstance(mask, UnevaluatedMask) and mask.evaluated is None
-    else:
-        unseen = mask._version == version
-    return layout if unseen else None
-
-
-def _version(mask: torch.Tensor) -> int | None:
-    """The version counter of a mask, which every write increments; None in inference mode."""
-    return None if mask.is_inference() else mask._version
+    kept: tuple[Layout, int] | None = getattr(mask, _EAGER_LAYOUT, None)
+    return kept[0] if kept is not None and kept[1] == mask._version else None
 
 
 def _values(value: Any) -> Any:
