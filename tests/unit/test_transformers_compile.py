@@ -121,3 +121,17 @@ def test_gradients_of_one_graph(name: str) -> None:
     found = gradients(torch.compile(model, backend="aot_eager", fullgraph=True))
     model.set_attn_implementation("eager")
     torch.testing.assert_close(found, gradients(model))
+
+
+@torch.no_grad()
+def test_layers_that_are_compiled_one_by_one_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a second model, whose layers run the graphs of the first."""
+    monkeypatch.setenv("FLASHVAR_STRICT", "1")
+    torch._dynamo.reset()
+    for _ in range(2):
+        model, given = small("llama padded")
+        expected = model(**given).last_hidden_state
+        model, given = small("llama padded")
+        for layer in model.layers:
+            layer.compile(backend="eager")
+        torch.testing.assert_close(model(**given).last_hidden_state, expected)

@@ -14,7 +14,7 @@ from flashvar.errors import (
     ShapeError,
 )
 from flashvar.integrations.torch.attribute import splits_sequences
-from flashvar.integrations.transformers.check import called, causal_without_mask
+from flashvar.integrations.transformers.check import called, called_in_graph, causal_without_mask
 from flashvar.integrations.transformers.in_parts import distributed_attention
 from flashvar.integrations.transformers.layout import (
     Layout,
@@ -88,7 +88,9 @@ def attention(
         ShapeError: the mask has another rank.
         DtypeError: a mask of 4 dimensions is of integers.
     """
-    if not torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
+        called_in_graph(type(module))
+    elif not torch.compiler.is_compiling():
         called()
     in_parts = splits_sequences()
     if others.get("cache") is not None and not in_parts:

@@ -19,6 +19,7 @@ from flashvar.integrations.fallback import report_fallback
 
 __all__ = [
     "called",
+    "called_in_graph",
     "causal_without_mask",
     "has_class_table",
     "here",
@@ -50,6 +51,19 @@ def called() -> None:
     """Record a call of flashvar's attention function in the running forwards."""
     for forward in here.running:
         forward.served = True
+
+
+_traced: Final[set[type]] = set()
+
+
+def called_in_graph(layer: type) -> None:
+    """Record that graphs of a class of layers call flashvar's attention function."""
+    _traced.add(layer)
+
+
+# torch.compile calls the function at trace time. A graph also runs in models that it was not
+# traced in, so the class is recorded and not a forward.
+called_in_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _take_running(model: torch.nn.Module) -> _Forward | None:
@@ -142,13 +156,14 @@ def _ends(names: set[str], model: PreTrainedModel, arguments: Any, output: Any) 
     # Not an outermost forward, or the forward raised.
     if forward is None or here.running or output is None:
         return
-    attentions = set()
+    attentions, served = set(), forward.served
     for module in model.modules():
+        served = served or type(module) in _traced
         for handle in module.__dict__.pop(_HANDLES, ()):
             handle.remove()
         if "Attention" in type(module).__name__:
             attentions.add(type(module).__name__)
     asks = model.config._attn_implementation in names
-    if asks and attentions and not forward.served:
+    if asks and attentions and not served:
         reason = f"its layers ({', '.join(sorted(attentions))}) compute attention themselves"
         report_fallback(type(model).__name__, reason, "the model's own")
