@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -177,3 +180,16 @@ def test_positions_that_eager_code_has_read_are_positions_of_a_graph() -> None:
     wanted = packed(x, positions)
     found = torch.compile(packed, backend="aot_eager", fullgraph=True)(x, positions)
     torch.testing.assert_close(found, wanted)
+
+
+def test_an_exported_graph_needs_only_the_ops_of_attention(tmp_path: Path) -> None:
+    class Layer(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return layer(x, made("flashvar", None))
+
+    x = torch.randn(2, 2, LENGTH, 16)
+    torch.export.save(torch.export.export(Layer(), (x,), strict=True), tmp_path / "layer.pt2")
+    load = f"torch.export.load({str(tmp_path / 'layer.pt2')!r})"
+    code = f"import sys, torch, flashvar; flashvar.attention; {load}"
+    code += "; assert 'flashvar.integrations.transformers' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

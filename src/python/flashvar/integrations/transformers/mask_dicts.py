@@ -21,7 +21,9 @@ _HANDLE: Final = "_flashvar_dicts"
 def watch(model: PreTrainedModel, names: set[str]) -> None:
     """Convert the masks that a model and the models in it get, while they use one of `names`."""
     for part in model.modules():
-        if isinstance(part, PreTrainedModel) and not hasattr(part, _HANDLE):
+        if not isinstance(part, PreTrainedModel) or hasattr(part, _HANDLE):
+            continue
+        if hasattr(part.config, "layer_types"):  # the keys of such dicts
             hook = partial(_convert, names)
             setattr(part, _HANDLE, part.register_forward_pre_hook(hook, with_kwargs=True))
 

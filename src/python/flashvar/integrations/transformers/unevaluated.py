@@ -12,8 +12,8 @@ from typing import Any, Final
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from flashvar.integrations.transformers.intact import begin, is_intact
 from flashvar.integrations.transformers.layout import Layout, added
+from flashvar.ops.intact import begin, is_intact
 
 __all__ = ["UnevaluatedMask", "attach", "attached"]
 
