@@ -177,6 +177,40 @@ __device__ __forceinline__ void load_state(typename C::States (&chunks)[C::kChun
   });
 }
 
+// Calls f(i, value) for the lane's rows of a vector in shared memory.
+template <class C, class F>
+__device__ __forceinline__ void each_row(const float* vector, const UpdateTile<C>& tile, F f) {
+#pragma unroll
+  for (int i = 0; i < C::kRows; i += 4) {
+    float4 const four = *reinterpret_cast<const float4*>(vector + tile.row(i));
+    f(i, four.x), f(i + 1, four.y), f(i + 2, four.z), f(i + 3, four.w);
+  }
+}
+
+// S^T k and S^T q of the lane's columns: sums over its own rows.
+template <class C>
+struct UpdateSums {
+  float known[C::kColumns] = {}, read[C::kColumns] = {};
+
+  // Adds up the lanes that share the columns, and sets update and out of the token in all of them.
+  __device__ __forceinline__ void finish(const UpdateToken<C>& token, const UpdateTile<C>& tile,
+                                         float (&update)[C::kColumns],
+                                         float (&out)[C::kColumns]) const {
+    float v[C::kColumns];
+#pragma unroll
+    for (int j = 0; j < C::kColumns; j += 4) {
+      float4 const four = *reinterpret_cast<const float4*>(token.v + tile.column + j);
+      v[j] = four.x, v[j + 1] = four.y, v[j + 2] = four.z, v[j + 3] = four.w;
+    }
+    float const decay = token.decay, beta = token.beta, k_q = token.k_q;
+#pragma unroll
+    for (int j = 0; j < C::kColumns; ++j) {
+      update[j] = beta * (v[j] - decay * tile.sum(known[j]));
+      out[j] = fmaf(k_q, update[j], decay * tile.sum(read[j]));
+    }
+  }
+};
+
 // The lane's part of a state, in fp32.
 template <class C>
 struct UpdateState {
@@ -220,27 +254,20 @@ struct UpdateState {
   // updates the state.
   __device__ __forceinline__ void step(const UpdateToken<C>& token, const Tile& tile,
                                        float (&out)[C::kColumns]) {
-    float known[C::kColumns] = {}, read[C::kColumns] = {}, v[C::kColumns];
+    UpdateSums<C> sums;
     each_row(token.k, tile, [&](int i, float k) {
 #pragma unroll
-      for (int j = 0; j < C::kColumns; ++j) known[j] = fmaf(elements[i][j], k, known[j]);
+      for (int j = 0; j < C::kColumns; ++j) {
+        sums.known[j] = fmaf(elements[i][j], k, sums.known[j]);
+      }
     });
     each_row(token.q, tile, [&](int i, float q) {
 #pragma unroll
-      for (int j = 0; j < C::kColumns; ++j) read[j] = fmaf(elements[i][j], q, read[j]);
+      for (int j = 0; j < C::kColumns; ++j) sums.read[j] = fmaf(elements[i][j], q, sums.read[j]);
     });
-#pragma unroll
-    for (int j = 0; j < C::kColumns; j += 4) {
-      float4 const four = *reinterpret_cast<const float4*>(token.v + tile.column + j);
-      v[j] = four.x, v[j + 1] = four.y, v[j + 2] = four.z, v[j + 3] = four.w;
-    }
-    float const decay = token.decay, beta = token.beta, k_q = token.k_q;
     float update[C::kColumns];
-#pragma unroll
-    for (int j = 0; j < C::kColumns; ++j) {
-      update[j] = beta * (v[j] - decay * Tile::sum(known[j]));
-      out[j] = fmaf(k_q, update[j], decay * Tile::sum(read[j]));
-    }
+    sums.finish(token, tile, update, out);
+    float const decay = token.decay;
     each_row(token.k, tile, [&](int i, float k) {
 #pragma unroll
       for (int j = 0; j < C::kColumns; ++j) {
@@ -262,16 +289,6 @@ struct UpdateState {
     typename C::States chunk;
     chunk.pack(values);
     return chunk;
-  }
-
-  // Calls f(i, value) for the lane's rows of a vector in shared memory.
-  template <class F>
-  static __device__ __forceinline__ void each_row(const float* vector, const Tile& tile, F f) {
-#pragma unroll
-    for (int i = 0; i < C::kRows; i += 4) {
-      float4 const four = *reinterpret_cast<const float4*>(vector + tile.row(i));
-      f(i, four.x), f(i + 1, four.y), f(i + 2, four.z), f(i + 3, four.w);
-    }
   }
 };
 

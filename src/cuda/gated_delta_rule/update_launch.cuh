@@ -7,6 +7,7 @@
 #include "core/target.h"
 #include "gated_delta_rule/kernel_table.h"
 #include "gated_delta_rule/update.cuh"
+#include "gated_delta_rule/update_once.cuh"
 
 namespace flashvar::gated_delta_rule {
 
@@ -20,15 +21,20 @@ template <class Target, class Dtype, int kHeadDim>
 struct UpdateLaunch {
   template <class StateDtype, bool kKFirst>
   using Config = UpdateConfig<Dtype, StateDtype, kKFirst, power_of_two(kHeadDim)>;
+  using Once = Config<Dtype, false>;
 
   static constexpr GatedDeltaRuleUpdateKernel row() {
     return {Dtype::kAbi, kHeadDim, {&workspace, &launch, &explain_call}};
   }
 
-  static constexpr KernelFactsList<1> facts(const char* row) {
+  static constexpr KernelFactsList<2> facts(const char* row) {
     using C = Config<dtype::fp32, true>;
-    return {{KernelFactsMaker{row, "simt", "every call"}.make("update_kernel", 32 * C::kWarps, 0, 1,
-                                                              C::kWarps * C::kWarpColumns)}};
+    KernelFactsMaker const others{row, "simt", "every call but those of update_once_kernel"};
+    KernelFactsMaker const once{row, "simt",
+                                "one token a sequence, 16-bit states that are contiguous along V"};
+    return {{others.make("update_kernel", 32 * C::kWarps, 0, 1, C::kWarps * C::kWarpColumns),
+             once.make("update_once_kernel", 32 * Once::kWarps, 0, 1,
+                       Once::kWarps * Once::kWarpColumns)}};
   }
 
  private:
@@ -41,7 +47,8 @@ struct UpdateLaunch {
     return states.k_stride == 1;
   }
 
-  // Whether 16-byte accesses of a state are possible: elements are contiguous and aligned.
+  // Whether 16-byte accesses of a state, if there is one, are possible: elements are contiguous and
+  // aligned.
   template <class C>
   static bool aligned(const UpdateProblem& problem, const StateView<void>& states) {
     constexpr int64_t kElements = C::States::kElements;
@@ -49,14 +56,14 @@ struct UpdateLaunch {
         C::kKFirst ? Strides{states.k_stride, states.v_stride, problem.head_dim}
                    : Strides{states.v_stride, states.k_stride, problem.head_dim_v};
     int64_t const others = outer | states.head_stride | states.sequence_stride | length;
-    return inner == 1 && others % kElements == 0 &&
-           reinterpret_cast<uintptr_t>(states.data) % 16 == 0;
+    return states.data == nullptr || (inner == 1 && others % kElements == 0 &&
+                                      reinterpret_cast<uintptr_t>(states.data) % 16 == 0);
   }
   struct Strides {
     int64_t inner, outer, length;
   };
 
-  template <class C>
+  template <class C, bool kOnce = false>
   static cudaError_t launch_blocks(const UpdateProblem& problem, int device, cudaStream_t stream) {
     int const warps = (problem.head_dim_v + C::kWarpColumns - 1) / C::kWarpColumns;
     int const tiles = (warps + C::kWarps - 1) / C::kWarps;
@@ -64,7 +71,11 @@ struct UpdateLaunch {
                           aligned<C>(problem, problem.final_state)};
     LaunchShape const shape{problem.sequences * problem.heads * tiles,
                             32 * ((warps + tiles - 1) / tiles), 0, Target::kArchitecture >= 90};
-    return launch_kernel<update_kernel<C>>(args, shape, device, stream);
+    if constexpr (kOnce) {
+      return launch_kernel<update_once_kernel<C>>(args, shape, device, stream);
+    } else {
+      return launch_kernel<update_kernel<C>>(args, shape, device, stream);
+    }
   }
 
   template <class StateDtype>
@@ -74,15 +85,23 @@ struct UpdateLaunch {
   }
 
   static cudaError_t launch(const UpdateProblem& problem, int device, cudaStream_t stream) {
-    return problem.state_dtype == dtype::fp32::kAbi
-               ? launch_of<dtype::fp32>(problem, device, stream)
-               : launch_of<Dtype>(problem, device, stream);
+    if (problem.state_dtype == dtype::fp32::kAbi) {
+      return launch_of<dtype::fp32>(problem, device, stream);
+    }
+    return once(problem) ? launch_blocks<Once, true>(problem, device, stream)
+                         : launch_of<Dtype>(problem, device, stream);
+  }
+
+  // Whether update_once_kernel serves a call on states of 16 bits.
+  static bool once(const UpdateProblem& problem) {
+    return problem.rows.offsets == nullptr && problem.rows.seqlen == 1 && !k_first(problem) &&
+           aligned<Once>(problem, problem.initial_state) &&
+           aligned<Once>(problem, problem.final_state);
   }
 
   static void explain_call(const UpdateProblem& problem, Text& text) {
     bool const by_k = k_first(problem);
     auto const fits = [&](const StateView<void>& states) {
-      if (states.data == nullptr) return true;
       bool const wide = problem.state_dtype == dtype::fp32::kAbi;
       return by_k ? (wide ? aligned<Config<dtype::fp32, true>>(problem, states)
                           : aligned<Config<Dtype, true>>(problem, states))

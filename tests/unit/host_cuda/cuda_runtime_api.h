@@ -11,6 +11,7 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __grid_constant__
+#define __align__(bytes) __attribute__((aligned(bytes)))
 #define __shared__ static  // blocks run one after the other
 
 using std::max;

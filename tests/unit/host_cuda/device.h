@@ -12,13 +12,16 @@
 struct Index {
   uint32_t x;
 };
-inline Index threadIdx, blockIdx;
+inline Index threadIdx, blockIdx, blockDim;
 
 struct uint2 {
   uint32_t x, y;
 };
 struct uint4 {
   uint32_t x, y, z, w;
+};
+struct float4 {
+  float x, y, z, w;
 };
 
 struct Barrier {
@@ -96,6 +99,11 @@ Value __shfl_sync(uint32_t, Value value, int lane, int width = 32) {
   return other;
 }
 
+inline float __shfl_up_sync(uint32_t all, float value, int distance) {
+  int const lane = static_cast<int>(threadIdx.x % 32);
+  return __shfl_sync(all, value, lane < distance ? lane : lane - distance);
+}
+
 inline uint32_t __ballot_sync(uint32_t, bool value) {
   Barrier& warp = block->warps[threadIdx.x / 32];
   block->exchanged[threadIdx.x] = value;
@@ -120,6 +128,7 @@ To bits_of(From from) {
 inline float __int_as_float(int32_t bits) { return bits_of<float>(bits); }
 inline float __uint_as_float(uint32_t bits) { return bits_of<float>(bits); }
 inline uint32_t __float_as_uint(float value) { return bits_of<uint32_t>(value); }
+inline float rsqrtf(float value) { return 1.f / std::sqrt(value); }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(bits); }
 inline int __popcll(uint64_t bits) { return __builtin_popcountll(bits); }
@@ -158,6 +167,7 @@ inline void run_block(int threads, void (*run)(const void*), const void* what) {
             run,
             what};
   block = &one;
+  blockDim.x = threads;
   for (int index = 0; index < threads; ++index) {
     Thread& thread = pool[index];
     thread.barrier = nullptr;

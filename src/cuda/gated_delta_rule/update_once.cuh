@@ -1,0 +1,125 @@
+// The update (update.cuh) by one token a sequence, of states of 16 bits that are contiguous along
+// V.
+//
+// Unpacked, a lane's part of such a state takes so many registers that few blocks fit on an SM, and
+// too few loads are in flight. Here it stays in shared memory as it was copied, and is unpacked
+// twice: for the sums over rows, and as it is updated and stored. More tokens would round it more
+// often.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#include "core/chunk.cuh"
+#include "gated_delta_rule/problem.h"
+#include "gated_delta_rule/update.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/grid_dependency.cuh"
+#include "ptx/shared_pointer.cuh"
+
+namespace flashvar::gated_delta_rule {
+
+template <class C>
+struct OnceConfig {
+  static_assert(!C::kKFirst && C::States::kElements == 8, "a chunk is columns of a row");
+  static constexpr int kThreads = 32 * C::kWarps;
+  // Blocks per SM that the registers are limited for; shared memory may allow fewer.
+  static constexpr int kBlocks = 6;
+};
+
+// The lane's part of a state, in shared memory: chunk i is of its row i.
+template <class C>
+struct OnceState {
+  using States = typename C::States;
+  static constexpr int kThreads = OnceConfig<C>::kThreads;
+  ptx::SharedPointer<uint4> chunks;  // [C::kChunks][kThreads], from the thread's first on
+
+  // Starts to copy a state. Only the thread itself reads the copy, after cp_async_wait.
+  __device__ __forceinline__ void load(const UpdateProblem& problem,
+                                       const UpdateTile<C>& tile) const {
+    bool const exists = problem.initial_state.data != nullptr && tile.place >= 0;
+    tile.each_chunk(problem, problem.initial_state, true,
+                    [&](int i, const typename C::Word* from, int32_t count) {
+                      ptx::cp_async_16(chunks + i * kThreads, from, exists && count > 0);
+                    });
+  }
+
+  __device__ __forceinline__ void unpack(int i, float (&values)[C::kColumns]) const {
+    uint4 const words = chunks[i * kThreads];
+    States chunk;
+    memcpy(&chunk.words, &words, sizeof(words));
+    chunk.unpack(values);
+  }
+
+  // Sets update and out of the token for the lane's columns.
+  __device__ __forceinline__ void read(const UpdateToken<C>& token, const UpdateTile<C>& tile,
+                                       float (&update)[C::kColumns],
+                                       float (&out)[C::kColumns]) const {
+    UpdateSums<C> sums;
+    float k[C::kRows];
+    each_row(token.k, tile, [&](int i, float value) { k[i] = value; });
+    each_row(token.q, tile, [&](int i, float q) {
+      float values[C::kColumns];
+      unpack(i, values);
+#pragma unroll
+      for (int j = 0; j < C::kColumns; ++j) {
+        sums.known[j] = fmaf(values[j], k[i], sums.known[j]);
+        sums.read[j] = fmaf(values[j], q, sums.read[j]);
+      }
+    });
+    sums.finish(token, tile, update, out);
+  }
+
+  // Stores the state after the token.
+  __device__ __forceinline__ void store(const UpdateProblem& problem, const UpdateToken<C>& token,
+                                        const UpdateTile<C>& tile,
+                                        const float (&update)[C::kColumns]) const {
+    if (problem.final_state.data == nullptr || tile.place < 0) return;
+    float const decay = token.decay;
+    float k[C::kRows];
+    each_row(token.k, tile, [&](int i, float value) { k[i] = value; });
+    tile.each_chunk(problem, problem.final_state, true,
+                    [&](int i, typename C::Word* to, int32_t count) {
+                      float values[C::kColumns];
+                      unpack(i, values);
+#pragma unroll
+                      for (int j = 0; j < C::kColumns; ++j) {
+                        values[j] = fmaf(k[i], update[j], decay * values[j]);
+                      }
+                      States chunk;
+                      chunk.pack(values);
+                      chunk.template store<true>(to, count);
+                    });
+  }
+};
+
+// States are aligned for 16-byte accesses.
+template <class C>
+__global__ void __launch_bounds__(OnceConfig<C>::kThreads, OnceConfig<C>::kBlocks)
+    update_once_kernel(const __grid_constant__ UpdateArgs args) {
+  __shared__ __align__(16) UpdateToken<C> token;
+  __shared__ uint4 chunks[C::kChunks * OnceConfig<C>::kThreads];
+  const UpdateProblem& problem = args.problem;
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();  // the preceding kernel has written the inputs
+  UpdateTile<C> tile(args);
+
+  // In the order in which they are waited for.
+  bool const prepares = threadIdx.x < 32;
+  UpdateInputs<C> inputs;
+  if (prepares) inputs.load(problem, tile, tile.span.first);
+  tile.find_state(problem);
+  OnceState<C> const state{ptx::SharedPointer<uint4>(chunks + threadIdx.x)};
+  state.load(problem, tile);
+  ptx::cp_async_commit();
+  if (prepares) inputs.prepare(problem, token);
+  ptx::cp_async_wait<0>();
+  __syncthreads();  // the first warp has written the token
+
+  float update[C::kColumns], out[C::kColumns];
+  state.read(token, tile, update, out);
+  store_out<C>(problem, tile, tile.span.first, out);
+  __syncwarp();  // ptxas moves no load across it: it would keep the chunks, and spill
+  state.store(problem, token, tile, update);
+}
+
+}  // namespace flashvar::gated_delta_rule
