@@ -41,22 +41,33 @@ def expected_architecture() -> str:
     return max(kinds, default=BinaryKind(Architecture(*capability))).name
 
 
-def skip_unless_compiled(
-    backend: str, dtype: torch.dtype, head_dim: int, op: str = "attention_fwd"
-) -> None:
-    """Skip what a binary of a subset of head dims, or no binary at all, cannot serve.
+def kernels_that_serve() -> tuple[KernelRow, ...]:
+    """The kernels of the binary that has to serve; the test is skipped if it is not installed.
 
     A binary that somebody pointed at is not optional: then its absence is a failure.
     """
-    if backend != "cuda":
-        return
     binaries = {one.kind.name: one for one in registry.installed().binaries}
     wanted = expected_architecture()
     if wanted not in binaries:
         named = [name for name in ("FLASHVAR_FORCE_ARCH", "FLASHVAR_LIB_DIR") if name in os.environ]
         assert not named, f"{named[0]} is set, yet there is no binary for {wanted}"
         pytest.skip(f"no binary for {wanted} is installed")
-    rows = [row for row in binaries[wanted].manifest.kernels if row.op == op]
+    return tuple(binaries[wanted].manifest.kernels)
+
+
+def skip_without(op: str) -> None:
+    """Skip if the binary that has to serve is a build without the op."""
+    if not any(row.op.startswith(op) for row in kernels_that_serve()):
+        pytest.skip(f"the binary for {expected_architecture()} is a build without {op}")
+
+
+def skip_unless_compiled(
+    backend: str, dtype: torch.dtype, head_dim: int, op: str = "attention_fwd"
+) -> None:
+    """Skip what a binary of a subset of head dims, or no binary at all, cannot serve."""
+    if backend != "cuda":
+        return
+    rows = [row for row in kernels_that_serve() if row.op == op]
     # A kernel of two head dims serves calls with no more than either.
     smaller = [min(dims_of(row)) for row in rows if row.dtype == DTYPES[dtype]]
     enough = [dim for dim in smaller if dim >= head_dim]

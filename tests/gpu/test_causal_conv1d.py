@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 
 import pytest
 import torch
-from device_call import DEVICE, expected_architecture
+from device_call import DEVICE, skip_without
 
 import flashvar
 from flashvar.backends.reference.causal_conv1d import formula
-from flashvar.binaries import registry
 from flashvar.ops.causal_conv1d.problem import Convolution
 
 pytestmark = pytest.mark.usefixtures("seed")
@@ -29,14 +27,7 @@ def _compiled(request: pytest.FixtureRequest) -> None:
     callspec = getattr(request.node, "callspec", None)
     if DEVICE == "cpu" or callspec is None or callspec.params.get("by") != "cuda":
         return
-    wanted = expected_architecture()
-    binaries = {one.architecture.name: one for one in registry.installed().binaries}
-    if wanted not in binaries:
-        named = [name for name in ("FLASHVAR_FORCE_ARCH", "FLASHVAR_LIB_DIR") if name in os.environ]
-        assert not named, f"{named[0]} is set, yet there is no binary for {wanted}"
-        pytest.skip(f"no binary for {wanted} is installed")
-    if not any(row.op.startswith("causal_conv1d") for row in binaries[wanted].manifest.kernels):
-        pytest.skip(f"the binary for {wanted} is a build without causal_conv1d")
+    skip_without("causal_conv1d")
 
 
 def made(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 import torch
-from device_call import DEVICE, expected_architecture, skip_unless_compiled
+from device_call import DEVICE, skip_unless_compiled, skip_without
 
 import flashvar
 from flashvar.backends import backend as backend_of
-from flashvar.binaries import registry
 from flashvar.ops.merge_states.problem import Parts
 from flashvar.selection.request import Request
 from flashvar.selection.resolve import choose
@@ -27,14 +25,7 @@ def _compiled(request: pytest.FixtureRequest) -> None:
     callspec = getattr(request.node, "callspec", None)
     if callspec is None or callspec.params.get("backend") != "cuda":
         return
-    wanted = expected_architecture()
-    binaries = {one.kind.name: one for one in registry.installed().binaries}
-    if wanted not in binaries:
-        named = [name for name in ("FLASHVAR_FORCE_ARCH", "FLASHVAR_LIB_DIR") if name in os.environ]
-        assert not named, f"{named[0]} is set, yet there is no binary for {wanted}"
-        pytest.skip(f"no binary for {wanted} is installed")
-    if not any(row.op.startswith("merge_states") for row in binaries[wanted].manifest.kernels):
-        pytest.skip(f"the binary for {wanted} is a build without merge_states")
+    skip_without("merge_states")
 
 
 Tensors = list[torch.Tensor]
