@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -192,4 +193,6 @@ def test_an_exported_graph_needs_only_the_ops_of_attention(tmp_path: Path) -> No
     load = f"torch.export.load({str(tmp_path / 'layer.pt2')!r})"
     code = f"import sys, torch, flashvar; flashvar.attention; {load}"
     code += "; assert 'flashvar.integrations.transformers' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src" / "python")}
+    ended = subprocess.run([sys.executable, "-c", code], env=environ, stderr=subprocess.PIPE)
+    assert ended.returncode == 0, ended.stderr.decode()
