@@ -24,7 +24,9 @@ namespace flashvar::gated_delta_rule {
 // Distribution of a state's elements over the lanes of a warp. kKFirst: columns are contiguous in
 // memory ([head_dim_v][head_dim]), else rows are. A lane loads 16 contiguous bytes at once;
 // adjacent lanes load at least 64 contiguous bytes together.
-template <class Dtype_, class StateDtype_, bool kKFirst_, int kDim_>
+// kLanes: most lanes along K, 0 to choose. kWarps_: most warps of a block.
+template <class Dtype_, class StateDtype_, bool kKFirst_, int kDim_, int kLanes = 0,
+          int kWarps_ = 4>
 struct UpdateConfig {
   using Dtype = Dtype_;
   using StateDtype = StateDtype_;
@@ -36,17 +38,17 @@ struct UpdateConfig {
   static constexpr int kRun = kKFirst ? States::kElements : 8;
   // Most lanes along K. The fewer, the more lie along V, where adjacent lanes then load up to 128
   // contiguous bytes; but each lane has more rows, which its registers must hold.
-  static constexpr int kMostLanes = kDim == 256 ? (kKFirst || States::kElements == 8 ? 16 : 8)
-                                                : (!kKFirst && States::kElements == 4 ? 4 : 8);
+  static constexpr int kMostLanes = kLanes > 0    ? kLanes
+                                    : kDim == 256 ? (kKFirst || States::kElements == 8 ? 16 : 8)
+                                                  : (!kKFirst && States::kElements == 4 ? 4 : 8);
   static constexpr int kLanesK = kDim / kRun < kMostLanes ? kDim / kRun : kMostLanes;
   static constexpr int kLanesV = 32 / kLanesK;
   static constexpr int kRows = kDim / kLanesK, kRuns = kRows / kRun;  // of a lane
   static constexpr int kColumns = !kKFirst ? States::kElements : (64 / kRows < 8 ? 64 / kRows : 8);
   static constexpr int kChunks = kRows * kColumns / States::kElements;
   static constexpr int kWarpColumns = kLanesV * kColumns;
-  // Most warps of a block, and blocks per SM that the registers are limited for: some load while
-  // others compute or store.
-  static constexpr int kWarps = 4;
+  static constexpr int kWarps = kWarps_;
+  // Blocks per SM that the registers are limited for: some load while others compute or store.
   static constexpr int kBlocks = kRows * kColumns > 64 ? 2 : 4;
   static_assert(kRun % 4 == 0 && kColumns % 4 == 0, "rows and columns are read four at a time");
   static_assert(kWarps * kWarpColumns % 32 == 0, "a warp loads v in whole steps");

@@ -21,7 +21,7 @@ template <class Target, class Dtype, int kHeadDim>
 struct UpdateLaunch {
   template <class StateDtype, bool kKFirst>
   using Config = UpdateConfig<Dtype, StateDtype, kKFirst, power_of_two(kHeadDim)>;
-  using Once = Config<Dtype, false>;
+  using Once = OnceConfig<Dtype, power_of_two(kHeadDim)>;
 
   static constexpr GatedDeltaRuleUpdateKernel row() {
     return {Dtype::kAbi, kHeadDim, {&workspace, &launch, &explain_call}};

@@ -18,19 +18,18 @@
 
 namespace flashvar::gated_delta_rule {
 
-template <class C>
-struct OnceConfig {
-  static_assert(!C::kKFirst && C::States::kElements == 8, "a chunk is columns of a row");
-  static constexpr int kThreads = 32 * C::kWarps;
-  // Blocks per SM that the registers are limited for; shared memory may allow fewer.
-  static constexpr int kBlocks = 6;
-};
+// Lanes lie along V as far as adjacent ones load 128 contiguous bytes.
+template <class Dtype, int kDim>
+using OnceConfig = UpdateConfig<Dtype, Dtype, false, kDim, kDim == 256 ? 8 : 4, 2>;
+// Blocks per SM that the registers are limited for; shared memory may allow fewer.
+constexpr int kOnceBlocks = 6;
 
 // The lane's part of a state, in shared memory: chunk i is of its row i.
 template <class C>
 struct OnceState {
   using States = typename C::States;
-  static constexpr int kThreads = OnceConfig<C>::kThreads;
+  static constexpr int kThreads = 32 * C::kWarps;
+  static_assert(!C::kKFirst && States::kElements == 8, "a chunk is columns of a row");
   ptx::SharedPointer<uint4> chunks;  // [C::kChunks][kThreads], from the thread's first on
 
   // Starts to copy a state. Only the thread itself reads the copy, after cp_async_wait.
@@ -94,10 +93,10 @@ struct OnceState {
 
 // States are aligned for 16-byte accesses.
 template <class C>
-__global__ void __launch_bounds__(OnceConfig<C>::kThreads, OnceConfig<C>::kBlocks)
+__global__ void __launch_bounds__(32 * C::kWarps, kOnceBlocks)
     update_once_kernel(const __grid_constant__ UpdateArgs args) {
   __shared__ __align__(16) UpdateToken<C> token;
-  __shared__ uint4 chunks[C::kChunks * OnceConfig<C>::kThreads];
+  __shared__ uint4 chunks[C::kChunks * OnceState<C>::kThreads];
   const UpdateProblem& problem = args.problem;
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();  // the preceding kernel has written the inputs
