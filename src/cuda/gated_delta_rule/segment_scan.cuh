@@ -1,5 +1,6 @@
 // Pass 2 of segments (segments.h): computes the states at a sequence's boundaries one after the
-// other, in fp32. A block has a few columns of V of one head.
+// other, in fp32; or their gradients, from the last one to the first, with the transitions
+// transposed. A block has a few columns of V of one head.
 #pragma once
 #include <cstdint>
 
@@ -15,9 +16,11 @@ struct ScanArgs {
   int32_t column_tiles;  // of V
 };
 
-template <int kDim_>
+// kReverse: gradients.
+template <int kDim_, bool kReverse_ = false>
 struct ScanConfig {
   static constexpr int kDim = kDim_;
+  static constexpr bool kReverse = kReverse_;
   static constexpr int kColumns = 8;
   static constexpr int kParts =
       kColumns;  // parts of a dot product; one thread per column adds them up
@@ -26,53 +29,81 @@ struct ScanConfig {
   static constexpr int kThreads = kParts * kPairs;
 };
 
-// Grid: boundaries x heads x column tiles of V. The blocks of a sequence's first boundary compute
-// all of its boundaries; the others exit.
+// A scan's arrays in shared memory.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-    scan_kernel(const __grid_constant__ ScanArgs args) {
+using ScanState = float4[Config::kColumns][Config::kDim / 4];
+template <class Config>
+using ScanSums = float2[Config::kParts][Config::kColumns][Config::kPairs];
+
+// Called by all threads of a block. `block`: index in a grid of boundaries x heads x column tiles of
+// V. The blocks of a sequence's first boundary compute all of its boundaries; the others return.
+template <class Config>
+__device__ __forceinline__ void scan_boundaries(const ScanArgs& args, uint32_t block,
+                                                ScanState<Config>& state,
+                                                ScanSums<Config>& sums) {
   constexpr int kDim = Config::kDim, kColumns = Config::kColumns, kPart = Config::kPart;
   constexpr int kPairs = Config::kPairs;
-  __shared__ float4 state[kColumns][kDim / 4];
-  __shared__ float2 sums[Config::kParts][kColumns][kPairs];
+  constexpr bool kReverse = Config::kReverse;
   // Also in blocks without work: the next grid waits for this grid only, so this one must not be
   // complete before the preceding one is.
   ptx::griddepcontrol_wait();  // pass 1 is complete
   const FwdProblem& problem = args.problem;
   auto const work =
-      SegmentWork::before_boundary(problem, args.segments, args.column_tiles, kColumns);
+      SegmentWork::before_boundary(problem, args.segments, args.column_tiles, kColumns, block);
   if (!work.exists || work.before >= 0) return;
-  // Boundaries of the sequence. The state at the first one is known: pass 1 has stored it.
+  // Boundaries of the sequence. The state at the first one is known: pass 1 has stored it. So is
+  // the gradient at the last one.
   int32_t const boundaries = (problem.rows.span(work.sequence).count - 1) / args.segments.rows;
   if (boundaries == 1) return;
 
   int const pair = static_cast<int>(threadIdx.x) % kPairs;
   int const part = static_cast<int>(threadIdx.x) / kPairs;
-  auto const place = [&](const State& of, int column) {
-    return of.data + work.after * of.sequence_stride + work.head * of.head_stride +
-           column * of.v_stride + 2 * pair;
+  int32_t const known = kReverse ? work.after + boundaries - 1 : work.after;
+  auto const place = [&](const State& of, int column, int row) {
+    return of.data + known * of.sequence_stride + work.head * of.head_stride +
+           column * of.v_stride + row;
   };
   const State& states = args.between.states;
   const State& transitions = args.between.transitions;
-  // The thread has two rows of a transition, columns from part * kPart on.
-  const float* transition = place(transitions, part * kPart);
+  // The thread has two rows of a transition, columns from part * kPart on; or two columns, rows
+  // from there on.
+  const float* transition = kReverse ? place(transitions, 2 * pair, part * kPart)
+                                     : place(transitions, part * kPart, 2 * pair);
   float2 m[kPart];
   auto const load_transition = [&](int i) {
-    bool const exists = part * kPart + i < problem.head_dim;
-    m[i] = exists ? *reinterpret_cast<const float2*>(transition + i * kDim) : float2{};
-  };
-  transition += transitions.sequence_stride;
+    if constexpr (kReverse) {
+      bool const exists = 2 * pair < problem.head_dim;
+      float4 columns[2] = {};
 #pragma unroll
-  for (int i = 0; i < kPart; ++i) load_transition(i);
+      for (int j = 0; j < 2; ++j) {
+        if (exists) columns[j] = *reinterpret_cast<const float4*>(transition + j * kDim + i);
+      }
+      m[i] = {columns[0].x, columns[1].x};
+      m[i + 1] = {columns[0].y, columns[1].y};
+      m[i + 2] = {columns[0].z, columns[1].z};
+      m[i + 3] = {columns[0].w, columns[1].w};
+    } else {
+#pragma unroll
+      for (int term = i; term < i + 4; ++term) {
+        bool const exists = part * kPart + term < problem.head_dim;
+        m[term] =
+            exists ? *reinterpret_cast<const float2*>(transition + term * kDim) : float2{};
+      }
+    }
+  };
+  // The transition from the boundary that is known: of the segment after it, or of that before it.
+  if constexpr (!kReverse) transition += transitions.sequence_stride;
+#pragma unroll
+  for (int i = 0; i < kPart; i += 4) load_transition(i);
   // When the parts are added up, the thread has two elements of this column of the state.
   int32_t const column = work.column + part;
   bool const exists = column < problem.head_dim_v;
-  float* to = place(states, column);
+  float* to = place(states, column, 2 * pair);
   float2& in_shared = reinterpret_cast<float2*>(state[part])[pair];
   in_shared = exists ? *reinterpret_cast<const float2*>(to) : float2{};
   for (int32_t boundary = 1; boundary < boundaries; ++boundary) {
-    to += states.sequence_stride;
-    transition += transitions.sequence_stride;
+    to += kReverse ? -states.sequence_stride : states.sequence_stride;
+    transition += kReverse ? -transitions.sequence_stride : transitions.sequence_stride;
     float2 own = exists ? *reinterpret_cast<const float2*>(to) : float2{};  // b
     __syncthreads();  // all of the first state is in shared memory
     float2 sum[kColumns] = {};
@@ -88,10 +119,7 @@ __global__ void __launch_bounds__(Config::kThreads)
           sum[j].y = fmaf(m[i + term].y, terms[term], sum[j].y);
         }
       }
-      if (boundary + 1 < boundaries) {
-#pragma unroll
-        for (int term = 0; term < 4; ++term) load_transition(i + term);
-      }
+      if (boundary + 1 < boundaries) load_transition(i);
     }
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) sums[part][j][pair] = sum[j];
@@ -105,6 +133,14 @@ __global__ void __launch_bounds__(Config::kThreads)
     in_shared = own;
     if (exists) *reinterpret_cast<float2*>(to) = own;
   }
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+    scan_kernel(const __grid_constant__ ScanArgs args) {
+  __shared__ ScanState<Config> state;
+  __shared__ ScanSums<Config> sums;
+  scan_boundaries<Config>(args, blockIdx.x, state, sums);
 }
 
 }  // namespace flashvar::gated_delta_rule

@@ -15,13 +15,14 @@ struct SegmentWork : Work {
   int32_t before, after;  // boundaries at the segment's ends; -1: an end of the sequence
 
   // Pass 3 of all segments, in which the grid's rows are the segments that end at a boundary, then
-  // the last segment of each sequence.
+  // the last segment of each sequence. `block`: index among the blocks of a pass.
   static __device__ __forceinline__ SegmentWork of_segment(const FwdProblem& problem,
                                                            const Segments& segments,
                                                            uint32_t boundaries, uint32_t tiles,
-                                                           int columns) {
-    BlockPlace const place(problem, tiles);
-    if (place.row < boundaries) return before_boundary(problem, segments, tiles, columns);
+                                                           int columns,
+                                                           uint32_t block = blockIdx.x) {
+    BlockPlace const place(problem, tiles, block);
+    if (place.row < boundaries) return before_boundary(problem, segments, tiles, columns, block);
     uint32_t const sequence = place.row - boundaries;
     int32_t const last = max(problem.rows.span(sequence).count - 1, 0);
     int32_t const row = segments.rows == 0 ? 0 : last / segments.rows * segments.rows;
@@ -36,8 +37,7 @@ struct SegmentWork : Work {
     return {problem, segments, place, {place.row, 0}, columns};
   }
 
-  // Pass 1, in which the grid's rows are the segments that end at a boundary. `block`: index among
-  // the blocks of pass 1.
+  // Pass 1, in which the grid's rows are the segments that end at a boundary.
   static __device__ __forceinline__ SegmentWork before_boundary(const FwdProblem& problem,
                                                                 const Segments& segments,
                                                                 uint32_t tiles, int columns,
@@ -48,8 +48,8 @@ struct SegmentWork : Work {
     return work;
   }
 
-  // Pass 3 without first segments, in which the grid's rows are the segments that start at a
-  // boundary.
+  // Pass 3 of the forward without first segments, and pass 1 of gradients, in which the grid's rows
+  // are the segments that start at a boundary.
   static __device__ __forceinline__ SegmentWork after_boundary(const FwdProblem& problem,
                                                                const Segments& segments,
                                                                uint32_t tiles, int columns) {

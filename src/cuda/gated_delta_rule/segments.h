@@ -81,7 +81,8 @@ inline int64_t chain_cost(const Problem& problem, const ChainCosts& costs, int64
 // are in fact shorter than a segment, the passes have less work or none. With kMany or more pairs
 // of a sequence and a head per multiprocessor none is divided: it is rare that one of so many has
 // most of the rows.
-inline Segments choose_segments(const Problem& problem, const ChainCosts& costs) {
+template <class Costs>
+Segments choose_segments(const Problem& problem, const Costs& costs) {
   constexpr int64_t kLeastChunks = 8, kMostSegments = 64, kMany = 8;
   if (problem.sequences * problem.heads >= kMany * costs.multiprocessors) return {0};
   bool const packed = problem.rows.offsets != nullptr;

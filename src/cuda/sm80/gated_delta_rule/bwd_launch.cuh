@@ -65,17 +65,24 @@ struct BwdLaunch {
     return used;
   }
 
+  // What segments hand to one another lies after the `used` bytes of lay_out().
+  static GradSegments of_segments(const BwdProblem& problem, uint64_t used) {
+    return {problem, Chains::segments(problem), kDim,
+            static_cast<unsigned char*>(problem.workspace) + used};
+  }
+
   static uint64_t workspace(const BwdProblem& problem) {
     GradWorkspace parts{};
-    return lay_out(problem, parts);
+    uint64_t const used = lay_out(problem, parts);
+    return used + of_segments(problem, used).bytes;
   }
 
   static cudaError_t launch(const BwdProblem& problem, int device, cudaStream_t stream) {
     GradWorkspace workspace{};
-    lay_out(problem, workspace);
+    uint64_t const used = lay_out(problem, workspace);
     cudaError_t error = launch_prepare<Prepare>(problem, device, stream);
     if (error != cudaSuccess) return error;
-    error = Chains::launch(problem, workspace, device, stream);
+    error = Chains::launch(problem, workspace, of_segments(problem, used), device, stream);
     int64_t const slots = problem.rows.tiles(problem.sequences, kChunk);
     if (error == cudaSuccess && slots > 0) {
       error = Rows::launch(problem, workspace, device, stream);
@@ -102,6 +109,8 @@ struct BwdLaunch {
         "%s: states of chunks of %d tokens, their gradients from the last to the "
         "first, %d columns of v at a time, then %s: rows by heads of q and k, %d heads of v each",
         Chains::kFamily, kChunk, kChainColumns, Rows::kFamily, problem.group);
+    int32_t const rows = Chains::segments(problem).rows;
+    if (rows > 0) text.print("; segments of %d tokens of a sequence at the same time", rows);
   }
 };
 

@@ -5,6 +5,7 @@
 #include "core/kernel_facts.h"
 #include "core/launch.h"
 #include "core/target.h"
+#include "gated_delta_rule/grad_segments.h"
 #include "sm80/gated_delta_rule/grad_chains.cuh"
 
 namespace flashvar::sm80::gated_delta_rule {
@@ -22,8 +23,11 @@ struct ChainsLaunch {
          maker.make("states_kernel", kChainThreads, States::kSharedMemory, kChunk, kChainColumns)}};
   }
 
-  static cudaError_t launch(const BwdProblem& problem, const GradWorkspace& workspace, int device,
-                            cudaStream_t stream) {
+  // Sequences are not divided.
+  static Segments segments(const BwdProblem&) { return {0}; }
+
+  static cudaError_t launch(const BwdProblem& problem, const GradWorkspace& workspace,
+                            const GradSegments&, int device, cudaStream_t stream) {
     int64_t const chains = problem.sequences * problem.heads * workspace.tiles;
     LaunchShape shape{chains, kChainThreads, Reverse::kSharedMemory};
     ChainArgs const args{problem, workspace};

@@ -8,6 +8,8 @@
 
 #include "core/smem_layout.cuh"
 #include "gated_delta_rule/grad_chain.cuh"
+#include "gated_delta_rule/grad_segments.h"
+#include "gated_delta_rule/segment_work.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/warpgroup.cuh"
 #include "sm90/gated_delta_rule/chain.cuh"
@@ -19,6 +21,7 @@ namespace flashvar::sm90::gated_delta_rule {
 struct ChainArgs {
   BwdProblem problem;
   GradWorkspace workspace;
+  GradSegments of_segments;
   CUtensorMap q, k, v, grad_out;  // clipped at the end of a sequence
 };
 
@@ -41,19 +44,58 @@ struct GradLoads {
   const ChainArgs& args;
   const Work& work;
   ClippedRows rows;
-  int32_t keys;  // column blocks of K and of Q that are loaded
+  int32_t keys;    // column blocks of K and of Q that are loaded
+  int32_t values;  // of V; 0: of a transition, which takes V = 0
 
-  __device__ __forceinline__ GradLoads(const ChainArgs& args, const Work& work)
+  __device__ __forceinline__ GradLoads(const ChainArgs& args, const Work& work, int32_t values)
       : args(args),
         work(work),
         rows(args.problem, work),
-        keys(col_blocks_of(args.problem.head_dim)) {}
+        keys(col_blocks_of(args.problem.head_dim)),
+        values(values) {}
 
   __device__ __forceinline__ const GradRecord& record(int32_t row) const {
     return args.workspace
         .records[(work.first_chunk + row / kChunk) * args.problem.heads + work.head];
   }
 };
+
+// Loads the gradient of the state after a segment. Pass 1 takes zeros, unless the segment is the
+// last one of its sequence.
+template <int kDim, bool kOutput>
+__device__ __forceinline__ void load_last_gradient(const ChainArgs& args, const SegmentWork& work,
+                                                   float (&grad)[kDim / 2]) {
+  const BwdProblem& problem = args.problem;
+#pragma unroll
+  for (float& value : grad) value = 0.f;
+  if (work.after < 0) {
+    if (problem.grad_final_state.data == nullptr) return;
+    each_of_state<kDim>(problem, problem.grad_final_state, work, work.column,
+                        [&](int i, const float* from) { grad[i] = *from; });
+  } else if constexpr (kOutput) {
+    each_between<kDim>(args.of_segments.grads.states, work.after, work.head, work.column,
+                       problem.head_dim_v, [&](int i, const float2* from) {
+                         grad[i] = from->x;
+                         grad[i + 1] = from->y;
+                       });
+  }
+}
+
+// Stores the gradient of the state before a segment: in pass 1 for pass 2, else the caller's.
+template <int kDim, bool kOutput>
+__device__ __forceinline__ void store_first_gradient(const ChainArgs& args, const SegmentWork& work,
+                                                     const float (&grad)[kDim / 2]) {
+  const BwdProblem& problem = args.problem;
+  if constexpr (kOutput) {
+    if (work.before >= 0 || problem.grad_initial_state.data == nullptr) return;
+    each_of_state<kDim>(problem, problem.grad_initial_state, work, work.column,
+                        [&](int i, float* to) { *to = grad[i]; });
+  } else {
+    each_between<kDim>(args.of_segments.grads.states, work.before, work.head, work.column,
+                       problem.head_dim_v,
+                       [&](int i, float2* to) { *to = {grad[i], grad[i + 1]}; });
+  }
+}
 
 // Stores images of 64 rows to the workspace, staged in shared memory, with bulk copies. Each warp
 // copies its own 16 rows of every column block, which are contiguous, so that no warp waits for

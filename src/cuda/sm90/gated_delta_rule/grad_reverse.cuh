@@ -2,7 +2,8 @@
 // columns of the gradient of a head's state in registers, as in gated_delta_rule/chain.cuh:
 //   dU^T = b o (dS^T K^T) + dOut^T P;  dV^T = beta o (dU^T - (beta o dU^T) (X o D))
 //   dS^T = decay dS^T + (c o dOut^T) Q - (a o dV^T) K
-// It writes dV, and dS^T after each chunk. The two GEMMs of dOut do not depend on dS, and are taken
+// It writes dV, and dS^T after each chunk; in pass 1 of segments only dS^T before a segment. The two
+// GEMMs of dOut do not depend on dS, and are taken
 // out of the sequential path: dOut^T P is computed during the chunk before, dOut^T Q while the
 // first GEMM's results are processed.
 #pragma once
@@ -12,8 +13,8 @@
 
 namespace flashvar::sm90::gated_delta_rule {
 
-// kBlocks: blocks that share an SM.
-template <class Target, class Dtype_, int kDim_, int kBlocks>
+// kBlocks: blocks that share an SM. kOutput: false for pass 1 of segments.
+template <class Target, class Dtype_, int kDim_, int kBlocks, bool kOutput = true>
 struct ReverseChain {
   using Dtype = Dtype_;
   static constexpr int kDim = kDim_;
@@ -25,14 +26,14 @@ struct ReverseChain {
   static constexpr int kStages = kBlocks == 1 ? 3 : 2;
   // Buffers with mbarriers of their own, read at other times than a stage: Q; P, dOut and the
   // chunk's growth.
-  static constexpr int kBuffers = kBlocks == 1 ? 2 : 1;
+  static constexpr int kBuffers = kBlocks == 1 || !kOutput ? 2 : 1;
   static constexpr int kQ = kStages * kStageBytes;
   static constexpr int kScores = kQ + kBuffers * kTileBytes;
   static constexpr int kGradOut = kScores + kBuffers * Triangle::kBytes;
-  // Staging of stores: the image of dS^T, and dV.
+  // Staging of stores, where there are any: the image of dS^T, and dV.
   static constexpr int kGradState = kGradOut + kBuffers * kSquareBytes;
   static constexpr int kGradValues = kGradState + kTileBytes;
-  static constexpr int kVectors = kGradValues + kSquareBytes;
+  static constexpr int kVectors = kOutput ? kGradValues + kSquareBytes : kGradState;
   static constexpr int kGrowth = kVectors + kStages * kChainVectorBytes;
   static constexpr int kGrowthBytes = 16;  // of the record: decay, growth, and two unused
   static_assert(offsetof(GradRecord, decay) % 16 == 0, "a bulk copy starts there");
@@ -149,7 +150,7 @@ struct ReverseChain {
   // The state warpgroup: carries dS through all chunks. Over 100 lines, because its steps share the
   // accumulators of GEMMs that are in flight: as functions, steps change ptxas' register
   // allocation.
-  __device__ __forceinline__ void follow(const ChainArgs& args, const Work& work) const {
+  __device__ __forceinline__ void follow(const ChainArgs& args, const SegmentWork& work) const {
     using Rows = KMajor<kSquareBytes>;      // K, columns are k
     using Columns = MnMajor<kSquareBytes>;  // K and Q, rows (tokens) are k
     const BwdProblem& problem = args.problem;
@@ -157,11 +158,8 @@ struct ReverseChain {
     ImageStore<kColBlocks> const of_state{base + kGradState};
     uint32_t const tile_v = base + kGradValues;
 
-    float grad[kDim / 2] = {};
-    if (problem.grad_final_state.data != nullptr) {
-      each_of_state<kDim>(problem, problem.grad_final_state, work, work.column,
-                          [&](int i, const float* from) { grad[i] = *from; });
-    }
+    float grad[kDim / 2];
+    load_last_gradient<kDim, kOutput>(args, work, grad);
     PipelineState<kStages> stage;
     PipelineState<kBuffers> own, next;  // of this chunk, and of the next one
     float out_product[32];
@@ -182,16 +180,17 @@ struct ReverseChain {
                        place.tile * (kChunk * kChainColumns);
       uint32_t packed_grad[kDim / 16][4];
       pack<Dtype>(packed_grad, grad);
-      of_state.template put<0>(packed_grad);
+      if constexpr (kOutput) of_state.template put<0>(packed_grad);
       ptx::mbarrier_wait(operands(stage.stage()).full, stage.phase());  // all but Q is loaded
       if (by_tokens) {
-        of_state.send(image);
+        if constexpr (kOutput) of_state.send(image);
         ptx::mbarrier_wait(of_queries(at).full, own.phase());  // Q is loaded
-        gradients_by_tokens<Dtype, kDim>(problem, work, grad, tile_k, queries(at), grad_out(at),
-                                         row, [&](int token, int half, float x) {
-                                           put_grad_value<Dtype>(tile_v, token, half, x, low);
-                                         });
-        copy_out(problem, problem.grad_v, work, tile_v, row, work.column);
+        gradients_by_tokens<Dtype, kDim>(
+            problem, work, grad, tile_k, queries(at), grad_out(at), row,
+            [&](int token, int half, float x) {
+              if constexpr (kOutput) put_grad_value<Dtype>(tile_v, token, half, x, low);
+            });
+        if constexpr (kOutput) copy_out(problem, problem.grad_v, work, tile_v, row, work.column);
         warp_arrive(of_out(at).empty());
         warp_arrive(of_queries(at).empty());
         warp_arrive(operands(stage.stage()).empty());
@@ -200,7 +199,7 @@ struct ReverseChain {
       }
       float d[32];
       gemm_rs<Dtype, 64, kDim / 16, Rows, false>(d, packed_grad, Rows(tile_k));
-      of_state.send(image);
+      if constexpr (kOutput) of_state.send(image);
       // While the GEMM runs: decay of the gradient, scaling of dOut.
       float const decay = load_float(of_tokens + Vectors::decay);
 #pragma unroll
@@ -228,19 +227,21 @@ struct ReverseChain {
       by_tokens = start_out(next.stage(), out_product, packed_out);
       TokenFactors(of_tokens + kVectorBeta).scale(d);
       uint32_t packed[4][4];
-      if (careful) {
-        pack_low<Dtype>(packed, d);
+      if constexpr (kOutput) {
+        if (careful) {
+          pack_low<Dtype>(packed, d);
+          put_values(packed);
+          copy_columns(low, kChainColumns, tile_v, kChunk, kChainColumns);
+        }
+        pack<Dtype>(packed, d);
         put_values(packed);
-        copy_columns(low, kChainColumns, tile_v, kChunk, kChainColumns);
       }
-      pack<Dtype>(packed, d);
-      put_values(packed);
       TokenFactors(of_tokens).scale(d);
 #pragma unroll
       for (float& value : d) value = -value;
       pack<Dtype>(packed, d);
       gemm_rs<Dtype, kDim, 4>(grad, packed, Columns(tile_k));
-      copy_out(problem, problem.grad_v, work, tile_v, row, work.column);
+      if constexpr (kOutput) copy_out(problem, problem.grad_v, work, tile_v, row, work.column);
       ptx::wgmma_wait<1>();
       ptx::wgmma_fence_operand(out_product);
       if (more && !by_tokens) warp_arrive(of_next.empty());
@@ -248,11 +249,8 @@ struct ReverseChain {
       ptx::wgmma_fence_operand(grad);
       warp_arrive(operands(stage.stage()).empty());
     }
-    if (problem.grad_initial_state.data != nullptr) {
-      each_of_state<kDim>(problem, problem.grad_initial_state, work, work.column,
-                          [&](int i, float* to) { *to = grad[i]; });
-    }
-    ptx::bulk_wait();  // images are stored: shared memory may go
+    store_first_gradient<kDim, kOutput>(args, work, grad);
+    if constexpr (kOutput) ptx::bulk_wait();  // images are stored: shared memory may go
   }
 };
 

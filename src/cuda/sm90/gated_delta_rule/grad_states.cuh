@@ -1,16 +1,20 @@
 // One of the two chains of the backward: recomputes the forward's and writes, instead of out, the
-// state before each chunk and the residuals R (grad_chunk.h).
+// state before each chunk and the residuals R (grad_chunk.h). In pass 1 of segments it writes only
+// the state after a segment, or the transition.
 #pragma once
 #include <cstdint>
+
+#include <type_traits>
 
 #include "sm90/gated_delta_rule/grad_chain.cuh"
 
 namespace flashvar::sm90::gated_delta_rule {
 
-// kBlocks: blocks that share an SM.
-template <class Target, class Dtype_, int kDim_, int kBlocks>
+// kBlocks: blocks that share an SM. kOutput: false for pass 1 of segments.
+template <class Target, class Dtype_, int kDim_, int kBlocks, bool kOutput = true>
 struct StatesChain {
   using Dtype = Dtype_;
+  using Segment = std::conditional_t<kOutput, SegmentWork, InnerWork>;
   static constexpr int kDim = kDim_;
   static constexpr int kColBlocks = kDim / 64;
   // A stage: K, X o D, V; and the vectors, which lie after all stages.
@@ -54,17 +58,18 @@ struct StatesChain {
       Handover const barrier = operands(stage.stage());
       ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // the stage is released
       ptx::mbarrier_arrive_expect(
-          barrier.full, (from.keys + 1) * kSquareBytes + Triangle::kBytes + kChainVectorBytes);
+          barrier.full,
+          (from.keys + from.values) * kSquareBytes + Triangle::kBytes + kChainVectorBytes);
       const GradRecord& record = from.record(row);
       from.rows.load(to, from.args.k, barrier.full, from.keys, 0, row, work.head_qk);
-      from.rows.load(to + kV, from.args.v, barrier.full, 1, work.column, row, work.head);
+      from.rows.load(to + kV, from.args.v, barrier.full, from.values, work.column, row, work.head);
       ptx::bulk_load(to + kInverse, record.inverse, Triangle::kBytes, barrier.full);
       ptx::bulk_load(vectors(stage.stage()), record.a, kChainVectorBytes, barrier.full);
     }
   }
 
   // The state warpgroup: carries the state through all chunks.
-  __device__ __forceinline__ void follow(const ChainArgs& args, const Work& work) const {
+  __device__ __forceinline__ void follow(const ChainArgs& args, const Segment& work) const {
     using Rows = KMajor<kSquareBytes>;      // K, columns are k
     using Columns = MnMajor<kSquareBytes>;  // K, rows (tokens) are k
     const BwdProblem& problem = args.problem;
@@ -72,10 +77,11 @@ struct StatesChain {
     ImageStore<kColBlocks> const of_state{base + kState};
     ImageStore<1> const of_residuals{base + kResiduals};
 
-    float state[kDim / 2] = {};
-    if (problem.initial_state.data != nullptr) {
-      each_of_state<kDim>(problem, problem.initial_state, work, work.column,
-                          [&](int i, const float* from) { state[i] = *from; });
+    float state[kDim / 2];
+    if constexpr (kOutput) {
+      load_first_state<kDim>(problem, args.of_segments.between, work, work.column, state);
+    } else {
+      load_first_state<kDim>(problem, work, work.column, state);
     }
     PipelineState<kStages> stage;
     for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance()) {
@@ -85,22 +91,25 @@ struct StatesChain {
       unsigned char* const image_low = workspace.residuals_low + place.tile * kSquareBytes;
       uint32_t packed_state[kDim / 16][4];
       pack<Dtype>(packed_state, state);
-      of_state.template put<1>(packed_state);
+      if constexpr (kOutput) of_state.template put<1>(packed_state);
       ptx::mbarrier_wait(operands(stage.stage()).full, stage.phase());  // the chunk is loaded
       float const growth = load_float(of_tokens + Vectors::growth);
       if (growth > kMostGradGrowth) {
-        of_state.send(workspace.states + place.tile * workspace.state_bytes);
-        residuals_by_tokens<Dtype, kDim>(problem, work, state, tile_k, tile_k + kV, row,
-                                         [&](int token, int half, float x) {
-                                           put_element<Dtype>(image, token, half, x, image_low);
-                                         });
-        if (threadIdx.x % 32 == 0) ptx::bulk_commit();  // an empty group in place of the residuals'
+        if constexpr (kOutput) {
+          of_state.send(workspace.states + place.tile * workspace.state_bytes);
+        }
+        residuals_by_tokens<Dtype, kDim>(
+            problem, work, state, tile_k, tile_k + kV, row, [&](int token, int half, float x) {
+              if constexpr (kOutput) put_element<Dtype>(image, token, half, x, image_low);
+            });
+        // An empty group in place of the residuals'.
+        if (kOutput && threadIdx.x % 32 == 0) ptx::bulk_commit();
         warp_arrive(operands(stage.stage()).empty());
         continue;
       }
       float residual[32];
       gemm_rs<Dtype, 64, kDim / 16, Rows, false>(residual, packed_state, Rows(tile_k));
-      of_state.send(workspace.states + place.tile * workspace.state_bytes);
+      if constexpr (kOutput) of_state.send(workspace.states + place.tile * workspace.state_bytes);
       ValueTile const values(tile_k + kV);
       TokenFactors const a(of_tokens);
       ptx::wgmma_wait<0>();
@@ -113,22 +122,28 @@ struct StatesChain {
                      for (float& value : state) value *= decay;
                    });
       uint32_t packed[4][4];
-      if (growth > kCarefulGrowth) {
-        pack_low<Dtype>(packed, residual);
-        store_image(image_low, packed);
+      if constexpr (kOutput) {
+        if (growth > kCarefulGrowth) {
+          pack_low<Dtype>(packed, residual);
+          store_image(image_low, packed);
+        }
+        pack<Dtype>(packed, residual);
+        of_residuals.template put<1>(packed);
       }
-      pack<Dtype>(packed, residual);
-      of_residuals.template put<1>(packed);
       TokenFactors(of_tokens + kVectorBeta).scale(residual);
       TokenFactors(of_tokens + Vectors::b).scale(residual);
       pack<Dtype>(packed, residual);
       gemm_rs<Dtype, kDim, 4>(state, packed, Columns(tile_k));
-      of_residuals.send(image);
+      if constexpr (kOutput) of_residuals.send(image);
       ptx::wgmma_wait<0>();
       ptx::wgmma_fence_operand(state);
       warp_arrive(operands(stage.stage()).empty());
     }
-    ptx::bulk_wait();  // images are stored: shared memory may go
+    if constexpr (kOutput) {
+      ptx::bulk_wait();  // images are stored: shared memory may go
+    } else {
+      store_last_state<kDim>(problem, args.of_segments.between, work, work.column, state);
+    }
   }
 };
 
