@@ -151,8 +151,74 @@ def gradients_out(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | N
     return gated_delta_rule(**given, backend="cuda")
 
 
-def test_the_same_bits_again() -> None:
-    given = made(1000, (2, 4), (128, 128))
+def divided(seqlen: int = 3000, heads: tuple[int, int] = (1, 2), **more: Any) -> dict[str, Any]:
+    """Inputs of a call whose sequences are long for its heads: segments of some 600 tokens."""
+    return made(seqlen, heads, more.pop("dims", (128, 128)), batch=1, **more)
+
+
+@pytest.mark.parametrize(
+    "dims", [(128, 128), (64, 64), (96, 192), (40, 24), (16, 256), (128, 512)], ids=str
+)
+@pytest.mark.parametrize("seqlen", [2048, 3000])
+def test_segments(seqlen: int, dims: tuple[int, int]) -> None:
+    compared(divided(seqlen, dims=dims), "cuda")
+
+
+def test_segments_of_heads_that_share_keys() -> None:
+    compared(divided(4096, (2, 8)), "cuda")
+
+
+@pytest.mark.parametrize("gate", [0.0, -1e-4, -1e-2, "mixed"])
+def test_states_of_segments(gate: float | str) -> None:
+    """States and gradients that decay slowly reach through all segments; -inf clears some."""
+    given = divided(fused=False)
+    if gate == "mixed":
+        given["g"] *= 1e-3
+        given["g"][:, ::701] = -torch.inf
+    else:
+        given["g"].fill_(gate)
+    compared(given, "cuda")
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        (0, 1500, 1, 0, 900, 63, 0, 700),
+        (1, 3000),
+        (3000, 1, 0),
+        (640,) * 5,
+        (1281, 639, 641, 500),
+        (1200, *(1,) * 50, 1800),
+    ],
+    ids=str,
+)
+def test_segments_of_packed(packed: tuple[int, ...]) -> None:
+    compared(made(0, (1, 2), (128, 128), packed=packed), "cuda")
+
+
+@pytest.mark.parametrize("beta", [1.5, 2.0])
+@pytest.mark.parametrize("first", [0, 500, 640, 1270])
+def test_equal_keys_in_segments(first: int, beta: float) -> None:
+    """Chunks that are careful or go token by token, for chains and for transitions."""
+    given = divided(fused=False)
+    rows = slice(first, first + 300)
+    given["k"][:, rows] = given["k"][:, first : first + 1]
+    given["beta"][:, rows] = beta
+    given["g"][:, rows] = 0.0
+    compared(given, "cuda", v=2.0, beta=2.0, out=2.0, final=2.0)
+
+
+def test_segments_without_states() -> None:
+    given = divided()
+    given.pop("initial_state")
+    compared(given, "cuda")
+
+
+@pytest.mark.parametrize(
+    ("seqlen", "packed"), [(1000, None), (3000, None), (0, (1500, 1, 1500))], ids=str
+)
+def test_the_same_bits_again(seqlen: int, packed: tuple[int, ...] | None) -> None:
+    given = made(seqlen, (1, 2), (128, 128), batch=1, packed=packed)
     first, second = (of_backend(given, "cuda", wide=False) for _ in range(2))
     for name, one in first.items():
         assert torch.equal(one, second[name]), name
@@ -196,7 +262,7 @@ def test_training_in_a_graph() -> None:
 
 
 @pytest.mark.parametrize("before", [3, 64, 700])
-@pytest.mark.parametrize("packed", [(100, 28), (70, 1500, 200)], ids=str)
+@pytest.mark.parametrize("packed", [(100, 28), (70, 1500, 200), (70, 2500, 200)], ids=str)
 def test_rows_before_the_first_sequence(packed: tuple[int, ...], before: int) -> None:
     given = made(0, (1, 2), (64, 64), packed=(before, *packed))
     given["cu_seqlens"] = given["cu_seqlens"][1:].clone()

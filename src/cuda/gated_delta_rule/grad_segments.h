@@ -26,9 +26,9 @@ struct GradChainCosts {
   int64_t start;        // per block: launch, first loads, loads and stores of states
 };
 
-// As the chain_cost() of the forward. With n segments of c chunks and one tile of columns, pass 3 is
-// 2 n blocks of c chunks; pass 1 is n - 1 blocks for each chain, and n - 2 for the transitions; pass
-// 2 is n - 2 boundaries of each chain.
+// As the chain_cost() of the forward. With n segments of c chunks and one tile of columns, pass 3
+// is 2 n blocks of c chunks; pass 1 is n - 1 blocks for each chain, and n - 2 for the transitions;
+// pass 2 is n - 2 boundaries of each chain.
 inline int64_t chain_cost(const Problem& problem, const GradChainCosts& costs, int64_t sequences,
                           int64_t chunks, int64_t count) {
   auto const tiles = [](int64_t columns, int64_t size) { return (columns + size - 1) / size; };
@@ -36,8 +36,7 @@ inline int64_t chain_cost(const Problem& problem, const GradChainCosts& costs, i
   int64_t const length = tiles(chunks, count);
   auto const time = [&](int64_t blocks, const GradChainTime& of_chunk) {
     int64_t const deepest = tiles(blocks, costs.multiprocessors);  // blocks of one multiprocessor
-    return costs.start +
-           length * (deepest / 2 * of_chunk.pair + deepest % 2 * of_chunk.alone);
+    return costs.start + length * (deepest / 2 * of_chunk.pair + deepest % 2 * of_chunk.alone);
   };
   int64_t const cost = time(2 * chains * count * tiles(v, 64), costs.chunk);
   if (count == 1) return cost;
@@ -63,8 +62,8 @@ struct GradSegments {
         between(problem, segments, dim, memory),
         grads(between),
         bytes(between.bytes + sizeof(float) * boundaries * between.states.sequence_stride) {
-    grads.states.data = between.transitions.data +
-                        int64_t{boundaries} * between.transitions.sequence_stride;
+    grads.states.data =
+        between.transitions.data + int64_t{boundaries} * between.transitions.sequence_stride;
   }
 };
 

@@ -35,12 +35,11 @@ using ScanState = float4[Config::kColumns][Config::kDim / 4];
 template <class Config>
 using ScanSums = float2[Config::kParts][Config::kColumns][Config::kPairs];
 
-// Called by all threads of a block. `block`: index in a grid of boundaries x heads x column tiles of
-// V. The blocks of a sequence's first boundary compute all of its boundaries; the others return.
+// Called by all threads of a block. `block`: index in a grid of boundaries x heads x column tiles
+// of V. The blocks of a sequence's first boundary compute all of its boundaries; the others return.
 template <class Config>
 __device__ __forceinline__ void scan_boundaries(const ScanArgs& args, uint32_t block,
-                                                ScanState<Config>& state,
-                                                ScanSums<Config>& sums) {
+                                                ScanState<Config>& state, ScanSums<Config>& sums) {
   constexpr int kDim = Config::kDim, kColumns = Config::kColumns, kPart = Config::kPart;
   constexpr int kPairs = Config::kPairs;
   constexpr bool kReverse = Config::kReverse;
@@ -86,8 +85,7 @@ __device__ __forceinline__ void scan_boundaries(const ScanArgs& args, uint32_t b
 #pragma unroll
       for (int term = i; term < i + 4; ++term) {
         bool const exists = part * kPart + term < problem.head_dim;
-        m[term] =
-            exists ? *reinterpret_cast<const float2*>(transition + term * kDim) : float2{};
+        m[term] = exists ? *reinterpret_cast<const float2*>(transition + term * kDim) : float2{};
       }
     }
   };

@@ -23,11 +23,11 @@ struct ChainsLaunch {
   // its SM.
   template <int kBlocks, bool kOutput = true>
   static constexpr int kSharedMemory =
-      kBlocks == 1 ? Target::kSharedMemory
-                   : (States<kBlocks, kOutput>::kSharedMemory >
-                              Reverse<kBlocks, kOutput>::kSharedMemory
-                          ? States<kBlocks, kOutput>::kSharedMemory
-                          : Reverse<kBlocks, kOutput>::kSharedMemory);
+      kBlocks == 1
+          ? Target::kSharedMemory
+          : (States<kBlocks, kOutput>::kSharedMemory > Reverse<kBlocks, kOutput>::kSharedMemory
+                 ? States<kBlocks, kOutput>::kSharedMemory
+                 : Reverse<kBlocks, kOutput>::kSharedMemory);
 
   static constexpr KernelFactsList<5> facts(const char* row) {
     constexpr const char* kSegments = "few heads and long sequences";

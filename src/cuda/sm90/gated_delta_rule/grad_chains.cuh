@@ -1,5 +1,5 @@
-// The second kernel of the backward: both chains, in blocks of their own. They are independent. With
-// segments (grad_segments.h) it is the fourth, after passes 1 and 2.
+// The second kernel of the backward: both chains, in blocks of their own. They are independent.
+// With segments (grad_segments.h) it is the fourth, after passes 1 and 2.
 #pragma once
 #include <cstdint>
 

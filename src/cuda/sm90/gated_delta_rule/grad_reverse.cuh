@@ -2,10 +2,9 @@
 // columns of the gradient of a head's state in registers, as in gated_delta_rule/chain.cuh:
 //   dU^T = b o (dS^T K^T) + dOut^T P;  dV^T = beta o (dU^T - (beta o dU^T) (X o D))
 //   dS^T = decay dS^T + (c o dOut^T) Q - (a o dV^T) K
-// It writes dV, and dS^T after each chunk; in pass 1 of segments only dS^T before a segment. The two
-// GEMMs of dOut do not depend on dS, and are taken
-// out of the sequential path: dOut^T P is computed during the chunk before, dOut^T Q while the
-// first GEMM's results are processed.
+// It writes dV, and dS^T after each chunk; in pass 1 of segments only dS^T before a segment. The
+// two GEMMs of dOut do not depend on dS, and are taken out of the sequential path: dOut^T P is
+// computed during the chunk before, dOut^T Q while the first GEMM's results are processed.
 #pragma once
 #include <cstdint>
 
@@ -185,11 +184,11 @@ struct ReverseChain {
       if (by_tokens) {
         if constexpr (kOutput) of_state.send(image);
         ptx::mbarrier_wait(of_queries(at).full, own.phase());  // Q is loaded
-        gradients_by_tokens<Dtype, kDim>(
-            problem, work, grad, tile_k, queries(at), grad_out(at), row,
-            [&](int token, int half, float x) {
-              if constexpr (kOutput) put_grad_value<Dtype>(tile_v, token, half, x, low);
-            });
+        gradients_by_tokens<Dtype, kDim>(problem, work, grad, tile_k, queries(at), grad_out(at),
+                                         row, [&](int token, int half, float x) {
+                                           if constexpr (kOutput)
+                                             put_grad_value<Dtype>(tile_v, token, half, x, low);
+                                         });
         if constexpr (kOutput) copy_out(problem, problem.grad_v, work, tile_v, row, work.column);
         warp_arrive(of_out(at).empty());
         warp_arrive(of_queries(at).empty());

@@ -57,9 +57,8 @@ struct StatesChain {
       uint32_t const to = tiles(stage.stage());
       Handover const barrier = operands(stage.stage());
       ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // the stage is released
-      ptx::mbarrier_arrive_expect(
-          barrier.full,
-          (from.keys + from.values) * kSquareBytes + Triangle::kBytes + kChainVectorBytes);
+      ptx::mbarrier_arrive_expect(barrier.full, (from.keys + from.values) * kSquareBytes +
+                                                    Triangle::kBytes + kChainVectorBytes);
       const GradRecord& record = from.record(row);
       from.rows.load(to, from.args.k, barrier.full, from.keys, 0, row, work.head_qk);
       from.rows.load(to + kV, from.args.v, barrier.full, from.values, work.column, row, work.head);
@@ -98,10 +97,11 @@ struct StatesChain {
         if constexpr (kOutput) {
           of_state.send(workspace.states + place.tile * workspace.state_bytes);
         }
-        residuals_by_tokens<Dtype, kDim>(
-            problem, work, state, tile_k, tile_k + kV, row, [&](int token, int half, float x) {
-              if constexpr (kOutput) put_element<Dtype>(image, token, half, x, image_low);
-            });
+        residuals_by_tokens<Dtype, kDim>(problem, work, state, tile_k, tile_k + kV, row,
+                                         [&](int token, int half, float x) {
+                                           if constexpr (kOutput)
+                                             put_element<Dtype>(image, token, half, x, image_low);
+                                         });
         // An empty group in place of the residuals'.
         if (kOutput && threadIdx.x % 32 == 0) ptx::bulk_commit();
         warp_arrive(operands(stage.stage()).empty());
