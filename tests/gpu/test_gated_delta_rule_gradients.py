@@ -180,6 +180,15 @@ def test_states_of_segments(gate: float | str) -> None:
     compared(given, "cuda")
 
 
+@pytest.mark.parametrize("gate", [0.0, -1e-4])
+def test_transitions_of_segments(gate: float) -> None:
+    """Updates so small that transitions are near the identity: all of a state reaches through."""
+    given = divided(fused=False)
+    given["beta"] *= 0.05
+    given["g"].fill_(gate)
+    compared(given, "cuda")
+
+
 @pytest.mark.parametrize(
     "packed",
     [

@@ -76,11 +76,11 @@ inline int64_t chain_cost(const Problem& problem, const ChainCosts& costs, int64
          time(chains * tiles(v, 8), (count - 2) * costs.scan);
 }
 
-// The division with the least estimated time. It depends on the call's sizes alone, so that equal
-// calls have equal results. Packed sequences are estimated as one sequence of all rows: where they
-// are in fact shorter than a segment, the passes have less work or none. With kMany or more pairs
-// of a sequence and a head per multiprocessor none is divided: it is rare that one of so many has
-// most of the rows.
+// The division with the least estimated time, chain_cost() of `costs`. It depends on the call's
+// sizes alone, so that equal calls have equal results. Packed sequences are estimated as one
+// sequence of all rows: where they are in fact shorter than a segment, the passes have less work or
+// none. With kMany or more pairs of a sequence and a head per multiprocessor none is divided: it is
+// rare that one of so many has most of the rows.
 template <class Costs>
 Segments choose_segments(const Problem& problem, const Costs& costs) {
   constexpr int64_t kLeastChunks = 8, kMostSegments = 64, kMany = 8;
