@@ -86,9 +86,12 @@ struct ChainsLaunch {
     const BwdProblem& problem = args.problem;
     const GradSegments& of = args.of_segments;
     int64_t const chains = int64_t{of.boundaries} * problem.heads;
-    int64_t const blocks =
-        chains * (2 * args.workspace.tiles + tiles(problem.head_dim, kChainColumns));
-    cudaError_t const error = blocks <= multiprocessors
+    int32_t const of_transition = tiles(problem.head_dim, kChainColumns);
+    int64_t const blocks = chains * (2 * args.workspace.tiles + of_transition);
+    // First segments have no transition: those blocks exit at once, and leave their SMs to others.
+    int64_t const sequences = problem.rows.offsets == nullptr ? problem.sequences : 1;
+    int64_t const surplus = sequences * problem.heads * of_transition;
+    cudaError_t const error = blocks - surplus <= multiprocessors
                                   ? launch_pass<1>(args, blocks, device, stream)
                                   : launch_pass<2>(args, blocks, device, stream);
     if (error != cudaSuccess) return error;
