@@ -189,7 +189,7 @@ def test_costs_of_segments(tmp_path: Path) -> None:
 
 
 @host_program.needs_compiler
-@pytest.mark.parametrize(("sequences", "boundaries"), [(3, 3), (31, 3), (32, 0), (1000, 0)])
+@pytest.mark.parametrize(("sequences", "boundaries"), [(3, 2), (31, 2), (32, 0), (1000, 0)])
 def test_many_packed_sequences_are_not_divided(
     sequences: int, boundaries: int, tmp_path: Path
 ) -> None:

@@ -23,10 +23,10 @@ struct Segments {
   int32_t rows;  // per segment, a multiple of the chunk; 0: sequences are not divided
 
   // Number of boundaries between segments. Of packed sequences, whose lengths only the device
-  // knows, the most that there may be.
+  // knows, the most that there may be: behind each there is another row.
   int64_t boundaries(const Problem& problem) const {
     if (rows == 0) return 0;
-    if (problem.rows.offsets != nullptr) return problem.rows.total / rows;
+    if (problem.rows.offsets != nullptr) return (problem.rows.total - 1) / rows;
     return problem.sequences * ((problem.rows.seqlen - 1) / rows);
   }
 

@@ -1,5 +1,6 @@
 // Launches both chains of the backward, with wgmma.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
 #include "core/kernel_facts.h"
@@ -59,10 +60,11 @@ struct ChainsLaunch {
       error = launch_segments(args, multiprocessors, device, stream);
     }
     if (error != cudaSuccess) return error;
-    int64_t const blocks =
-        2 * (problem.sequences + of_segments.boundaries) * problem.heads * workspace.tiles;
-    return blocks <= multiprocessors ? launch_blocks<1>(args, blocks, device, stream)
-                                     : launch_blocks<2>(args, blocks, device, stream);
+    int64_t const rows = problem.sequences + of_segments.boundaries;
+    int64_t const chains = 2 * int64_t{problem.heads} * workspace.tiles;
+    return long_segments(problem, of_segments) * chains <= multiprocessors
+               ? launch_blocks<1>(args, rows * chains, device, stream)
+               : launch_blocks<2>(args, rows * chains, device, stream);
   }
 
  private:
@@ -78,6 +80,14 @@ struct ChainsLaunch {
       error = maps.values({{args.v, problem.v}, {args.grad_out, problem.grad_out}});
     }
     return error;
+  }
+
+  // Segments that take long. Those of packed sequences, whose lengths are not known here, are
+  // counted as if sequences were of one length: the rest of their blocks exit at once or soon.
+  static int64_t long_segments(const BwdProblem& problem, const GradSegments& of_segments) {
+    int64_t const boundaries = of_segments.boundaries;
+    if (problem.rows.offsets == nullptr) return problem.sequences + boundaries;
+    return boundaries == 0 ? problem.sequences : std::max(problem.sequences, boundaries + 1);
   }
 
   // Passes 1 and 2.
