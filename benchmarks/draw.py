@@ -137,8 +137,11 @@ def _attention(rows: Rows, environment: dict[str, Any], runs: int) -> Iterator[t
 
 
 def _clock(rows: Rows) -> str:
-    clocks = [row["sm_mhz"] for row in rows if "sm_mhz" in row]
-    return f", SM at {min(clocks):.0f} to {max(clocks):.0f} MHz" if clocks else ""
+    clocks = [round(row["sm_mhz"]) for row in rows if "sm_mhz" in row]
+    if not clocks:
+        return ""
+    least, most = min(clocks), max(clocks)
+    return f", SM at {least} MHz" if least == most else f", SM at {least} to {most} MHz"
 
 
 def _has_causal(measured: Rates) -> bool:

@@ -17,6 +17,17 @@ CONTENDERS: Final = {
     "flash-attn-4": "FlashAttention-4",
     "flashinfer": "FlashInfer",
 }
+# The contenders of `run.py ops`.
+OF_OPS: Final = {
+    "flashvar": "flashvar",
+    "copy": "plain copy",
+    "fla": "flash-linear-attention",
+    "flash-qla": "FlashQLA",
+    "causal-conv1d": "causal-conv1d",
+    "torch": "torch's functions",
+    "sdpa-flash": "SDPA FlashAttention-2",
+    "sdpa-cudnn": "SDPA cuDNN",
+}
 # How a row of `run.py host` begins, and whom it times: without a backend that is CUDA.
 HOST_CALLERS: Final = {
     "flashvar": "flashvar-cuda",

@@ -9,35 +9,37 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 from benchmarks.drawing import style
+from benchmarks.names import OF_OPS
 
-# Contender -> its name in pictures, and whose colour it has there.
-_CONTENDERS: Final = {
-    "flashvar": ("flashvar", "flashvar-cuda"),
-    "copy": ("a copy of as many bytes", "sdpa-efficient"),
-    "fla": ("flash-linear-attention", "sdpa-cudnn"),
-    "flash-qla": ("FlashQLA", "flash-attn-4"),
-    "causal-conv1d": ("causal-conv1d", "flex"),
-    "torch": ("torch's functions", "sdpa-flash"),
+# Contender -> whose colour it has in the pictures of attention.
+_COLOURS: Final = {
+    "flashvar": "flashvar-cuda",
+    "copy": "sdpa-efficient",
+    "fla": "sdpa-cudnn",
+    "flash-qla": "flash-attn-4",
+    "causal-conv1d": "flex",
+    "torch": "sdpa-flash",
 }
 
 
 def draw(rows: Sequence[dict[str, Any]], *lines: str) -> Figure | None:
     """The picture of one op's rows of `run.py ops`; None where nothing in them was timed."""
-    timed = [row for row in rows if "rate" in row and row["contender"] in _CONTENDERS]
+    timed = [row for row in rows if "rate" in row and row["contender"] in _COLOURS]
     if not timed:
         return None
-    cells = list(dict.fromkeys(row["cell"] for row in timed))
-    contenders = [one for one in _CONTENDERS if any(row["contender"] == one for row in timed)]
+    # Stable: within a direction the cells keep the benchmark's order.
+    cells = sorted(dict.fromkeys(row["cell"] for row in timed), key=lambda cell: "backward" in cell)
+    contenders = [one for one in _COLOURS if any(row["contender"] == one for row in timed)]
     height = 0.8 / len(contenders)
     figure, axes = pyplot.subplots(figsize=(9.2, 0.24 * len(cells) * len(contenders) + 1.9))
     for contender in contenders:
-        name, whose = _CONTENDERS[contender]
-        colour, _ = style.STYLES[whose]
+        colour, _ = style.STYLES[_COLOURS[contender]]
         found = {row["cell"]: row["rate"] for row in timed if row["contender"] == contender}
         shift = (contenders.index(contender) - (len(contenders) - 1) / 2) * height
         bars = axes.barh(
             [cells.index(cell) + shift for cell in found], list(found.values()), 0.9 * height,
-            label=name, color=colour if style.is_ours(contender) else style.faded(colour),
+            label=OF_OPS[contender],
+            color=colour if style.is_ours(contender) else style.faded(colour),
         )  # fmt: skip
         axes.bar_label(bars, fmt=lambda rate: f"{rate:.3g}", padding=2, fontsize=8)
     axes.set_yticks(range(len(cells)), cells)

@@ -55,6 +55,7 @@ GENERATED = {
     "sizes": rates.sizes,
     "sizes of others": rates.sizes_of_others,
     **{f"rates of {name}": op_rates.of_op(name) for name in timed_ops()},
+    "ratios of linear attention": op_rates.linear_attention_to_peers,
     "pictures": pictures.pictures,
     "integrations": pages.integrations,
     "modules of integrations": pages.modules_of_integrations,

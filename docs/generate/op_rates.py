@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from rates import RESULTS, caption, documents
+from benchmarks.names import OF_OPS
+from rates import RESULTS, caption, documents, relative
 from tables import table
 
 OURS: Final = "flashvar"
@@ -20,6 +21,26 @@ def of_op(name: str) -> Callable[[Path], str]:
         return "\n\n".join(found) or f"No record in `{RESULTS}` has it yet."
 
     return made
+
+
+def linear_attention_to_peers(root: Path) -> str:
+    """README.md's table: the rate of gated_delta_rule relative to that of each other package."""
+    cells: dict[str, dict[str, float]] = {}
+    for _, document in documents(root, "ops"):
+        for row in document["rows"]:
+            if row["op"] == "gated_delta_rule" and "rate" in row:
+                cells.setdefault(row["cell"], {})[row["contender"]] = row["rate"]
+    peers = dict.fromkeys(peer for by in cells.values() for peer in by if peer != OURS)
+    of_call = {
+        f"{direction}, to {_name(peer)}": [
+            by[OURS] / by[peer]
+            for cell, by in cells.items()
+            if cell.startswith(direction) and OURS in by and peer in by
+        ]
+        for direction in ("forward", "backward")
+        for peer in peers
+    }
+    return relative(of_call)
 
 
 def _tables(root: Path, name: str) -> Iterator[str]:
@@ -37,7 +58,8 @@ def _table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         cells.setdefault(row["cell"], {})[row["contender"]] = row["rate"]
     peers = [one for one in dict.fromkeys(row["contender"] for row in rows) if one != OURS]
-    heading = ("call", OURS, *peers, *(f"to {peer}" for peer in peers))
+    names = [_name(peer) for peer in peers]
+    heading = ("call", OURS, *names, *(f"to {name}" for name in names))
     lines = [
         (
             cell,
@@ -53,3 +75,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
 
 def _rate(rate: float) -> str:
     return f"{rate:.0f}" if rate >= 10 else f"{rate:.2f}"
+
+
+def _name(contender: str) -> str:
+    return OF_OPS.get(contender, f"`{contender}`")

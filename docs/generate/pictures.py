@@ -12,6 +12,8 @@ _SHOWN: Final = {
     "causal": "Forward and backward with a causal mask: rates by length.",
     "best-peer": "flashvar's rate relative to that of the fastest other kernel.",
     "each-peer": "flashvar's rate relative to that of each other kernel.",
+    "gated-delta-rule": "`gated_delta_rule`: rates beside other packages.",
+    "gated-delta-rule-update": "`gated_delta_rule`, one token per sequence: bytes per second.",
     "host": "CPU time of one small call.",
     "train-gpt": "The loss of `examples/train_gpt.py` with each attention.",
     "sizes": "Bytes to download, for the wheels of flashvar and of others.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, Final, TypeAlias
@@ -115,6 +115,11 @@ def to_the_fastest(root: Path) -> str:
         for direction in ("forward", "backward")
         for head_dim in sorted({cell[0] for cell in _cells(document, direction)})
     }
+    return relative(of_call)
+
+
+def relative(of_call: Mapping[str, Sequence[float]]) -> str:
+    """A line per call: geometric mean and range of the ratios of its cells, and those below 1."""
     rows = [
         (
             call,

@@ -55,7 +55,7 @@ def test_rates_of_an_op_stand_beside_each_contender(tmp_path: Path) -> None:
         {**of_call, "op": "other", "contender": "flashvar", "rate": 99.0},
     )
     assert "TB/s on one GPU, driver 1.2, torch 9.9, commit 0123456789 (`" in found
-    assert found.splitlines()[2] == "| call | flashvar | copy | to copy |"
+    assert found.splitlines()[2] == "| call | flashvar | plain copy | to plain copy |"
     assert found.splitlines()[-1] == "| forward, small | **3.00** | 4.00 | 0.75 |"
 
 
@@ -112,7 +112,12 @@ def test_records_of_translated_code_are_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("module", "function"),
-    [("rates", "to_the_fastest"), ("rates", "size_in_words"), ("support", "in_words")],
+    [
+        ("rates", "to_the_fastest"),
+        ("rates", "size_in_words"),
+        ("op_rates", "linear_attention_to_peers"),
+        ("support", "in_words"),
+    ],
 )
 def test_the_readme_says_what_the_records_say(module: str, function: str) -> None:
     said = getattr(import_module(module), function)(ROOT)
