@@ -54,8 +54,14 @@ def compared(
     pairs = zip(found, wanted, strict=True)
     return {
         "errors": [(have.full_tensor() - want).abs().max().item() for have, want in pairs],
-        "places": [str(x.placements[0]) for x in found],
+        "places": [place_of(x) for x in found],
     }
+
+
+def place_of(x: Any) -> str:
+    """Where a DTensor lies; torch before 2.9 leaves out how the parts of a sum are reduced."""
+    place = x.placements[0]
+    return f"P({place.reduce_op})" if place.is_partial() else str(place)
 
 
 def with_gradients(function: Attention, leaves: list[Any]) -> list[Any]:

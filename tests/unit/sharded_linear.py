@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from sharded_attention import Attention, compared, made
+from sharded_attention import Attention, compared, made, place_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -151,7 +151,7 @@ def updated(heads: Any, channels: Any) -> dict[str, Any]:
     pairs = zip(found, wanted, strict=True)
     return {
         "errors": [(have.full_tensor() - want).abs().max().item() for have, want in pairs],
-        "places": [str(x.placements[0]) for x in found],
+        "places": [place_of(x) for x in found],
     }
 
 

@@ -272,7 +272,8 @@ def _why_not_mask(
     shape = mask.shape
     if not 2 <= len(shape) <= 4 or shape[-1] != keys or shape[-2] not in (1, queries):
         return "attn_mask does not have one column for each key"
-    if any(have not in (1, want) for have, want in zip(shape[-3::-1], leading, strict=False)):
+    sizes = zip(shape[-3::-1], leading[: len(shape) - 2], strict=True)
+    if any(have not in (1, want) for have, want in sizes):
         return "attn_mask does not fit batch and heads of q"
     if mask.stride(-1) != 1 and keys > 1 and mask.dtype != torch.bool:
         return "attn_mask is not contiguous in its keys"

@@ -75,7 +75,7 @@ def apply_rotary_emb_torch(
     rows = x.shape[:-2]
     fits = cos.shape == sin.shape and cos.dim() in (2, 3) and len(rows) == 2
     if fits:
-        tables = zip(cos.shape[-2::-1], rows[::-1], strict=False)
+        tables = zip(cos.shape[-2::-1], rows[: -cos.dim() : -1], strict=True)
         fits = 2 * cos.shape[-1] <= x.shape[-1] and all(a in (b, 1) for a, b in tables)
     if not fits:
         raise ShapeError(
