@@ -187,6 +187,23 @@ def test_an_older_driver_gets_the_binary_made_for_it(place: Place) -> None:
     assert "needs driver 580 or newer" in done.stdout
 
 
+def test_a_source_that_has_only_the_binary_for_older_drivers(place: Place) -> None:
+    for path in place.dist.glob("flashvar_sm89-*.whl"):
+        path.unlink()
+    done = place.run("--from", "dist", gpus=[RTX_4090], cuda=(12, 4))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert place.installed() == {"flashvar_sm89_cu12"}
+    assert "passed over" in done.stdout
+
+
+def test_a_source_that_has_no_binary_for_an_older_driver(place: Place) -> None:
+    for path in place.dist.glob("flashvar_sm8*.whl"):
+        path.unlink()
+    done = place.run("--from", "dist", gpus=[RTX_4090], cuda=(12, 4))
+    assert (done.returncode, place.installed()) == (15, set())
+    assert "flashvar-sm89==" in done.stderr
+
+
 def test_a_damaged_binary_is_replaced(place: Place) -> None:
     assert place.run("--from", "dist", "--arch", "sm89").returncode == 0
     (library,) = place.root.glob("env/lib/*/site-packages/flashvar_sm89/*.so")

@@ -165,11 +165,13 @@ def _fetch(
     """The first offer that fits, with the files of its wheel: fetched, and judged.
 
     Raises:
+        SourceError: the source does not have the best one, or any.
         IntegrityError: a wheel is not what its RECORD and its manifest list.
         DriverError: the driver is too old for each of them.
         UnservedDeviceError: the code of none of them runs there.
     """
     misfit: InstallError | None = None
+    missing: SourceError | None = None
     for offer in mine:
         if misfit is not None and _is_installed(offer, system):
             print(f"installed already: {offer}, for {_words(gpus)}")
@@ -178,9 +180,11 @@ def _fetch(
         try:
             fetched = tool.fetch(offer, where, folder / offer.distribution)
         except SourceError as error:
-            if misfit is None:
+            # Why the best one does not fit says more than that another is not there. One that is
+            # made for this driver is wanted whether or not the best one is there.
+            if misfit is None and not _has_one_for_driver(mine, system):
                 raise
-            # Why the best one does not fit says more than that another is not there.
+            missing = missing or error
             print(f"  passed over: {error}")
             continue
         files = record.read(fetched.tree, offer)
@@ -194,8 +198,15 @@ def _fetch(
         print(f"  passed over: {found}")
         # That a driver is too old says more than that older code does not run either.
         misfit = misfit if isinstance(misfit, DriverError) else found
-    assert misfit is not None
-    raise misfit
+    reason = misfit or missing
+    assert reason is not None
+    raise reason
+
+
+def _has_one_for_driver(mine: Iterable[Offer], system: System | None) -> bool:
+    if system is None or system.driver_cuda is None:
+        return False
+    return any(offer.cuda == system.driver_cuda[0] for offer in mine)
 
 
 def _check_found(installed: Iterable[Offer]) -> None:

@@ -17,6 +17,8 @@ from flashvar.selection.compatibility import dotted
 # `flashvar-sm89 ==0.1.0 ; marker`, as build backends write requirements.
 _REQUIREMENT: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*\(?==\s*([^;,\s)]+)")
 
+_CUDA: Final = re.compile(r"-cu([0-9]{1,4})$")
+
 
 @dataclass(frozen=True, order=True)
 class Offer:
@@ -30,6 +32,12 @@ class Offer:
     def folder(self) -> str:
         """Its folder in an environment, which its wheel's name begins with too."""
         return self.distribution.replace("-", "_")
+
+    @property
+    def cuda(self) -> int | None:
+        """The CUDA version that its name says it is made for, 12 of `flashvar-sm89-cu12`."""
+        said = _CUDA.search(self.distribution)
+        return int(said[1]) if said else None
 
     def __str__(self) -> str:
         """The requirement that an installer is given."""
