@@ -82,6 +82,11 @@ def test_the_library_is_of_the_target(package: Path) -> None:
         assert ELFFile(file)["e_machine"] == "EM_AARCH64"
 
 
+def test_the_audit_finds_nothing(factory: Factory, wheel: Path) -> None:
+    done = factory(ROOT, "audit", str(wheel))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_auditwheel_says_manylinux_2_28_or_older(wheel: Path) -> None:
     command = [sys.executable, "-m", "auditwheel", "show", str(wheel)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)

@@ -28,7 +28,7 @@ from flashvar_factory.inspect import archive, symbol_hash
 X86_64, CUDA = 62, 190
 NOTES = 7  # a kind of section
 SYMBOL = struct.Struct("<IBBHQQ")
-GLOBAL_FUNCTION, WEAK, KERNEL = 0x12, 0x20, 0x10
+GLOBAL_FUNCTION, WEAK, KERNEL, SECTION = 0x12, 0x20, 0x10, 3
 ALLOCATED, EXECUTABLE = 2, 4  # flags of sections
 
 
@@ -221,6 +221,7 @@ class Library:
     more: tuple[Section, ...] = ()
     exported_kind: int = GLOBAL_FUNCTION
     hashed: bool = True
+    starts: tuple[tuple[int, int], ...] = ()  # symbols of sections: section, and bytes behind it
 
     def build(self, stem: str = "flashvar_sm80") -> bytes:
         soname = f"lib{stem}.so" if self.soname is None else self.soname
@@ -237,14 +238,18 @@ class Library:
         tags += [(0x6FFFFEF5, 0)] if self.hashed else []
         tags += [*self.tags, (5, 0), (6, 0), (10, len(strings)), (0x6FFFFFF0, 0)]
         tags += [(0x6FFFFFFE, 0), (0x6FFFFFFF, 1)] if versions else []
-        indices = [0, *(versions.index(v) + 2 if v else 1 for _, v in self.undefined)]
+        indices = [
+            0,
+            *(0 for _ in self.starts),
+            *(versions.index(v) + 2 if v else 1 for _, v in self.undefined),
+        ]
         indices += [1 for _ in self.exported]
         rows = {row.name: row for row in (self.described.kernels if self.described else ())}
         records = b"".join(record(name, rows.get(name)) for name in self.kernels)
         loaded = ALLOCATED
         sections = [
             Section(".dynstr", 3, strings, 0, loaded),
-            Section(".dynsym", 11, self._symbols(at, 0), 1, loaded),
+            Section(".dynsym", 11, self._symbols(at, 0, {}), 1, loaded),
             Section(
                 ".gnu.version", 0x6FFFFFFF, struct.pack(f"<{len(indices)}H", *indices), 2, loaded
             ),
@@ -258,7 +263,9 @@ class Library:
             *self.more,
         ]
         places = addresses(sections, len(self.segments))
-        sections[1] = sections[1]._replace(content=self._symbols(at, places[".text"]))
+        starts = {i: places[one.name] for i, one in enumerate(sections, start=1)}
+        content = self._symbols(at, places[".text"], starts)
+        sections[1] = sections[1]._replace(content=content)
         homes = {0x6FFFFEF5: ".gnu.hash", 5: ".dynstr", 6: ".dynsym", 0x6FFFFFF0: ".gnu.version"}
         homes[0x6FFFFFFE] = ".gnu.version_r"
         tags = [
@@ -268,8 +275,10 @@ class Library:
         sections[4] = sections[4]._replace(content=_dynamic(tags))
         return elf(self.machine, sections, segments=self.segments)
 
-    def _symbols(self, at: Mapping[str, int], text: int) -> bytes:
+    def _symbols(self, at: Mapping[str, int], text: int, starts: Mapping[int, int]) -> bytes:
         table = SYMBOL.pack(0, 0, 0, 0, 0, 0)
+        for section, behind in self.starts:
+            table += SYMBOL.pack(0, SECTION, 0, section, starts.get(section, 0) + behind, 0)
         for name, _ in self.undefined:
             table += SYMBOL.pack(at[name], GLOBAL_FUNCTION, 0, 0, 0, 0)
         for name in self.exported:
@@ -278,7 +287,7 @@ class Library:
 
     def _hashes(self) -> bytes:
         """One bucket of all that is exported, and a filter that lets everything through."""
-        first = 1 + len(self.undefined)
+        first = 1 + len(self.starts) + len(self.undefined)
         header = struct.pack("<4IQI", 1, first, 1, 6, (1 << 64) - 1, first if self.exported else 0)
         hashes = [symbol_hash.gnu(name) & ~1 for name in self.exported]
         hashes[-1:] = [one | 1 for one in hashes[-1:]]  # the last of its bucket

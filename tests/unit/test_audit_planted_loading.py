@@ -9,7 +9,7 @@ from pathlib import Path
 import fabricated
 import planted
 import pytest
-from audited import Fault, check_found_at_once, rows
+from audited import Fault, check_found_at_once, faults, rows
 from fabricated import Section, Segment, Wheel
 
 from flashvar_factory.inspect import elf as elf_file
@@ -203,6 +203,11 @@ NAMES: dict[str, Fault] = {
     "symbol of the library alone": (symbol(1, 4, "<B", 2), "expected symbol 1 to be a name"),
     "asked for, and at a place": (symbol(1, 8, "<Q", 64), "expected symbol 1 to be a name"),
     "calling convention": (symbol(2, 5, "<B", 0x80), "expected symbol 2 to be a name"),
+    "symbol behind a section's start": (
+        planted.library(starts=((8, 4),)),
+        "expected symbol 1 to be a name",
+    ),
+    "symbol of no section": (planted.library(starts=((63, 0),)), "expected symbol 1 to be a name"),
     "behind the end": (planted.built(behind_the_end), "expected zeros behind the last entry"),
     "addresses elsewhere": (
         planted.library(tags=(BIND_NOW, (3, 64))),
@@ -284,3 +289,9 @@ FAULTS = rows(code=CODE, parts=PARTS, words=WORDS, names=NAMES, entries=ENTRIES)
 @pytest.mark.parametrize(("plant", "sentence"), FAULTS.values(), ids=FAULTS)
 def test_fault(plant: Wheel | Callable[[Path], Path], sentence: str, tmp_path: Path) -> None:
     check_found_at_once(plant, sentence, tmp_path)
+
+
+def test_symbols_of_sections_are_no_fault(tmp_path: Path) -> None:
+    # As linkers for aarch64 write them.
+    wheel = planted.library(starts=((8, 0), (9, 0))).write(tmp_path)
+    assert faults(wheel, planted.expected()) == []

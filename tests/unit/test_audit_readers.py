@@ -102,6 +102,17 @@ def test_a_library_is_no_cubin() -> None:
         cubin.read(memoryview(fabricated.elf(fabricated.X86_64, [])), "x")
 
 
+def test_reserved_memory_is_described_for_the_second_assembler() -> None:
+    # ptxas for 11.0 writes bytes into a section whose kind has none in a plain cubin.
+    described = Section(".nv.merc.nv.shared.reserved.0", 0x70000015, b"\1" * 128, 0, 1 << 28)
+    flags = 0x6000004 | 110 << 8
+    read = cubin.read(memoryview(fabricated.elf(fabricated.CUDA, [described], flags, 8)), "x")
+    assert read.number == 110
+    plain = described._replace(name=".nv.shared.reserved.0", flags=0)
+    with pytest.raises(BuildError, match="expected a cubin of sections alone"):
+        cubin.read(memoryview(fabricated.elf(fabricated.CUDA, [plain], flags, 8)), "x")
+
+
 def test_dynamic_facts() -> None:
     built = Library(
         exported=("flashvar_b", "flashvar_a"),

@@ -50,7 +50,8 @@ _NAMED = (_DYNAMIC, _DYNSYM, dynamic.VERNEED)  # kinds of sections with names
 _VERSIONS_NEEDED = 0x6FFFFFFF
 _EXECUTABLE = 4  # of sh_flags
 _ASKED = (0, 1, 2, 6)  # kinds: of any, data, functions, variables of threads
-_FUNCTION, _GLOBAL, _VISIBLE = 2, (1, 2), (0, 3)  # default or protected
+_FUNCTION, _SECTION = 2, 3
+_LOCAL, _GLOBAL, _VISIBLE = 0, (1, 2), (0, 3)  # default or protected
 
 
 def dynamic_section(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
@@ -196,6 +197,8 @@ def _unnamed(file: elf.Elf) -> Iterator[str]:
         facts = (symbol.value, symbol.size)
         if not index:
             wrong = symbol.name or any((*facts, symbol.section, symbol.kind, symbol.other))
+        elif symbol.kind == _SECTION:
+            wrong = not _is_of_section(file, symbol)
         else:
             wrong = (
                 not symbol.name
@@ -206,6 +209,15 @@ def _unnamed(file: elf.Elf) -> Iterator[str]:
         if wrong:
             yield f"expected symbol {index} to be a name that is asked for or shown, found another"
             return
+
+
+def _is_of_section(file: elf.Elf, symbol: elf.Symbol) -> bool:
+    """Whether a symbol is where a section starts; linkers for aarch64 list a few such."""
+    if not 0 < symbol.section < len(file.sections):
+        return False
+    start = file.sections[symbol.section].address
+    facts = (symbol.name, symbol.binding, symbol.other, symbol.size, symbol.value)
+    return facts == ("", _LOCAL, 0, 0, start)
 
 
 def _lookups(library: Library) -> Iterator[str]:

@@ -35,6 +35,7 @@ _LONGEST_NAME: Final = 8192  # bytes: of a mangled name
 NO_BITS: Final = 8
 _NO_BITS: Final = frozenset({NO_BITS, 0x70000007, 0x7000000A, 0x70000015})
 _ALLOCATED: Final = 2  # of sh_flags
+_MERCURY: Final = 1 << 28  # of sh_flags in a cubin: for its second assembler, always with its bytes
 
 
 class Section(NamedTuple):
@@ -243,8 +244,8 @@ def text_at(strings: bytes, offset: int, where: str | Path) -> str:
 
 
 def _content(view: memoryview, row: tuple[int, ...], where: str | Path) -> memoryview:
-    kind, offset, size = row[1], row[4], row[5]
-    if kind == 0 or kind in _NO_BITS:
+    kind, flags, offset, size = row[1], row[2], row[4], row[5]
+    if kind == 0 or (kind in _NO_BITS and not flags & _MERCURY):
         return view[:0]
     if offset + size > len(view):
         raise _damaged(where, "a truncated one: a section ends behind it")
