@@ -16,8 +16,9 @@ def assert_repeats(call: Call, backend: str, deterministic: bool) -> None:
     """Every result of REPEATS forwards (and, deterministic, backwards) equals the first."""
     for op in OPS:
         require(call, backend, op)
-    leaves = [tensor.detach().requires_grad_() for tensor in (call.q, call.k, call.v)]
-    repeated = Call(**{**vars(call), **dict(zip("qkv", leaves, strict=True))})
+    given = {name: vars(call)[name] for name in ("q", "k", "v", "bias")}
+    named = {name: x.detach().requires_grad_() for name, x in given.items() if x is not None}
+    repeated, leaves = Call(**{**vars(call), **named}), list(named.values())
     grad_out = torch.randn(call.out_shape, device=DEVICE).to(call.q.dtype)
 
     def once() -> tuple[torch.Tensor, ...]:
@@ -49,7 +50,10 @@ def test_a_deterministic_backward(causal: bool, head_dim: int, backend: str) -> 
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 192], ids=lambda d: f"d{d}")
-@pytest.mark.parametrize("feature", ["window-both", "dropout-causal", "packed-one-giant"])
+@pytest.mark.parametrize(
+    "feature",
+    ["window-both", "dropout-causal", "packed-one-giant", "bias", "bias-per-head", "bias-for-all"],
+)
 def test_a_deterministic_backward_with(feature: str, head_dim: int, backend: str) -> None:
     case = FEATURES[feature](head_dim, torch.bfloat16)
     assert_repeats(case.call, backend, deterministic=True)

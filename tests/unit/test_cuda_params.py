@@ -200,7 +200,7 @@ def test_state_of_no_dropout_is_not_passed(packed: list[bytes]) -> None:
 
 
 def test_backward(packed: list[bytes]) -> None:
-    given = inputs(bias=torch.empty(2, 1, 3, 5, dtype=torch.half))
+    given = inputs(bias=torch.empty(2, 6, 3, 5, dtype=torch.half))
     options = Options(causal=True, window_left=1, deterministic=True, layout="bhsd")
     out = torch.empty(2, 6, 3, 8, dtype=torch.half)
     grad_out = torch.empty(2, 3, 6, 8, dtype=torch.half).transpose(1, 2)
@@ -208,7 +208,7 @@ def test_backward(packed: list[bytes]) -> None:
     problem = replace(problem, forward=on_device_3(problem.forward))
     lse, grad_lse = torch.empty(2, 6, 3), torch.empty(2, 6, 3)
     grads = Gradients(
-        *(torch.empty_like(x) for x in given[:3] if x is not None), torch.zeros(2, 1, 3, 5)
+        *(torch.empty_like(x) for x in given[:3] if x is not None), torch.zeros(2, 6, 3, 5)
     )
     launch = cuda.prepare_backward(problem, CHOSEN)
     launch(given, out, lse, grad_out, grad_lse, grads)
@@ -226,10 +226,10 @@ def test_backward(packed: list[bytes]) -> None:
     assert tensor(with_lse.grad_q) == (grads.q.data_ptr(), 288, 16, 48)
     assert tensor(with_lse.grad_k) == (grads.k.data_ptr(), 160, 16, 80)
     assert tensor(with_lse.grad_v) == (grads.v.data_ptr(), 80, 8, 40)
-    assert tensor(with_lse.grad_bias) == (grads.bias.data_ptr(), 15, 5, 0)
+    assert tensor(with_lse.grad_bias) == (grads.bias.data_ptr(), 90, 5, 15)
     bias = given.bias
     assert bias is not None
-    assert tensor(with_lse.problem.bias) == (bias.data_ptr(), 15, 5, 0)
+    assert tensor(with_lse.problem.bias) == (bias.data_ptr(), 90, 5, 15)
     explain = cuda.explain_backward(problem, CHOSEN)
     assert explain(given, out, lse, grad_out, None, grads) == "0 wanted"
 

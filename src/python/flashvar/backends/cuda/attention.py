@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import torch
@@ -68,14 +69,54 @@ def explain_forward(
 def prepare_backward(problem: BackwardProblem, chosen: CandidateResult) -> BackwardLaunch:
     """As `prepare_forward`."""
     function, device = function_of(BACKWARD, chosen, problem.forward.device)
-    workspace = _backward_workspace(problem, device, function)
-    return _backward(problem, device, function.launch, workspace)
+    whole = _whole_bias(problem)
+    workspace = _backward_workspace(whole or problem, device, function)
+    launch = _backward(whole or problem, device, function.launch, workspace)
+    return launch if whole is None else _summed(launch, whole)
 
 
 def explain_backward(problem: BackwardProblem, chosen: CandidateResult) -> Callable[..., str]:
     """As `explain_forward`; the function has the arguments of a BackwardLaunch."""
     function, device = function_of(BACKWARD, chosen, problem.forward.device)
-    return _backward(problem, device, function.explain, 0)
+    return _backward(_whole_bias(problem) or problem, device, function.explain, 0)
+
+
+def _whole_bias(problem: BackwardProblem) -> BackwardProblem | None:
+    """The problem with a gradient of the bias for every score, where that of the call is no use.
+
+    The kernels add up what a broadcast bias shares in no fixed order. In a deterministic call they
+    write what is added up, and torch does so in order; None: they may add it up themselves.
+    """
+    forward, strides = problem.forward, problem.grad_bias
+    if strides is None or not forward.deterministic:
+        return None
+    sizes = (forward.batch, forward.heads_q, forward.seqlen_q)
+    if all(stride or size <= 1 for stride, size in zip(strides, sizes, strict=True)):
+        return None
+    rows = forward.seqlen_q * forward.seqlen_k
+    whole = strides._replace(batch=forward.heads_q * rows, heads=rows, query=forward.seqlen_k)
+    return replace(problem, grad_bias=whole)
+
+
+def _summed(launch: BackwardLaunch, problem: BackwardProblem) -> BackwardLaunch:
+    """The launch with the gradient of every score summed to that of the bias afterwards."""
+    forward = problem.forward
+    shape = (forward.batch, forward.heads_q, forward.seqlen_q, forward.seqlen_k)
+
+    def launch_and_sum(
+        inputs: Inputs,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        grad_out: torch.Tensor,
+        grad_lse: torch.Tensor | None,
+        grads: Gradients,
+    ) -> None:
+        assert grads.bias is not None
+        whole = grads.bias.new_zeros(shape)
+        launch(inputs, out, lse, grad_out, grad_lse, grads._replace(bias=whole))
+        grads.bias.add_(whole.sum_to_size(grads.bias.shape))
+
+    return launch_and_sum
 
 
 def _forward(

@@ -111,7 +111,8 @@ def attention(
             (Philox, Salmon et al. 2011), the same ones in every backend. By default they are drawn
             from torch's generator of that device.
         deterministic: Make the gradients bit-identical between runs; implied by
-            torch.use_deterministic_algorithms.
+            torch.use_deterministic_algorithms. The gradient of a broadcast bias then takes a
+            float32 buffer of the size of the scores in the CUDA backend.
         return_lse: Also return the log-sum-exp of the scores.
         layout: "bshd" for the shapes above; "bhsd" if q, k, v and the output are [batch, heads,
             sequence, head_dim]; "bhsd->bshd" if only q, k and v are. No layout needs a copy.
