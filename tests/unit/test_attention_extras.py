@@ -44,6 +44,11 @@ def test_bad_options(options: dict[str, Any], words: str) -> None:
 
 BAD_TENSORS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "bias dtype": ({"bias": torch.zeros(1, 1, 5, 7).half()}, DtypeError, "dtype of q or float32"),
+    "bias is a mask": (
+        {"bias": torch.ones(1, 1, 5, 7, dtype=torch.bool)},
+        DtypeError,
+        "-inf where the mask is False",
+    ),
     "bias rank": ({"bias": torch.zeros(5, 7)}, ShapeError, r"bias must have shape .*got \(5, 7\)"),
     "bias heads": (
         {"bias": torch.zeros(1, 2, 5, 7)},

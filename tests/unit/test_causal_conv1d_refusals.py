@@ -73,7 +73,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "state_len alone": ({"state_len": 4}, flashvar.InvalidInputError, "got 4 without it"),
     "short state_len": (
-        {"state_len": 2, "return_final_state": True}, flashvar.ShapeError, "at least the width"
+        {"state_len": 2, "return_final_state": True}, flashvar.ShapeError, "at least width - 1"
     ),
     "two state_lens": (
         {"state_len": 4, "return_final_state": True, "initial_state": torch.randn(2, 5, 3)},

@@ -129,7 +129,7 @@ def test_text_of_a_machine_with_two_devices() -> None:
         "  cuda:0  attention_fwd, attention_bwd bf16, fp16, head dims 32, 64, 128, 256: cuda sm_89",
         "      cuda sm_89  chosen     serves",
         "      cuda sm_89  no         wheel b: shadowed by wheel a",
-        "      triton      stands by  serves, compiled at the first call",
+        "      triton      available  serves, compiled at the first call",
         '      reference   no         serves CUDA tensors only when named: backend="reference"',
         "  cuda:1  attention_fwd, attention_bwd bf16, fp16, head dims 32, 64, 128, 256: triton",
         "      cuda sm_100  no      flashvar has no wheel for it, only for "

@@ -100,7 +100,8 @@ def test_as_a_module_outside_a_project(tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 2
-    assert "variants.toml: expected a readable file" in done.stderr
+    assert "variants.toml: expected a readable file, found none: run this in" in done.stderr
+    assert "--root" in done.stderr
     assert "Traceback" not in done.stderr
 
 

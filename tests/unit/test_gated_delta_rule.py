@@ -576,7 +576,7 @@ REFUSALS: dict[str, tuple[Change, type[Exception], str]] = {
     "no kernels": (
         lambda x: {"backend": "cuda"},
         flashvar.BackendUnavailableError,
-        "expected backend 'cuda' that serves it",
+        "expected backend 'cuda' to serve it, found:\ncuda: no: serves CUDA tensors",
     ),
     "no device": (
         lambda x: {"backend": "triton"},

@@ -328,6 +328,6 @@ def test_a_takeover_is_refused_or_logged(
         (record,) = caplog.records
         assert record.levelname == "WARNING"
         assert record.getMessage().endswith(
-            "triton serves, not cuda sm_90 (binaries take head dims that are multiples of 8, not "
+            "runs on triton, not cuda sm_90 (binaries take head dims that are multiples of 8, not "
             "(20, 40)); to change that: pad q, k and v with zeros, and pass scale"
         )

@@ -48,7 +48,7 @@ def test_binary_that_does_not_open_is_replaced_and_said_so(
         assert resolve.choose(BF16_64).backend == "triton"
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert "triton serves, not cuda sm_80" in record.getMessage()
+    assert "runs on triton, not cuda sm_80" in record.getMessage()
     assert "expected an ELF library" in record.getMessage()
 
 
@@ -80,7 +80,7 @@ def test_damaged_binary_is_said_though_another_serves(
     with caplog.at_level(logging.INFO, "flashvar"):
         assert resolve.choose(BF16_64).candidate == "cuda sm_80"
     (record,) = caplog.records
-    assert "cuda sm_80 serves, not cuda sm_86" in record.getMessage()
+    assert "runs on cuda sm_80, not cuda sm_86" in record.getMessage()
 
 
 def test_named_backend_that_cannot_serve_is_an_error_with_the_trace(lib_dir: Path) -> None:

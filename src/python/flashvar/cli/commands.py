@@ -136,7 +136,7 @@ def _install(parser: Parser, _op: str) -> None:
     parser.add_argument(
         "--from",
         dest="source",
-        metavar="PLACE",
+        metavar="SOURCE",
         help="a folder of wheels, or the URL of a package index (default: FLASHVAR_INDEX)",
     )
     parser.add_argument(

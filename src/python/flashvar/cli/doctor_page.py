@@ -214,7 +214,7 @@ def _row(result: CandidateResult, decision: Decision) -> Row:
     if result is decision.chosen:
         tone = PLAIN if result.backend == "reference" else GOOD
         return Row((result.candidate, "chosen", result.reason), tone)
-    return Row((result.candidate, "stands by", result.reason), QUIET)
+    return Row((result.candidate, "available", result.reason), QUIET)
 
 
 def _speed(speed: Speed) -> Iterator[Section]:

@@ -17,8 +17,8 @@ def check_cu_seqlens(cu_seqlens: Any, name: str, x: Any, batch: int) -> None:
     """Refuse offsets of another shape or dtype, and a batch beside them of x, which has a name."""
     if batch != 1:
         raise ShapeError(
-            f"{name} must have batch 1 with cu_seqlens, got {tuple(x.shape)}: pack the sequences "
-            "one behind the other, or leave cu_seqlens out"
+            f"{name} must have batch 1 with cu_seqlens, got {tuple(x.shape)}: concatenate the "
+            "sequences, or leave cu_seqlens out"
         )
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
         raise ShapeError(

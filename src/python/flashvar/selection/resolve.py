@@ -38,9 +38,10 @@ def choose(request: Request, backend: str = "auto") -> CandidateResult:
     system = gather_for_cpu() if request.device is None else gather()
     decision = _decide(request, system, overrides)
     if decision.chosen is None:
-        wanted = "a backend" if overrides.backend == "auto" else f"backend {overrides.backend!r}"
+        named = overrides.backend
+        wanted = "a backend that serves it" if named == "auto" else f"backend {named!r} to serve it"
         raise BackendUnavailableError(
-            f"{request}: expected {wanted} that serves it, found:\n{decision.explain()}\n"
+            f"{request}: expected {wanted}, found:\n{decision.explain()}\n"
             f"`flashvar doctor` shows this for every device{_axes_text(spec)}."
         )
     _report(decision, decision.chosen)
@@ -94,6 +95,6 @@ def report_takeover(
     if outcome not in _logged:
         _logged.add(outcome)
         _log.warning(
-            "%s: %s serves, not %s (%s); to change that: %s",
+            "%s: runs on %s, not %s (%s); to change that: %s",
             *(request, chosen.candidate, lost, reason, fix),
         )

@@ -31,12 +31,12 @@ def write(name: str, folder: Path) -> list[Path]:
     """
     if not _VALID.fullmatch(name) or names.why_not(name) or global_names.is_taken(name):
         raise ConfigurationError(
-            "expected a name of lower-case letters and digits that means nothing in C++, in the C "
-            f"library and in CUDA, such as mykernels, found {name!r}"
+            "expected a name of lower-case letters and digits that C++, CUDA and the C library do "
+            f"not use, such as mykernels, found {name!r}"
         )
     if name == _LOADER:
         raise ConfigurationError(
-            f"expected a name of your own, found {name!r}, which loads what is called so"
+            f"expected a name of your own, found {name!r}, which would load the project's binaries"
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Print the compute capability of every CUDA device, one a line."""
+"""Print the compute capability of every CUDA device, one per line."""
 
 from __future__ import annotations
 

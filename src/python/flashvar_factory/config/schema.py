@@ -102,6 +102,11 @@ class Config:
 
 def read(path: Path) -> Config:
     """Read `variants.toml`; ConfigurationError that names the key on anything off."""
+    if not path.is_file():
+        raise ConfigurationError(
+            f"{path}: expected a readable file, found none: run this in the folder of the project, "
+            "or pass it as --root"
+        )
     config = parse(toml_table.read(path), path.name)
     _check_sources(config, path)
     return config

@@ -119,7 +119,7 @@ def _residual(given: Any, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor
     if given.shape != x.shape and found != wanted:
         raise ShapeError(
             f"residual must have the shape of x, {tuple(x.shape)}, got {tuple(given.shape)}: "
-            "expand it, or lay it out as x"
+            "expand() or transpose it"
         )
     return given.reshape(tokens.shape)
 

@@ -111,7 +111,7 @@ def _check(
     check_strided("cu_seqlens_k", cu_seqlens_k)
     if k.shape[:-1] != v.shape[:-1]:
         raise ShapeError(
-            f"k and v must have the same shape but for the head dim, got {tuple(k.shape)} and "
+            f"k and v must have the same shape except for the head dim, got {tuple(k.shape)} and "
             f"{tuple(v.shape)}: pass one value for each key"
         )
     if table is None:

@@ -212,7 +212,7 @@ def _check_sizes(given: Arguments) -> None:
             )
     if given.k_cache.shape[:3] != given.v_cache.shape[:3]:
         raise ShapeError(
-            f"k_cache and v_cache must be of one shape but for the head dim, got "
+            f"k_cache and v_cache must have the same shape except for the head dim, got "
             f"{tuple(given.k_cache.shape)} and {tuple(given.v_cache.shape)}: give them one shape"
         )
     in_order = given.block_table is None and given.cache_batch_idx is None

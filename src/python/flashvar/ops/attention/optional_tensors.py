@@ -90,13 +90,16 @@ def check_bias(
     `sizes` are batch, heads_q, seqlen_q and seqlen_k.
     """
     if bias.dtype not in (q.dtype, torch.float32):
+        # A mask that is cast would add 0 and 1 to the scores, and hide nothing.
+        mask = "pass zeros with -inf where the mask is False"
         raise DtypeError(
             f"bias must have the dtype of q or float32, got {bias.dtype} with {q.dtype}: "
-            "cast it with .to(q.dtype)"
+            f"{mask if bias.dtype == torch.bool else 'cast it with .to(q.dtype)'}"
         )
     _check_device("bias", bias, q.device)
     batch, heads_q, seqlen_q, seqlen_k = sizes
-    wanted = f"({batch} or 1, {heads_q} or 1, {seqlen_q}, {seqlen_k})"
+    broadcast = (str(size) if size == 1 else f"{size} or 1" for size in (batch, heads_q))
+    wanted = f"({', '.join(broadcast)}, {seqlen_q}, {seqlen_k})"
     if (
         bias.dim() != 4
         or bias.shape[0] not in (1, batch)
@@ -105,8 +108,8 @@ def check_bias(
         or bias.shape[3] != seqlen_k
     ):
         raise ShapeError(
-            f"bias must have shape {wanted}, got {tuple(bias.shape)}: expand() the query "
-            "dimension (an expanded dimension is not copied)"
+            f"bias must have shape {wanted}, got {tuple(bias.shape)}: unsqueeze() missing "
+            "dimensions, and expand() the query dimension (an expanded one is not copied)"
         )
     if bias.stride(3) != 1 and seqlen_k > 1 and bias.numel():
         raise LayoutError(
@@ -141,12 +144,13 @@ def check_offsets(inputs: Inputs, max_seqlen_q: int | None, max_seqlen_k: int | 
         lengths = [stop - start for start, stop in pairwise(values)]
         if min(lengths, default=0) < 0:
             raise InvalidInputError(
-                f"{name} must not decrease, got {_some(values)}: pass the running sum of lengths"
+                f"{name} must not decrease, got {_some(values)}: pass 0 and the cumulative sum of "
+                "the lengths"
             )
         if values[0] < 0 or values[-1] > rows.shape[0]:
             raise InvalidInputError(
                 f"{name} must stay within the {rows.shape[0]} packed rows, got "
-                f"{values[0]} to {values[-1]}: pass the running sum of lengths"
+                f"{values[0]} to {values[-1]}: pass 0 and the cumulative sum of the lengths"
             )
         if bound is not None and max(lengths, default=0) > bound:
             raise InvalidInputError(

@@ -250,7 +250,7 @@ def check_pair(k: torch.Tensor, v: torch.Tensor) -> None:
     """Check that k and v have the same shape except for the head dim."""
     if k.dim() != v.dim() or tuple(v.shape[:-1]) != tuple(k.shape[:-1]):
         raise ShapeError(
-            "k and v must have the same shape but for the head dim, got k "
+            "k and v must have the same shape except for the head dim, got k "
             f"{_shape(k)} and v {_shape(v)}: pass one value vector for each key"
         )
 

@@ -113,7 +113,7 @@ def check_channels(x: Any, weight: Any, bias: Any, residual: Any, layout: str) -
 def _residual_error(x: Any, residual: Any) -> ShapeError:
     return ShapeError(
         f"residual must have the shape of x, {tuple(x.shape)}, got {tuple(residual.shape)}: "
-        "expand it, or lay it out as x"
+        "expand() or transpose it"
     )
 
 
@@ -136,7 +136,7 @@ def check_state_len(state_len: Any, weight: Any, state: Any) -> None:
     whole = isinstance(state_len, (int, torch.SymInt)) and type(state_len) is not bool
     if not whole or state_len < past:
         raise ShapeError(
-            f"state_len must be at least the width less 1, {past}, got {state_len!r}: leave it out "
+            f"state_len must be at least width - 1, here {past}, got {state_len!r}: leave it out "
             f"for {past}"
         )
     if state is not None and state.dim() > 0 and state.shape[-1] != state_len:

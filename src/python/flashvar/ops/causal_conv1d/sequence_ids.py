@@ -24,8 +24,8 @@ def check_seq_idx(x: torch.Tensor, seq_idx: Any, layout: str, others: dict[str, 
     given = [name for name, value in others.items() if value is not None and value is not False]
     if given:
         raise InvalidInputError(
-            f"seq_idx must come without {', '.join(others)}, got {given[0]} too: pass sequences "
-            "that have states with cu_seqlens"
+            f"seq_idx must come without {', '.join(others)}, got {given[0]} too: for states, pass "
+            "cu_seqlens instead of seq_idx"
         )
     rows = tuple(x.shape[:2] if layout == "btd" else x.shape[::2])
     if x.dim() != 3 or tuple(seq_idx.shape) != rows:
