@@ -165,7 +165,9 @@ def _to_each(measured: Rates) -> list[heat.Map]:
         if name in style.STYLES and not style.is_ours(name)
     }
     peers |= {BEST: best_peer(measured)}
-    return [(f"/ {name}", ratios) for name, found in peers.items() if (ratios := over(cuda, found))]
+    return [
+        (f"vs {name}", ratios) for name, found in peers.items() if (ratios := over(cuda, found))
+    ]
 
 
 def _host(rows: Rows, environment: dict[str, Any], runs: int) -> Iterator[tuple[str, Figure]]:

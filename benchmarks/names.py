@@ -42,3 +42,14 @@ HOST_WAYS: Final = {
     "gradient": "forward, inputs that require gradients",
     "step": "forward and backward",
 }
+# The calls of `run.py integrations`.
+INTEGRATION_CALLS: Final = {
+    "direct": "`flashvar.attention`",
+    "direct and three transposes": "`flashvar.attention`, q, k and v transposed first",
+    "transformers": "transformers",
+    "transformers, one row": "transformers, batch of 1",
+    "sdpa": "torch, after `activate()`",
+    "sdpa, rows first in memory": "torch, after `activate()`, transposed q, k and v",
+    "Attend": "`Attend`",
+    "xformers": "xformers",
+}

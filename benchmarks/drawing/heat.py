@@ -1,4 +1,7 @@
-"""Ratios as heat maps: lengths across, head dims and masks down; blue is faster, red slower."""
+"""Ratios as heat maps: lengths across, head dims and masks down; blue is faster, red slower.
+
+A row has so few maps that its text stays legible on a page of 720 pixels.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from benchmarks.drawing.points import MASKS, Point, length, mean
 Map = tuple[str, dict[Point, float]]
 _SPAN: Final = 1.3  # the darkest colours: about 2.5 times and 0.4 times as fast
 _DARK: Final = 0.6  # from here on white text is easier to read
+_ACROSS: Final = 4
 
 
 def draw(strips: Sequence[tuple[str, Sequence[Map]]], title: str, *lines: str) -> Figure:
@@ -24,6 +28,7 @@ def draw(strips: Sequence[tuple[str, Sequence[Map]]], title: str, *lines: str) -
     points = {p for _, maps in strips for _, found in maps for p in found}
     rows = sorted({(p.head_dim, p.causal) for p in points})
     lengths = sorted({p.seqlen for p in points})
+    strips = [(name, part) for name, maps in strips for part in _parts(maps)]
     across = max(len(maps) for _, maps in strips)
     figure, panels = pyplot.subplots(
         *(len(strips), across),
@@ -44,6 +49,13 @@ def draw(strips: Sequence[tuple[str, Sequence[Map]]], title: str, *lines: str) -
     top = style.entitle(figure, title, *lines)
     figure.tight_layout(rect=(0, 0, 1, top), w_pad=1.2, h_pad=1.6)
     return figure
+
+
+def _parts(maps: Sequence[Map]) -> list[Sequence[Map]]:
+    """The maps in rows of about the same length."""
+    rows = max(-(-len(maps) // _ACROSS), 1)
+    size = max(-(-len(maps) // rows), 1)
+    return [maps[start : start + size] for start in range(0, rows * size, size)]
 
 
 def _draw_map(panel: Axes, one: Map, rows: list[tuple[int, bool]], lengths: list[int]) -> None:

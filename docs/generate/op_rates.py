@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.names import OF_OPS
-from rates import RESULTS, caption, documents, relative
+from rates import NONE, RESULTS, caption, documents, relative
 from tables import table
 
 OURS: Final = "flashvar"
@@ -32,7 +32,7 @@ def linear_attention_to_peers(root: Path) -> str:
                 cells.setdefault(row["cell"], {})[row["contender"]] = row["rate"]
     peers = dict.fromkeys(peer for by in cells.values() for peer in by if peer != OURS)
     of_call = {
-        f"{direction}, to {_name(peer)}": [
+        f"{direction}, vs {_name(peer)}": [
             by[OURS] / by[peer]
             for cell, by in cells.items()
             if cell.startswith(direction) and OURS in by and peer in by
@@ -59,13 +59,13 @@ def _table(rows: list[dict[str, Any]]) -> str:
         cells.setdefault(row["cell"], {})[row["contender"]] = row["rate"]
     peers = [one for one in dict.fromkeys(row["contender"] for row in rows) if one != OURS]
     names = [_name(peer) for peer in peers]
-    heading = ("call", OURS, *names, *(f"to {name}" for name in names))
+    heading = ("call", OURS, *names, *(f"vs {name}" for name in names))
     lines = [
         (
             cell,
             f"**{_rate(by[OURS])}**",
-            *(_rate(by[peer]) if peer in by else "" for peer in peers),
-            *(f"{by[OURS] / by[peer]:.2f}" if peer in by else "" for peer in peers),
+            *(_rate(by[peer]) if peer in by else NONE for peer in peers),
+            *(f"{by[OURS] / by[peer]:.2f}" if peer in by else NONE for peer in peers),
         )
         for cell, by in cells.items()
         if OURS in by

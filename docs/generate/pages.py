@@ -65,7 +65,7 @@ def stand_in(root: Path) -> str:
         if names := _exported(path):
             rows[name] = ", ".join(f"`{one}`" for one in names if "install" not in one)
     missing = {**NOT_SERVED, **NAMES_NOT_SERVED}
-    rows |= {name: f"not served; use {instead}" for name, instead in missing.items()}
+    rows |= {name: f"missing; use {instead}" for name, instead in missing.items()}
     return table(("module", "names"), ((f"`{name}`", rows[name]) for name in sorted(rows)))
 
 

@@ -14,12 +14,12 @@ else:
     import tomli as tomllib
 
 from benchmarks import result_file
-from benchmarks.names import CONTENDERS, HOST_CALLERS, HOST_WAYS
+from benchmarks.names import CONTENDERS, HOST_CALLERS, HOST_WAYS, INTEGRATION_CALLS
 from tables import table
 
 RESULTS: Final = Path("benchmarks", "results")
 OURS: Final = "flashvar-cuda"
-_NONE: Final = "-"  # not measured
+NONE: Final = "-"  # not measured
 # Headings of a table with a column per contender, which would otherwise be wider than a page.
 _SHORT: Final = {
     "sdpa-flash": "SDPA FA 2",
@@ -86,7 +86,7 @@ def ratios(root: Path) -> str:
         named = dict.fromkeys(row["contender"] for row in document["rows"])
         peers = [name for name in named if not name.startswith("flashvar-")]
         rows = [(contender(peer), *(_ratio(cells, peer) for cells in directions)) for peer in peers]
-        absent = [name for name, *found in rows if set(found) == {_NONE}]
+        absent = [name for name, *found in rows if set(found) == {NONE}]
         heading = ("other kernel", "forward: mean (range)", "backward: mean (range)")
         made = table(heading, (row for row in rows if row[0] not in absent))
         missing = f"\n\nNot measured in this run: {', '.join(absent)}." if absent else ""
@@ -96,10 +96,10 @@ def ratios(root: Path) -> str:
 
 
 def _ratio(cells: Cells, peer: str) -> str:
-    """Geometric mean, lowest and highest; _NONE if nothing was measured."""
+    """Geometric mean, lowest and highest; NONE if nothing was measured."""
     found = [by[OURS]["tflops"] / by[peer]["tflops"] for by in cells.values() if peer in by]
     if not found:
-        return _NONE
+        return NONE
     return f"{geometric_mean(found):.2f} ({min(found):.2f} to {max(found):.2f})"
 
 
@@ -149,13 +149,13 @@ def _comparison(cells: Cells) -> str:
                 f"{seqlen:,}",
                 "causal" if causal else "full",
                 f"**{own:.0f}**",
-                *(f"{by[name]['tflops']:.0f}" if name in by else _NONE for name in peers),
-                _NONE if best is None else f"{own / best:.2f}",
+                *(f"{by[name]['tflops']:.0f}" if name in by else NONE for name in peers),
+                NONE if best is None else f"{own / best:.2f}",
             )
         )
     heading = ("head dim", "length", "mask", "flashvar")
     short = (_SHORT.get(name, contender(name)) for name in peers)
-    return table((*heading, *short, "to the fastest other"), rows)
+    return table((*heading, *short, "vs fastest other"), rows)
 
 
 def contender(name: str) -> str:
@@ -211,18 +211,24 @@ def integrations(root: Path) -> str:
     """What an integration adds to the host time of a call."""
     parts = []
     for file, document in documents(root, "integrations"):
+        found = {row["way"]: row for row in document["rows"] if "median_us" in row}
         rows = [
             (
-                row["way"],
-                f"{row['median_us']:.1f}",
-                f"{row['added_us']:.1f}" if "added_us" in row else _NONE,
+                name,
+                *(
+                    _time(found.get(f"{way}, {mode}", {}).get(measured))
+                    for mode in ("no-gradient", "gradient")
+                    for measured in ("median_us", "added_us")
+                ),
             )
-            for row in document["rows"]
-            if "median_us" in row
+            for way, name in INTEGRATION_CALLS.items()
         ]
-        made = table(("call", "µs", "more than `flashvar.attention`, µs"), rows)
+        made = table(("call", "no gradient", "added", "gradient", "added"), rows)
         origin = _origin(file, document["environment"])
-        parts.append(f"Through an integration, medians, {origin}.\n\n{made}")
+        parts.append(
+            f"Through an integration, and how much that adds to `flashvar.attention`. "
+            f"Medians in µs, {origin}.\n\n{made}"
+        )
     return "\n\n".join(parts)
 
 
@@ -253,7 +259,7 @@ def models(root: Path) -> str:
                 cells.setdefault(row["cell"], {})[row["contender"]] = row
         names = list(dict.fromkeys(name for by in cells.values() for name in by))
         rows = [
-            (cell, *(f"{by[name]['tflops']:.0f}" if name in by else _NONE for name in names))
+            (cell, *(f"{by[name]['tflops']:.0f}" if name in by else NONE for name in names))
             for cell, by in cells.items()
         ]
         measured = caption(file, document["environment"])
@@ -322,4 +328,4 @@ def _megabytes(wheel: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _time(microseconds: float | None) -> str:
-    return _NONE if microseconds is None else f"{microseconds:.1f}"
+    return NONE if microseconds is None else f"{microseconds:.1f}"

@@ -153,3 +153,9 @@ def test_the_best_peer_is_the_fastest_that_ran(monkeypatch: pytest.MonkeyPatch) 
     best = points.best_peer(measured)
     assert best == {a: 300.0, b: 200.0}
     assert points.over(measured["flashvar-cuda"], best) == {a: 3.0, b: 4.5}
+
+
+@pytest.mark.parametrize(("maps", "rows"), [(0, [0]), (4, [4]), (5, [3, 2]), (7, [4, 3])])
+def test_a_row_of_maps_is_legible_on_a_page(maps: int, rows: list[int]) -> None:
+    parts = import_module("benchmarks.drawing.heat")._parts([("vs peer", {})] * maps)
+    assert [len(part) for part in parts] == rows

@@ -43,8 +43,12 @@ def rendered(found: Report, width: int | None = None) -> str:
     ("system", "inventory", "healthy", "conclusion"),
     [
         pytest.param(sim.system(sim.H100), ALL, True, "Compiled kernels serve", id="H100"),
-        pytest.param(sim.system(sim.GB200), ALL, True, "Triton serves every request", id="GB200"),
-        pytest.param(sim.system(sim.H100), NOTHING, True, "Triton serves every request", id="bare"),
+        pytest.param(
+            sim.system(sim.GB200), ALL, True, "Triton serves every kind of call", id="GB200"
+        ),
+        pytest.param(
+            sim.system(sim.H100), NOTHING, True, "Triton serves every kind of call", id="bare"
+        ),
         pytest.param(sim.system(), ALL, False, "torch sees no CUDA device", id="no GPU"),
         pytest.param(
             sim.system(driver_cuda=None), ALL, False, "no NVIDIA driver is found", id="no driver"
@@ -120,7 +124,7 @@ def test_text_of_a_machine_with_two_devices() -> None:
     inventory = replace(sim.inventory("89"), refusals=(SHADOWED,))
     text = rendered(report(sim.system(sim.L40S, sim.GB200), inventory))
     assert text.startswith(
-        f"flashvar {__version__}: Of {2 * EACH} requests: cuda {EACH}, triton {EACH}.\n"
+        f"flashvar {__version__}: Of {2 * EACH} kinds of calls: cuda {EACH}, triton {EACH}.\n"
     )
     what_runs = text.partition("\nWhat runs\n")[2].partition("\n\n")[0]
     of_ops = re.split(r"\n(?=  cuda:)", what_runs)
@@ -298,7 +302,7 @@ def test_a_binary_with_every_compiled_function_serves_every_request() -> None:
         name for spec in specs() for name in spec.compiled
     }
     assert found.healthy
-    assert found.conclusion == "Compiled kernels serve every request."
+    assert found.conclusion == "Compiled kernels serve every kind of call."
 
 
 def test_dtypes_that_no_release_compiles_are_not_missed() -> None:

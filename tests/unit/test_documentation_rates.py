@@ -53,10 +53,14 @@ def test_rates_of_an_op_stand_beside_each_contender(tmp_path: Path) -> None:
         {**of_call, "contender": "copy", "rate": 4.0},
         {**of_call, "contender": "fla", "skipped": "not installed"},
         {**of_call, "op": "other", "contender": "flashvar", "rate": 99.0},
+        {**of_call, "cell": "backward, small", "contender": "flashvar", "rate": 2.0},
     )
     assert "TB/s on one GPU, driver 1.2, torch 9.9, commit 0123456789 (`" in found
-    assert found.splitlines()[2] == "| call | flashvar | plain copy | to plain copy |"
-    assert found.splitlines()[-1] == "| forward, small | **3.00** | 4.00 | 0.75 |"
+    assert found.splitlines()[2] == "| call | flashvar | plain copy | vs plain copy |"
+    assert found.splitlines()[-2:] == [
+        "| forward, small | **3.00** | 4.00 | 0.75 |",
+        "| backward, small | **2.00** | - | - |",
+    ]
 
 
 def test_an_op_without_a_record_says_so(tmp_path: Path) -> None:
@@ -104,6 +108,22 @@ def test_what_an_integration_adds_is_said_of_its_record(tmp_path: Path) -> None:
     said = import_module("sentences").cost_in_transformers(tmp_path)
     assert "takes 1.0 µs more than `flashvar.attention`, 2.5 µs with gradients, and 3.2 µs" in said
     assert "Registering takes 0.07 ms" in said
+
+
+def test_calls_through_integrations_have_names_for_readers(tmp_path: Path) -> None:
+    rows = [
+        {"way": "sdpa, no-gradient", "median_us": 15.0, "added_us": 3.3},
+        {"way": "sdpa, gradient", "median_us": 24.4, "added_us": 3.8},
+        {"way": "direct, no-gradient", "median_us": 11.7, "added_us": 0.0},
+    ]
+    folder = tmp_path / "benchmarks" / "results"
+    folder.mkdir(parents=True)
+    document = {"benchmark": "integrations", "environment": ENVIRONMENT, "rows": rows}
+    result_file.write(folder / "made.json", document)
+    found = import_module("rates").integrations(tmp_path)
+    assert "| torch, after `activate()` | 15.0 | 3.3 | 24.4 | 3.8 |" in found
+    assert "| `flashvar.attention` | 11.7 | 0.0 | - | - |" in found
+    assert "sdpa" not in found
 
 
 def test_records_of_translated_code_are_left_out(tmp_path: Path) -> None:

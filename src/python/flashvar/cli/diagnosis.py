@@ -78,12 +78,12 @@ class Report:
         if not self._has_kernels:
             return "No backend but the reference serves this machine."
         if all(backend == "cuda" for backend in backends):
-            return "Compiled kernels serve every request."
+            return "Compiled kernels serve every kind of call."
         if all(backend == "triton" for backend in backends):
-            return "Triton serves every request."
+            return "Triton serves every kind of call."
         served = ", ".join(map(self._served_by, dict.fromkeys(backends)))
-        said = (f"Of {len(backends)} requests: {served}.", *(f"{one}." for one in self.shortfalls))
-        return " ".join(said)
+        first = f"Of {len(backends)} kinds of calls: {served}."
+        return " ".join((first, *(f"{one}." for one in self.shortfalls)))
 
     def _served_by(self, backend: str) -> str:
         """How many requests a backend serves, and of which ops if not of all."""
