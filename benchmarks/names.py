@@ -53,3 +53,12 @@ INTEGRATION_CALLS: Final = {
     "Attend": "`Attend`",
     "xformers": "xformers",
 }
+# The steps of `run.py build`.
+BUILD_STEPS: Final = {
+    "hdim64-cold": "one head dim, from nothing",
+    "hdim64-header": "the same, after a change of a kernel header",
+    "hdim64-unchanged": "the same, without a change",
+    "wheels-all": "all wheels, from nothing",
+    "wheels-all-to-cache": "the same, into a compiler cache",
+    "wheels-all-from-cache": "the same, from that cache",
+}

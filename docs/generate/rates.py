@@ -14,7 +14,13 @@ else:
     import tomli as tomllib
 
 from benchmarks import result_file
-from benchmarks.names import CONTENDERS, HOST_CALLERS, HOST_WAYS, INTEGRATION_CALLS
+from benchmarks.names import (
+    BUILD_STEPS,
+    CONTENDERS,
+    HOST_CALLERS,
+    HOST_WAYS,
+    INTEGRATION_CALLS,
+)
 from tables import table
 
 RESULTS: Final = Path("benchmarks", "results")
@@ -238,7 +244,11 @@ def builds(root: Path) -> str:
     for file, document in documents(root, "build"):
         cores = document["environment"]["cpu"]["count"]
         rows = [
-            (row["step"], f"`{row['command']}`", f"{row['seconds']:.1f}")
+            (
+                BUILD_STEPS.get(row["step"], row["step"]),
+                f"`{row['command']}`",
+                f"{row['seconds']:.1f}",
+            )
             for row in document["rows"]
             if "seconds" in row
         ]

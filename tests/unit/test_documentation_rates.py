@@ -142,3 +142,8 @@ def test_records_of_translated_code_are_left_out(tmp_path: Path) -> None:
 def test_the_readme_says_what_the_records_say(module: str, function: str) -> None:
     said = getattr(import_module(module), function)(ROOT)
     assert " ".join(said.split()) in " ".join((ROOT / "README.md").read_text("utf-8").split())
+
+
+def test_every_step_of_a_build_has_a_name_for_readers() -> None:
+    steps = {step.name for step in import_module("benchmarks.build")._STEPS}
+    assert steps == set(import_module("benchmarks.names").BUILD_STEPS)
