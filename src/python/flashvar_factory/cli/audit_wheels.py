@@ -15,12 +15,12 @@ from flashvar_factory.config import schema
 def configure(parser: argparse.ArgumentParser) -> None:
     """The wheels, the form of the answer and the limit."""
     parser.add_argument("wheels", nargs="+", type=Path, metavar="FILE", help="wheels and sdists")
-    parser.add_argument("--json", action="store_true", help="for machines: a list of reports")
+    parser.add_argument("--json", action="store_true", help="print a list of reports as JSON")
     parser.add_argument(
         "--budget",
         type=int,
         metavar="BYTES",
-        help=f"what a wheel may weigh; {expectations.BUDGET:,} for wheels of this factory",
+        help=f"largest size of a wheel; {expectations.BUDGET:,} for wheels of this factory",
     )
 
 

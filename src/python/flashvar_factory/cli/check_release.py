@@ -18,13 +18,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--again", type=Path, required=True, metavar="FOLDER", help="the files of a second build"
     )
-    parser.add_argument("--tag", help="v<version>, on this commit; without it: a rehearsal")
+    parser.add_argument("--tag", help="v<version>, on this commit; leave it out for a rehearsal")
     parser.add_argument(
         "--index",
         action="append",
         default=[],
         metavar="URL",
-        help="where they will be published, as https://pypi.org/simple; may be repeated",
+        help="where the files will be published, such as https://pypi.org/simple; may be repeated",
     )
     parser.add_argument(
         "--python",

@@ -21,9 +21,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """SelectionArguments, and the forms for machines."""
     selected.add_arguments(parser)
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="for machines")
+    form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument(
-        "--matrix", action="store_true", help="a job for each wheel of all platforms, for GitHub"
+        "--matrix", action="store_true", help="print a GitHub matrix: a job for each wheel"
     )
 
 

@@ -11,7 +11,7 @@ from flashvar_factory.index import yanks
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Where the wheels are, and where the pages go."""
-    parser.add_argument("--wheels", type=Path, default=Path("dist"))
+    parser.add_argument("--wheels", type=Path, default=Path("dist"), help="default: dist")
     parser.add_argument(
         "--also",
         type=Path,
@@ -26,7 +26,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"releases that were withdrawn (default: {yanks.FILE_NAME}, where there is one)",
     )
-    parser.add_argument("--output", type=Path, default=Path("build/index"))
+    parser.add_argument(
+        "--output", type=Path, default=Path("build/index"), help="default: build/index"
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:

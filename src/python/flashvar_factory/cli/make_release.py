@@ -23,7 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Selection arguments, where the release works, and where it goes."""
     selected.add_arguments(parser)
     parser.add_argument("--folder", type=Path, default=Path(pipeline.FOLDER))
-    parser.add_argument("--output", type=Path, default=Path("dist"))
+    parser.add_argument("--output", type=Path, default=Path("dist"), help="default: dist")
     parser.add_argument(
         "--python",
         type=Path,

@@ -14,7 +14,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """The arguments that the shards were built with, their folders, and where the files go."""
     selected.add_arguments(parser)
     parser.add_argument("--shard", type=Path, action="append", required=True, help="a folder")
-    parser.add_argument("--output", type=Path, default=Path("dist"))
+    parser.add_argument("--output", type=Path, default=Path("dist"), help="default: dist")
 
 
 def run(arguments: argparse.Namespace) -> None:

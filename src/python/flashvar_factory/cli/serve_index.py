@@ -10,9 +10,11 @@ from flashvar_factory.index import serve
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """What to serve, and where."""
-    parser.add_argument("--site", type=Path, default=Path("build/index"))
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
+    parser.add_argument(
+        "--site", type=Path, default=Path("build/index"), help="default: build/index"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000, help="default: 8000; 0 takes a free one")
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""Print which nvcc would compile."""
+"""Print the nvcc that would be used."""
 
 from __future__ import annotations
 

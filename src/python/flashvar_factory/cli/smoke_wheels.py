@@ -18,11 +18,15 @@ from flashvar_factory.release import pythons, smoke
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """What is installed, from where, and into which Pythons."""
-    parser.add_argument("--wheels", type=Path, default=Path("dist"))
+    parser.add_argument("--wheels", type=Path, default=Path("dist"), help="default: dist")
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--index-url", help="install from this index; --wheels says what it has")
     source.add_argument(
-        "--serve", action="store_true", help="install over HTTP: from an index of them, served here"
+        "--index-url", help="install from this index, which has the files of --wheels"
+    )
+    source.add_argument(
+        "--serve",
+        action="store_true",
+        help="make an index of the wheels and install from it over HTTP",
     )
     parser.add_argument(
         "--python",
@@ -36,9 +40,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="REQUIREMENT",
-        help="e.g. torch==2.8.0, from the configured index; each makes its own environments",
+        help="also install this, e.g. torch==2.8.0; repeated, each has its own environments",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report as JSON")
 
 
 def run(arguments: argparse.Namespace) -> None:

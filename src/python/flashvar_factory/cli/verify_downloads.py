@@ -21,20 +21,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--hashes",
         type=Path,
         metavar="PATH",
-        help="lists the files' SHA-256, as sha256sum writes it; or the folder of an index",
+        help="a list of SHA-256 hashes, as sha256sum writes it, or the folder of an index",
     )
     parser.add_argument(
         "--publisher",
         metavar="OWNER/REPOSITORY:WORKFLOW.yml",
-        help="whose attestations must be next to each file, as FILE.publish.attestation",
+        help="who must have attested each file, in FILE.publish.attestation next to it",
     )
     parser.add_argument(
         "--require",
         nargs="+",
         default=[],
         choices=downloaded.CHECKS,
-        help="checks that must have been made: else one that cannot be made is said, no fault; "
-        "that of --publisher must, once it is named",
+        help="fail if these checks cannot be made (default: report it); --publisher requires "
+        "attestation",
     )
 
 

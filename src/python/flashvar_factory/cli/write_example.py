@@ -12,7 +12,7 @@ from flashvar_factory.build import example
 def configure(parser: argparse.ArgumentParser) -> None:
     """The name, and the folder."""
     parser.add_argument("project", help="lower-case letters and digits: mykernels")
-    parser.add_argument("--output", type=Path, help="an empty folder or none (default: the name)")
+    parser.add_argument("--output", type=Path, help="a new or an empty folder (default: the name)")
 
 
 def run(arguments: argparse.Namespace) -> None:

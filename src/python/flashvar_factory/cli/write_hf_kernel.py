@@ -11,10 +11,15 @@ from flashvar_factory.release import hf_kernel
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Where the wheels are, where the repository goes, and what it exports."""
-    parser.add_argument("--wheels", type=Path, default=Path("dist"))
-    parser.add_argument("--output", type=Path, default=Path("build/hf-kernel"))
+    parser.add_argument("--wheels", type=Path, default=Path("dist"), help="default: dist")
     parser.add_argument(
-        "--module", nargs="+", metavar="NAME", help="whose names it has (default: the package's)"
+        "--output", type=Path, default=Path("build/hf-kernel"), help="default: build/hf-kernel"
+    )
+    parser.add_argument(
+        "--module",
+        nargs="+",
+        metavar="NAME",
+        help="modules whose names it has (default: the package)",
     )
     parser.add_argument(
         "--kernel-version", type=int, default=1, help="branch v<N> of the Hub (default: 1)"
