@@ -184,7 +184,7 @@ def test_what_is_refused() -> None:
     q, k = made(B, M, H, K), made(B, N, H, K)
     with pytest.raises(InvalidInputError, match="got SomeOtherMask"):
         memory_efficient_attention(q, k, k, mask("SomeOtherMask"))
-    with pytest.raises(ShapeError, match="a tensor of 4 dimensions"):
+    with pytest.raises(ShapeError, match="attn_bias must have 4 dimensions"):
         memory_efficient_attention(q, k, k, made(M, N))
     with pytest.raises(ShapeError, match="bias must have shape"):
         memory_efficient_attention(q, k, k, made(B, H, N, M))

@@ -121,7 +121,7 @@ def refuse_name(module: str, name: str) -> NoReturn:
 
 def _refused(package: str, name: str, served_by: str) -> NotServedError:
     return NotServedError(
-        f"{name} is not in flashvar's stand-in for {package}, got an import of it: use {served_by}",
+        f"{name} is not in flashvar's stand-in for {package}: use {served_by}",
         name=name,
     )
 

@@ -164,8 +164,8 @@ def _replacements() -> Iterator[tuple[Any, Any]]:
             module = importlib.import_module(f"{_NAME}.{_NAME}_{part}")
         except ImportError as error:
             raise IntegrationError(
-                f"install() needs causal-conv1d 1.4 or newer, found that {error}: call provide(), "
-                "which does without it"
+                f"install() needs causal-conv1d 1.4 or newer, found: {error}; call provide(), "
+                "which needs no such package"
             ) from error
         for name in names:
             yield getattr(module, name), rebindable(_FUNCTIONS[name])

@@ -37,9 +37,9 @@ def replacements(strict: bool) -> Iterator[tuple[Any, Any]]:
             theirs = [getattr(module, function) for function in functions]
         except (ImportError, AttributeError) as error:
             raise IntegrationError(
-                "install() needs flash-linear-attention 0.5.1 or newer, found that "
-                f"{error}: pip install --upgrade flash-linear-attention, or call provide(), which "
-                "does without it"
+                "install() needs flash-linear-attention 0.5.1 or newer, found: "
+                f"{error}; pip install --upgrade flash-linear-attention, or call provide(), which "
+                "needs no such package"
             ) from error
         for function, original in zip(functions, theirs, strict=True):
             yield original, over(original, getattr(ours, function), ours.unserved, strict)

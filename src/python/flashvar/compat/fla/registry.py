@@ -80,8 +80,8 @@ def register_backends() -> None:
             _register_before_0_6(importlib.import_module("fla.ops.backends"))
     except (ImportError, AttributeError) as error:
         raise IntegrationError(
-            "register() needs flash-linear-attention 0.5.1 or newer, found that "
-            f"{error}: pip install --upgrade flash-linear-attention"
+            "register() needs flash-linear-attention 0.5.1 or newer, found: "
+            f"{error}; pip install --upgrade flash-linear-attention"
         ) from error
 
 

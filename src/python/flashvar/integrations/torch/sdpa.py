@@ -112,7 +112,7 @@ def why_not(
     if q_shape[0] != k_shape[0] or not fits or q_shape[3] != k_shape[3]:
         return "the batch, the head dim or v does not fit, so torch would broadcast"
     if q_shape[heads] != k_shape[heads] and not (gqa and q_shape[heads] % k_shape[heads] == 0):
-        return "the heads of q and k differ, without enable_gqa, or not by a whole factor"
+        return "the heads of q and k differ without enable_gqa, or k's do not divide q's"
     cast = _autocast_dtype(q.device.type)
     dtype = _dtype_after(cast, q)
     if (

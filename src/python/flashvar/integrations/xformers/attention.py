@@ -135,8 +135,8 @@ def _in_four_dimensions(given: Any, query: torch.Tensor) -> torch.Tensor:
     check_strided("attn_bias", given)
     if given.dim() != query.dim():
         raise ShapeError(
-            f"attn_bias must be a tensor of {query.dim()} dimensions as query, got "
-            f"{given.dim()}: name batch and heads, 1 for all of them"
+            f"attn_bias must have {query.dim()} dimensions, as query has, got {given.dim()}: "
+            "add dimensions of size 1 for batch and heads"
         )
     return given.unsqueeze(1) if query.dim() == 3 else given.flatten(1, -3)
 

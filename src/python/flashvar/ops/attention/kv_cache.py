@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import torch
 
 from flashvar.errors import (
-    BackendUnavailableError,
     DtypeError,
     InvalidInputError,
     ShapeError,
@@ -255,7 +254,7 @@ def _check_lengths(given: Arguments, before: torch.Tensor, new: int, capacity: i
         longest = int(used.max()) if used.numel() else 0
         if longest > capacity:
             what = "block_table addresses" if in_pages else "k_cache holds"
-            raise BackendUnavailableError(
+            raise ShapeError(
                 f"{what} at most {capacity} keys of a sequence, got {longest} with the new ones: "
                 "make it larger"
             )
@@ -279,8 +278,8 @@ def _check_lengths(given: Arguments, before: torch.Tensor, new: int, capacity: i
     if slots is not None and bool(((slots < 0) | (slots >= given.k_cache.shape[0])).any()):
         name = "cache_batch_idx" if given.block_table is None else "block_table"
         raise ShapeError(
-            f"{name} must be from 0 to {given.k_cache.shape[0] - 1}, got {slots.tolist()}: "
-            "correct it"
+            f"{name} must be from 0 to {given.k_cache.shape[0] - 1}, got {slots.tolist()}: pass "
+            "indices into the first dimension of k_cache"
         )
     return longest
 

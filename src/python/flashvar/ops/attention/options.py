@@ -107,7 +107,7 @@ def window_side(side: Any) -> Any:
 def _window_error(side: object) -> InvalidInputError:
     return InvalidInputError(
         f"window_size must be two integers, each -1 (unbounded) or more, got {side!r}: "
-        "count the keys that a query sees on each side of its own"
+        "pass how many keys a query sees on each side of its own"
     )
 
 
