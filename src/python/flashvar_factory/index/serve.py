@@ -48,7 +48,7 @@ def server(
     Each request is a line on stderr, unless it is to be `quiet`.
     """
     if not (site / PAGE).is_file():
-        raise PackagingError(f"{site}: expected an index, found none; nox -s index")
+        raise PackagingError(f"{site}: expected an index, found none; run the command index first")
     try:
         handler = _Silent if quiet else _Handler
         return ThreadingHTTPServer((host, port), partial(handler, directory=str(site)))

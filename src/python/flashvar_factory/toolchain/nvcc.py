@@ -77,8 +77,8 @@ def find(choice: ToolkitChoice, environ: Mapping[str, str], root: Path) -> Toolc
     raise ToolchainError(
         f"expected nvcc {_dotted(MINIMUM)} or newer ({_dotted(MINIMUM_NAMED)} when CUDACXX names "
         f"it), found:\n" + ("\n".join(looked) or "  nothing") + "\n"
-        f"`nox -s build-dev` installs it from PyPI; by hand: "
-        f"pip install --target {PYPI_FOLDER} --group {GROUP}"
+        "from PyPI: `nox -s build-dev` in a checkout of flashvar, or pip install "
+        '"flashvar-factory[cuda]"'
     )
 
 
