@@ -233,7 +233,7 @@ def _check_fetched(done: subprocess.CompletedProcess[str], offer: Offer, source:
             "installed: publish the index again, or take another source"
         )
     raise SourceError(
-        f"{offer}: expected a wheel of it at {source}, found none that can be fetched "
+        f"{offer}: expected a wheel at {source}, found none that can be fetched "
         f"({_last_words(done)}); nothing was installed: name another source with --from"
     )
 
