@@ -154,6 +154,18 @@ def check_compiled_gradients(found: Function, expected: Function, refusal: str) 
         gradient.sum().backward()
 
 
+# Derivatives of derivatives that are refused: gradients and tangents are constants.
+OF_REFUSED = [(vjp, jvp), (vjp, jvp, vjp), (vjp, vjp, vjp)]
+
+
+def check_compiled_derivatives_of_refused(chain: Chain, found: Function, refusal: str) -> None:
+    """The refusal stays in the graph, whose result depends on it."""
+    torch._dynamo.reset()
+    compiled = torch.compile(composed(chain, found), fullgraph=True, backend="aot_eager")
+    with pytest.raises(BackendUnavailableError, match=refusal):
+        compiled(X)
+
+
 def check_vjp_after_its_transform(
     within: type, found: Function, expected: Function, refusal: str
 ) -> None:

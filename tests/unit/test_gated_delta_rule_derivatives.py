@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from derivative_chains import (
+    OF_REFUSED,
     PAIRS,
     Chain,
     Function,
@@ -19,6 +20,7 @@ from derivative_chains import (
     batched,
     chains,
     check,
+    check_compiled_derivatives_of_refused,
     check_compiled_gradients,
     check_unused_second_derivatives,
     check_vjp_after_its_transform,
@@ -158,6 +160,15 @@ def test_compiled_chains(chain: Chain) -> None:
     torch._dynamo.reset()
     found = torch.compile(composed(chain, plain(ours)), fullgraph=True, backend="aot_eager")
     check(chain, found, composed(chain, plain(recurrent)), f"{SECOND}|{FORWARD}")
+
+
+@pytest.mark.parametrize("chain", OF_REFUSED, ids=name)
+def test_compiled_derivatives_of_refused_ones(chain: Chain) -> None:
+    def of_one_tensor(x: torch.Tensor) -> torch.Tensor:
+        beta = torch.full(x.shape[1:4], 0.5, dtype=x.dtype)
+        return torch.stack([flashvar.gated_delta_rule(one, *X[:2], None, beta)[0] for one in x])
+
+    check_compiled_derivatives_of_refused(chain, of_one_tensor, f"{SECOND}|{FORWARD}")
 
 
 def test_compiled_gradients_of_parameters() -> None:

@@ -12,6 +12,7 @@ import torch
 from derivative_chains import (
     AUTOGRAD,
     FUNCTORCH,
+    OF_REFUSED,
     PAIRS,
     TANGENT,
     Chain,
@@ -21,6 +22,7 @@ from derivative_chains import (
     batched,
     chains,
     check,
+    check_compiled_derivatives_of_refused,
     check_compiled_gradients,
     check_unused_second_derivatives,
     check_vjp_after_its_transform,
@@ -108,6 +110,14 @@ def test_compiled_chains(chain: Chain) -> None:
     torch._dynamo.reset()
     found = torch.compile(composed(chain, whole(fused)), fullgraph=True, backend="aot_eager")
     compared(chain, found, composed(chain, whole(written_out)))
+
+
+@pytest.mark.parametrize("chain", OF_REFUSED, ids=name)
+def test_compiled_derivatives_of_refused_ones(chain: Chain) -> None:
+    def of_one_input(x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([flashvar.attention(one, X[0], X[1]) for one in x])
+
+    check_compiled_derivatives_of_refused(chain, of_one_input, f"{SECOND}|{FORWARD}")
 
 
 def test_compiled_gradients_of_parameters() -> None:

@@ -2,12 +2,13 @@
 
 The op `no_derivative` refuses, not a line of Python: tracing a program also traces derivatives that
 may never be computed. The op is then part of the graph and raises where it runs. While it is
-traced, its result has the shape and dtype of the derivative.
+traced, its result has the shape and dtype of the derivative, and depends on all that the derivative
+would depend on: else derivatives of the result would be zeros, and the op would leave the graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final
 
 import torch
@@ -21,7 +22,8 @@ from flashvar.ops.sharding import register, rule_of
 
 _LIBRARY: Final = torch.library.Library("flashvar", "FRAGMENT")
 _LIBRARY.define(
-    "no_derivative(Tensor cause, SymInt[] shape, ScalarType dtype, str refusal) -> Tensor",
+    "no_derivative(Tensor cause, Tensor? other, SymInt[] shape, ScalarType dtype, str refusal) "
+    "-> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -52,23 +54,30 @@ class Refused(Differentiated):
 
     no_reverse_mode: ClassVar[str]
     no_forward_mode: ClassVar[str]
+    # Places of inputs that are written in place: autograd does not return what it saved of them.
+    written: ClassVar[tuple[int, ...]] = ()
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    @classmethod
+    def setup_context(cls, ctx: Any, inputs: Any, output: Any) -> None:
         """Keep what the refusals need."""
         ctx.set_materialize_grads(False)
         ctx.inputs = likenesses(inputs)
         ctx.outputs = likenesses(output)
+        ctx.save_for_forward(*tensors_of(inputs))
+        unwritten = [x for place, x in enumerate(inputs) if place not in cls.written]
+        ctx.save_for_backward(*tensors_of(unwritten))
 
     @classmethod
     def backward(cls, ctx: Any, *grads: Any) -> Any:
         """Refuse."""
-        return refuse(ctx.inputs, ctx.needs_input_grad, grads, cls.no_reverse_mode)
+        like, wanted = ctx.inputs, ctx.needs_input_grad
+        return refuse(like, wanted, grads, cls.no_reverse_mode, ctx.saved_tensors)
 
     @classmethod
     def jvp(cls, ctx: Any, *tangents: Any) -> Any:
         """Refuse."""
-        return refuse(ctx.outputs, (True,) * len(ctx.outputs), tangents, cls.no_forward_mode)
+        like, wanted = ctx.outputs, (True,) * len(ctx.outputs)
+        return refuse(like, wanted, tangents, cls.no_forward_mode, ctx.saved_tensors)
 
 
 def below_autograd(op: Any, keyset: Any, arguments: tuple[Any, ...]) -> Any:
@@ -122,15 +131,28 @@ def likenesses(values: Any) -> list[Any]:
     return [(x.shape, x.dtype) if isinstance(x, torch.Tensor) else None for x in values]
 
 
-def refuse(like: Any, wanted: Any, causes: Any, refusal: str) -> tuple[Any, ...]:
-    """Calls of no_derivative, which depend on a cause: no graph computes them before it."""
-    cause = next((x for x in causes if x is not None), None)
-    if cause is None:
+def tensors_of(values: Any) -> list[torch.Tensor]:
+    """The tensors among arguments."""
+    return [x for x in values if isinstance(x, torch.Tensor)]
+
+
+def refuse(
+    like: Any, wanted: Any, given: Any, refusal: str, inputs: Sequence[Any] = ()
+) -> tuple[Any, ...]:
+    """Calls of no_derivative in place of the derivatives that are wanted.
+
+    They depend on the gradients or tangents that are given, so that no graph computes them before,
+    and on the inputs of the function, as its derivatives do.
+    """
+    if all(x is None for x in given):
         return (None,) * len(like)
+    cause, *others = [x for x in (*given, *inputs) if x is not None and x.is_floating_point()]
     op = torch.ops.flashvar.no_derivative.default
     _register_sharding_rule()
+    for other in others:  # one by one: the batches of is_grads_batched take no lists of tensors
+        cause = op(cause, other, (), torch.float32, refusal)
     return tuple(
-        op(cause, *one, refusal) if want and one is not None else None
+        op(cause, None, *one, refusal) if want and one is not None else None
         for one, want in zip(like, wanted, strict=True)
     )
 
@@ -148,34 +170,34 @@ _register_sharding_rule._dynamo_marked_constant = True  # type: ignore[attr-defi
 class _NoDerivative(Refused):
     """The result of no_derivative, whose derivatives are refused in the same words."""
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        Refused.setup_context(ctx, inputs, output)
+    @classmethod
+    def setup_context(cls, ctx: Any, inputs: Any, output: Any) -> None:
+        super().setup_context(ctx, inputs, output)
         ctx.refusal = inputs[-1]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return refuse(ctx.inputs, ctx.needs_input_grad, grads, ctx.refusal)
+        return refuse(ctx.inputs, ctx.needs_input_grad, grads, ctx.refusal, ctx.saved_tensors)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        return refuse(ctx.outputs, (True,), tangents, ctx.refusal)
+        return refuse(ctx.outputs, (True,), tangents, ctx.refusal, ctx.saved_tensors)
 
 
-def _raise(cause: Any, shape: Any, dtype: Any, refusal: str) -> torch.Tensor:
+def _raise(cause: Any, other: Any, shape: Any, dtype: Any, refusal: str) -> torch.Tensor:
     raise BackendUnavailableError(refusal)
 
 
-def _fake(cause: Any, shape: Any, dtype: Any, refusal: str) -> torch.Tensor:
+def _fake(cause: Any, other: Any, shape: Any, dtype: Any, refusal: str) -> torch.Tensor:
     like: torch.Tensor = cause.new_empty(shape, dtype=dtype)
     return like
 
 
 def _batched(
-    info: Any, in_dims: Any, cause: Any, shape: Any, dtype: Any, refusal: str
+    info: Any, in_dims: Any, cause: Any, other: Any, shape: Any, dtype: Any, refusal: str
 ) -> tuple[torch.Tensor, int]:
     shape = (info.batch_size, *shape)
-    return torch.ops.flashvar.no_derivative.default(cause, shape, dtype, refusal), 0
+    return torch.ops.flashvar.no_derivative.default(cause, other, shape, dtype, refusal), 0
 
 
 def _at_autograd_key(keyset: Any, *arguments: Any) -> Any:

@@ -20,7 +20,6 @@ from flashvar.ops.derivatives import (
     Refused,
     attach,
     below_autograd,
-    likenesses,
     may_be_differentiated,
     plain_apply,
     skips_dispatcher,
@@ -77,12 +76,11 @@ class _Gradients(Refused):
 class _Dispatched(_Gradients):
     """The results of a forward that went through the dispatcher."""
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    @classmethod
+    def setup_context(cls, ctx: Any, inputs: Any, output: Any) -> None:
+        super().setup_context(ctx, inputs, output)
         _, ctx.options, *tensors = inputs
         ctx.save_for_backward(*tensors, *output)
-        ctx.set_materialize_grads(False)
-        ctx.outputs = likenesses(output)
 
     @staticmethod
     def backward(ctx: Any, grad_out: Any, grad_lse: Any) -> Any:

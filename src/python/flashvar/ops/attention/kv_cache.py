@@ -67,6 +67,7 @@ class _WithCache(Refused):
         "flash_attn_with_kvcache has no derivatives, got an input with a tangent: use "
         "flash_attn_func of all keys, detached"
     )
+    written = (2, 3)  # k_cache and v_cache
 
 
 class _WithCacheInGraph(torch.autograd.Function):  # type: ignore[misc]

@@ -101,6 +101,7 @@ class _Updated(Refused):
         "causal_conv1d_update has no derivatives, got an input with a tangent: use "
         "causal_conv1d with initial_state, which has them"
     )
+    written = (2,)  # state
 
 
 _apply: Final = plain_apply(_Plain)

@@ -15,7 +15,6 @@ from flashvar.ops.derivatives import (
     Refused,
     attach,
     below_autograd,
-    likenesses,
     may_be_differentiated,
     plain_apply,
     skips_dispatcher,
@@ -65,10 +64,10 @@ class _Gradients(Refused):
 class _Dispatched(_Gradients):
     """The results of a forward that went through the dispatcher."""
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    @classmethod
+    def setup_context(cls, ctx: Any, inputs: Any, output: Any) -> None:
+        super().setup_context(ctx, inputs, output)
         _keep(ctx, inputs[1 : 1 + _TENSORS], inputs[1 + _TENSORS :])
-        ctx.outputs = likenesses(output)
 
     @staticmethod
     def backward(ctx: Any, grad_out: Any, grad_final: Any) -> Any:
@@ -86,6 +85,7 @@ class _Updated(Refused):
         "gated_delta_rule_update has no derivatives, got an input with a tangent: call it with "
         "plain tensors"
     )
+    written = (1,)  # states
 
 
 def _keep(ctx: Any, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> None:
