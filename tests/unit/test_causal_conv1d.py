@@ -316,6 +316,14 @@ def test_transforms(chain: Callable[..., Any], mapped: bool) -> None:
     torch.testing.assert_close(ours(x, weight, state), torchs(x, weight, state))
 
 
+@FORWARD_MODE
+def test_compiled_forward_mode() -> None:
+    given = [torch.randn(size, dtype=torch.float64) for size in ((2, 3, 2), (2, 4), (2, 2, 3))]
+    torch._dynamo.reset()
+    ours = torch.compile(CHAINS["jvp"](_loss(_ours)), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(ours(*given), CHAINS["jvp"](_loss(_torchs))(*given))
+
+
 @pytest.mark.parametrize("layout", ["btd", "bdt"])
 @pytest.mark.parametrize("in_dims", [(0, 0, 0), (1, None, 2), (None, 1, None), (3, None, None)])
 def test_vmap(in_dims: tuple[int | None, ...], layout: str) -> None:

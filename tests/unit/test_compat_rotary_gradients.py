@@ -208,6 +208,49 @@ def test_transforms() -> None:
     torch.testing.assert_close(found, own(tangent))
 
 
+@pytest.mark.parametrize("inplace", [False, True], ids=["new", "in place"])
+def test_compiled_transforms(inplace: bool) -> None:
+    def ours(x: torch.Tensor) -> torch.Tensor:
+        return apply_rotary_emb(x.sin(), COS, SIN, inplace=inplace).sin()
+
+    def tangent(function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        return lambda x: torch.func.jvp(torch.func.grad(lambda y: function(y).sum()), (x,), (x,))
+
+    x = leaf(2, 3, 2, 4).detach()
+    torch._dynamo.reset()
+    found = torch.compile(tangent(ours), fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(found, tangent(lambda y: own(y.sin()).sin())(x))
+
+
+class Turning(torch.nn.Module):
+    def __init__(self, inplace: bool) -> None:
+        super().__init__()
+        self.inplace = inplace
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        return apply_rotary_emb(x * 1, cos, sin, inplace=self.inplace)
+
+
+@pytest.mark.parametrize("inplace", [False, True], ids=["new", "in place"])
+def test_an_exported_program_has_the_derivatives_of_the_function(inplace: bool) -> None:
+    """It was traced without tangents, and without gradients."""
+    given = leaf(2, 3, 2, 4), COS[:3].clone().requires_grad_(), SIN[:3].clone().requires_grad_()
+    with torch.no_grad():
+        plain = tuple(x.detach() for x in given)
+        program = torch.export.export(Turning(inplace), plain).module()
+    rotated = program(*given)
+    wanted = apply_rotary_emb_torch(*given)
+    torch.testing.assert_close(rotated, wanted)
+    weights = torch.randn_like(wanted)
+    torch.testing.assert_close(
+        torch.autograd.grad(rotated.sin(), given, weights),
+        torch.autograd.grad(wanted.sin(), given, weights),
+    )
+    tangents = tuple(torch.randn_like(x) for x in plain)
+    found = torch.func.jvp(program, plain, tangents)[1]
+    torch.testing.assert_close(found, torch.func.jvp(apply_rotary_emb_torch, plain, tangents)[1])
+
+
 def reused(y: torch.Tensor) -> torch.Tensor:
     """x is read again, rather than what is returned."""
     in_place(y)

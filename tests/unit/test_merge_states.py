@@ -269,6 +269,17 @@ def test_transforms(chain: Callable[..., Any], mapped: bool) -> None:
     torch.testing.assert_close(ours(outs, lses), torchs(outs, lses))
 
 
+@FORWARD_MODE
+def test_compiled_forward_mode() -> None:
+    outs = torch.randn(2, 1, 2, 2, 3, dtype=torch.float64)
+    lses = torch.randn(2, 1, 2, 2, dtype=torch.float64)
+    torch._dynamo.reset()
+    chain = CHAINS["jvp"](_loss(flashvar.merge_states))
+    ours = torch.compile(chain, fullgraph=True, backend="aot_eager")
+    torchs = CHAINS["jvp"](_loss(lambda o, s: formula.forward(Parts((o,), (s,), True))))
+    torch.testing.assert_close(ours(outs, lses), torchs(outs, lses))
+
+
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
 @pytest.mark.parametrize("in_dims", [(0, 0), (1, None), (None, 2), (3, 0)], ids=str)
 def test_vmap(in_dims: tuple[int | None, ...], packed: bool) -> None:

@@ -126,6 +126,17 @@ def may_be_differentiated(*inputs: Any) -> bool:
     return torch.is_grad_enabled() and bool(torch._C._any_requires_grad(*inputs))
 
 
+def has_tangent(*tensors: torch.Tensor) -> bool:
+    """Whether an input has a tangent at this level of transforms.
+
+    Not by torch.autograd.forward_ad, which does not know the dual levels that graphs of
+    torch.compile enter. Torch has one dual level; further ones are transforms.
+    """
+    if no_dispatch_mode_active() or not torch._C._is_fwd_grad_enabled():
+        return False
+    return any(torch._VF._unpack_dual(x, level=0)[1] is not None for x in tensors)
+
+
 def likenesses(values: Any) -> list[Any]:
     """Shape and dtype of each tensor, all that a refused derivative needs; None for the others."""
     return [(x.shape, x.dtype) if isinstance(x, torch.Tensor) else None for x in values]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
-from torch.autograd import forward_ad
 
 from flashvar.backends.reference.causal_conv1d import formula
 from flashvar.errors import InvalidInputError
@@ -21,6 +20,7 @@ from flashvar.ops.derivatives import (
     Refused,
     attach,
     below_autograd,
+    has_tangent,
     may_be_differentiated,
     plain_apply,
     skips_dispatcher,
@@ -122,7 +122,7 @@ def forward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
     """The Autograd kernel of causal_conv1d_fwd."""
     tensors, options = arguments[:6], arguments[6:]
     given = [x for x in tensors if x is not None]
-    if _has_tangent(*given):
+    if has_tangent(*given):
         return _forward_formula(*arguments)
     results = below_autograd(torch.ops.flashvar.causal_conv1d_fwd.default, keyset, arguments)
     if not (torch.is_grad_enabled() and may_be_differentiated(*given)):
@@ -134,7 +134,7 @@ def backward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
     """The Autograd kernel of causal_conv1d_bwd."""
     tensors = [x for x in arguments[:7] if x is not None]
     wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    if wanted or _has_tangent(*tensors):
+    if wanted or has_tangent(*tensors):
         return backward_formula(*arguments)
     return below_autograd(torch.ops.flashvar.causal_conv1d_bwd.default, keyset, arguments)
 
@@ -152,12 +152,6 @@ def update_at_autograd_key(keyset: Any, x: Any, state: Any, *others: Any) -> Any
     if not may_be_differentiated(*given):
         return y
     return attach(_Updated, (y,), *given)[0]
-
-
-def _has_tangent(*tensors: torch.Tensor) -> bool:
-    if forward_ad._current_level < 0:
-        return False
-    return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
 def _forward_formula(

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from flashvar.backends.reference.merge_states import formula
 from flashvar.ops.derivatives import (
     Differentiated,
     attach,
     below_autograd,
+    has_tangent,
     may_be_differentiated,
     skips_dispatcher,
 )
@@ -91,7 +91,7 @@ def forward_of_plain(
 
 def forward_at_autograd_key(keyset: Any, outs: Any, lses: Any, *options: Any) -> Any:
     """The Autograd kernel of merge_states_fwd."""
-    if _has_tangent(*outs, *lses):
+    if has_tangent(*outs, *lses):
         return _forward_formula(outs, lses, *options)
     op = torch.ops.flashvar.merge_states_fwd.default
     results = below_autograd(op, keyset, (outs, lses, *options))
@@ -106,16 +106,10 @@ def backward_at_autograd_key(
     """The Autograd kernel of merge_states_bwd."""
     tensors = [x for x in (grad_out, grad_lse, *outs, *lses) if x is not None]
     wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    if wanted or _has_tangent(*tensors):
+    if wanted or has_tangent(*tensors):
         return backward_formula(grad_out, grad_lse, outs, lses, *options)
     op = torch.ops.flashvar.merge_states_bwd.default
     return below_autograd(op, keyset, (grad_out, grad_lse, outs, lses, *options))
-
-
-def _has_tangent(*tensors: torch.Tensor) -> bool:
-    if forward_ad._current_level < 0:
-        return False
-    return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
 def _forward_formula(

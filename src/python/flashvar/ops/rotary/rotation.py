@@ -169,9 +169,10 @@ def check_writable(x: torch.Tensor) -> None:
 
 def needs_formula(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
     """Whether the kernel, which has a gradient for x only, cannot serve."""
-    of_tables: bool = torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
-    if of_tables or is_compiling():
-        return of_tables
+    if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
+        return True
+    if is_compiling():
+        return bool(torch._C._are_functorch_transforms_active())
     return not are_plain(x, cos, sin) or _transforms() is not None or forward_ad._current_level >= 0
 
 

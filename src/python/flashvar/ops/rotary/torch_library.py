@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 
 from flashvar.errors import InvalidInputError, ShapeError
+from flashvar.ops.derivatives import Differentiated, attach, below_autograd, has_tangent
 from flashvar.ops.dispatch_modes import can_be_read, is_compiling
 from flashvar.ops.rotary.rotation import (
     Rotation,
@@ -94,42 +95,59 @@ def _check_positions(x: torch.Tensor, rotation: Rotation) -> None:
         )
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    del output
-    x, heads, *tensors, offset, interleaved, conjugate = inputs
-    # Only gradients of the tables read x.
-    ctx.save_for_backward(x if any(ctx.needs_input_grad[2:4]) else None, *tensors)
-    ctx.rest = heads, offset, interleaved, conjugate
+class _Rotated(Differentiated):
+    """The gradient of x, which is rotated back: `inputs` are the result, then those of the op."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, _, heads, *tensors, offset, interleaved, conjugate = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.heads, ctx.rest = heads, (offset, interleaved, not conjugate)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        none = (None,) * (len(Rotation._fields) + 1)
+        if grad is None:
+            return None, None, *none
+        back = Rotation._make((*ctx.saved_tensors, *ctx.rest))
+        return None, torch.ops.flashvar.rotary(grad, ctx.heads, *back), *none
 
 
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    x, *tensors = ctx.saved_tensors
-    heads, offset, interleaved, conjugate = ctx.rest
-    back = Rotation._make((*tensors, offset, interleaved, not conjugate))
-    of_x = torch.ops.flashvar.rotary(grad, heads, *back)
-    of_tables: tuple[torch.Tensor | None, ...] = (None, None)
-    if x is not None:
-        rotation = back._replace(conjugate=conjugate)
-        of_tables = _gradients_of_tables(grad, x, rotation, heads)
-    return of_x, None, *of_tables, *(None,) * (len(back) - 2)
+def _rotary_at_autograd_key(keyset: Any, x: torch.Tensor, heads: int, *arguments: Any) -> Any:
+    rotation = Rotation._make(arguments)
+    if _needs_formula_here(x, rotation):
+        _check_positions(x, rotation)
+        return formula(x, rotation, heads).contiguous()
+    op = torch.ops.flashvar.rotary.default
+    result = below_autograd(op, keyset, (x, heads, *arguments))
+    if not (torch.is_grad_enabled() and x.requires_grad):
+        return result
+    return attach(_Rotated, (result,), x, heads, *arguments)[0]
 
 
-def _gradients_of_tables(
-    grad: torch.Tensor, x: torch.Tensor, rotation: Rotation, heads: int
-) -> tuple[torch.Tensor, ...]:
-    """Those of cos and sin, by the formula, for programs that were traced without them."""
-    with torch.enable_grad():
-        tables = [rotation.cos.detach().requires_grad_(), rotation.sin.detach().requires_grad_()]
-        out = formula(x.detach(), rotation._replace(cos=tables[0], sin=tables[1]), heads)
-    of_cos, of_sin = torch.autograd.grad(out, tables, grad)
-    return of_cos, of_sin
+def _rotary_in_place_at_autograd_key(keyset: Any, x: torch.Tensor, *arguments: Any) -> None:
+    recorded = torch.is_grad_enabled() and x.requires_grad
+    if recorded or _needs_formula_here(x, Rotation._make(arguments)):
+        # Of a copy, which gradients of the tables read.
+        x.copy_(torch.ops.flashvar.rotary(x.clone(), x.shape[-2], *arguments))
+    else:
+        below_autograd(torch.ops.flashvar.rotary_.default, keyset, (x, *arguments))
+
+
+def _needs_formula_here(x: torch.Tensor, rotation: Rotation) -> bool:
+    """Whether a program that was traced without them wants tangents, or gradients of the tables."""
+    cos, sin = rotation.cos, rotation.sin
+    of_tables = torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
+    return of_tables or has_tangent(x, cos, sin)
 
 
 _LIBRARY.impl("rotary", _rotary, "CompositeExplicitAutograd")
 _LIBRARY.impl("rotary_", _rotary_in_place, "CompositeExplicitAutograd")
 torch.library.register_fake("flashvar::rotary", _rotary_fake, lib=_LIBRARY)
 torch.library.register_fake("flashvar::rotary_", _rotary_in_place_fake, lib=_LIBRARY)
-torch.library.register_autograd("flashvar::rotary", _backward, setup_context=_keep, lib=_LIBRARY)
+_LIBRARY.impl("rotary", _rotary_at_autograd_key, "Autograd", with_keyset=True)
+_LIBRARY.impl("rotary_", _rotary_in_place_at_autograd_key, "Autograd", with_keyset=True)
 
 
 def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
