@@ -99,8 +99,8 @@ def activate(backend: BackendName = "auto") -> Activation:
     Modules that imported the function by name before keep torch's own. Calls that a mode, a tensor
     subclass (DTensor) or another replacement of the function must see also go to torch's own. Torch
     2.11 and newer has a registry of flash attentions: there flashvar becomes the active one and
-    serves all of these calls on CUDA devices, also where torch would choose cuDNN, unless flash
-    attention is switched off.
+    serves all of these calls without dropout on CUDA devices, also where torch would choose cuDNN,
+    unless flash attention is switched off.
 
     Args:
         backend: As in `flashvar.attention`; "reference" serves on the CPU too.

@@ -22,7 +22,6 @@ from flashvar.integrations.serving import unserved
 from flashvar.integrations.tally import Tally
 from flashvar.ops.attention import plan as plans
 from flashvar.ops.attention.api import BackendName
-from flashvar.ops.attention.call import draw_rng_state
 from flashvar.ops.attention.problem import Inputs, Options
 
 __all__ = ["NAME", "SERVED", "Implementation", "serve_dtensors", "switch_off", "switch_on"]
@@ -34,7 +33,7 @@ _ON_CPU: Final = "_scaled_dot_product_flash_attention_for_cpu"
 _DTENSORS: Final = "torch.distributed.tensor"
 
 # Marks a forward of the cuDNN op that flashvar computed, so that flashvar may compute the backward:
-# the storage offset of its Philox seed, which is not used without dropout.
+# the storage offset of its Philox seed, which is not used.
 _SEED_OFFSET: Final = 1
 
 # The flash attention that was active before flashvar, to be restored.
@@ -142,14 +141,11 @@ class Implementation:
         *,
         scale: float | None = None,
     ) -> Any:
-        reason = "a debug mask is wanted" if return_debug_mask else _why_not(q, v)
+        reason = "a debug mask is wanted" if return_debug_mask else _why_not(q, v, dropout_p)
         if reason is not None:
             arguments = (q, k, v, dropout_p, is_causal, return_debug_mask)
             return self._own(_FLASH, reason, keys, arguments, scale)
-        state = draw_rng_state(q) if dropout_p > 0 else None
-        out, lse = _attend(q, k, v, dropout_p, is_causal, scale, state)
-        if state is None:
-            state = torch.empty(2, dtype=torch.int64, device=q.device)
+        out, lse = _attend(q, k, v, is_causal, scale)
         return (
             out,
             lse,
@@ -157,7 +153,7 @@ class Implementation:
             None,
             q.shape[2],
             k.shape[2],
-            state.view(torch.uint64),
+            torch.empty(2, dtype=torch.uint64, device=q.device),
             torch.empty((), dtype=torch.uint64, device=q.device),
             torch.empty(0, dtype=q.dtype, device=q.device),
         )
@@ -182,13 +178,12 @@ class Implementation:
         *,
         scale: float | None = None,
     ) -> Any:
-        reason = _why_not(q, v)
+        reason = _why_not(q, v, dropout_p)
         if reason is not None:
             arguments = (grad_out, q, k, v, out, lse, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p)
             rest = (is_causal, rng_state, unused)
             return self._own(f"{_FLASH}_backward", reason, keys, (*arguments, *rest), scale)
-        state = rng_state.view(torch.int64) if dropout_p > 0 else None
-        return _gradients(grad_out, q, k, v, out, lse, dropout_p, is_causal, scale, state)
+        return _gradients(grad_out, q, k, v, out, lse, is_causal, scale)
 
     def _cudnn_forward(
         self,
@@ -207,15 +202,15 @@ class Implementation:
         reason: str | None = None
         if not torch._C._get_flash_sdp_enabled():
             reason = "flash attention switched off"
-        elif attn_bias is not None or dropout_p > 0 or return_debug_mask:
-            reason = "a mask, dropout or a debug mask"
+        elif attn_bias is not None or return_debug_mask:
+            reason = "a mask or a debug mask"
         elif is_causal and q.shape[2] != k.shape[2]:  # cuDNN aligns to the top left, flash does not
             reason = "a causal mask that is not square"
-        reason = reason or _why_not(q, v)
+        reason = reason or _why_not(q, v, dropout_p)
         if reason is not None:
             arguments = (q, k, v, attn_bias, compute_log_sumexp, dropout_p, is_causal)
             return self._own(_CUDNN, reason, keys, (*arguments, return_debug_mask), scale)
-        out, lse = _attend(q, k, v, 0.0, is_causal, scale, None)
+        out, lse = _attend(q, k, v, is_causal, scale)
         seeds = torch.empty(_SEED_OFFSET + 1, dtype=torch.int64, device=q.device)
         sizes = q.shape[2], k.shape[2]
         seed, offset = seeds[_SEED_OFFSET], torch.empty_like(seeds[0])
@@ -242,14 +237,14 @@ class Implementation:
         *,
         scale: float | None = None,
     ) -> Any:
-        reason = _why_not(q, v)
+        reason = _why_not(q, v, dropout_p)
         if philox_seed.storage_offset() != _SEED_OFFSET:
             reason = "a forward of cuDNN's"
         if reason is not None:
             arguments = (grad_out, q, k, v, out, lse, philox_seed, philox_offset, attn_bias)
             rest = (cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal)
             return self._own(f"{_CUDNN}_backward", reason, keys, (*arguments, *rest), scale)
-        return _gradients(grad_out, q, k, v, out, lse.squeeze(-1), 0.0, is_causal, scale, None)
+        return _gradients(grad_out, q, k, v, out, lse.squeeze(-1), is_causal, scale)
 
     def _for_cpu(
         self,
@@ -276,14 +271,12 @@ def _attend(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    dropout_p: float,
     causal: bool,
     scale: float | None,
-    state: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output, in the strides of q, and the log-sum-exp [batch, heads, sequence]."""
-    permute, options = _layout(q, dropout_p, causal, scale)
-    out, lse = plans.forward(Inputs(permute(q), permute(k), permute(v), rng_state=state), options)
+    permute, options = _layout(q, causal, scale)
+    out, lse = plans.forward(Inputs(permute(q), permute(k), permute(v)), options)
     SERVED.add(_FLASH)
     return _with_strides_of(permute(out), q), lse
 
@@ -295,14 +288,12 @@ def _gradients(
     v: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
-    dropout_p: float,
     causal: bool,
     scale: float | None,
-    state: torch.Tensor | None,
 ) -> tuple[torch.Tensor, ...]:
     """The gradients of q, k and v, each in the strides of its tensor."""
-    permute, options = _layout(q, dropout_p, causal, scale)
-    inputs = Inputs(permute(q), permute(k), permute(v), rng_state=state)
+    permute, options = _layout(q, causal, scale)
+    inputs = Inputs(permute(q), permute(k), permute(v))
     grads = plans.backward(
         permute(grad_out), None, inputs, permute(out), lse, options, wants_bias=False
     )
@@ -317,17 +308,21 @@ def _kernel(op: Any, key: str) -> Any:
     return torch.library.get_kernel(op, key)
 
 
-def _why_not(q: torch.Tensor, v: torch.Tensor) -> str | None:
+def _why_not(q: torch.Tensor, v: torch.Tensor, dropout_p: float) -> str | None:
+    # A call may begin with one kernel and end with another, when flashvar is activated between its
+    # forward and its backward. Each drops other elements, and a seed does not tell whose it is.
+    if dropout_p > 0:
+        return "dropout"
     if v.shape[3] != q.shape[3]:  # torch promises an output in the shape of q
         return "a head dim of v that differs"
     return unserved(q.dtype, q.device, q.shape[3], v.shape[3], True, _backend)
 
 
 def _layout(
-    q: torch.Tensor, dropout_p: float, causal: bool, scale: float | None
+    q: torch.Tensor, causal: bool, scale: float | None
 ) -> tuple[Callable[[torch.Tensor], torch.Tensor], Options]:
     """The permutation of [batch, heads, sequence, head_dim] that avoids a copy of the output."""
-    options = Options(causal=causal, dropout_p=dropout_p, scale=scale, backend=_backend)
+    options = Options(causal=causal, scale=scale, backend=_backend)
     if q.stride(1) < q.stride(2):
         return _swapped, options
     return _unchanged, options._replace(layout="bhsd")
