@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from small_models import DECODERS, VOCABULARY, small_model
+from transformers import AutoModelForCausalLM, Llama4TextConfig
 
 from flashvar.integrations import transformers as transformers
 from flashvar.integrations.transformers.layout import padding_layout, visible
@@ -82,6 +83,29 @@ def test_each_sequence_is_alone(name: str, packing: str) -> None:
     largest = max(float(grad.abs().max()) for grad in wanted)
     for grad, want in zip(gradients(model, found), wanted, strict=True):
         torch.testing.assert_close(grad, want, rtol=1e-3, atol=1e-6 * largest)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_chunks_of_packed_sequences(cached: bool) -> None:
+    """The mask of chunks has the sequences in it, as the layers without chunks do."""
+    configuration = Llama4TextConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=32,
+        intermediate_size_mlp=32,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_local_experts=2,
+        attention_chunk_size=16,
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(configuration, attn_implementation="eager").eval()
+    expected = alone(model, ids())
+    model.set_attn_implementation("flashvar")
+    found = model(ids(), position_ids=positions(), use_cache=cached).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -109,3 +111,32 @@ def test_the_loader_of_kernels_takes_ours(monkeypatch: pytest.MonkeyPatch) -> No
         lazy_import_flash_attention("flashvar")
     kept = counts != 0
     torch.testing.assert_close(found[kept], expected[kept], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("home", "function"),
+    [
+        ("masking_utils", "_preprocess_mask_arguments"),
+        ("masking_utils", "is_flash_attention_requested"),
+        ("modeling_utils.PreTrainedModel", "_check_and_adjust_attn_implementation"),
+        ("modeling_utils.PreTrainedModel", "set_attn_implementation"),
+        ("integrations.hub_kernels", "load_and_register_attn_kernel"),
+    ],
+)
+def test_replaced_functions_take_their_arguments_by_name(home: str, function: str) -> None:
+    """Gemma 3 calls the first one so, and users the method that sets the implementation."""
+    transformers.register()
+    replaced = getattr(pkgutil.resolve_name(f"transformers.{home}"), function)
+    own = list(inspect.signature(replaced).parameters)
+    ours = inspect.signature(replaced, follow_wrapped=False).parameters.values()
+    named = [one.name for one in ours if one.kind is one.POSITIONAL_OR_KEYWORD]
+    first = 1 if own[0] == "self" else 0
+    assert replaced.__wrapped__
+    assert named[first:] == own[first : len(named)]
+
+
+def test_the_implementation_is_set_by_name() -> None:
+    transformers.register()
+    model = small_model("llama", 12)
+    model.set_attn_implementation(attn_implementation="flashvar")
+    assert model.config._attn_implementation == "flashvar"

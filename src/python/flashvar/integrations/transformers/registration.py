@@ -86,10 +86,11 @@ def _offer_kernel(kernels: Any) -> None:
     if getattr(load, "names", None) is _names:
         return
 
-    def load_or_ours(implementation: str, *arguments: Any, **options: Any) -> Any:
-        if implementation in _names:
+    @functools.wraps(load)
+    def load_or_ours(attn_implementation: str, *arguments: Any, **options: Any) -> Any:
+        if attn_implementation in _names:
             return importlib.import_module("flashvar.integrations.transformers.kernel")
-        return load(implementation, *arguments, **options)
+        return load(attn_implementation, *arguments, **options)
 
     load_or_ours.names = _names  # type: ignore[attr-defined]
     kernels.load_and_register_attn_kernel = load_or_ours
@@ -113,10 +114,14 @@ def _allow_chunks(masking: Any) -> None:
 
 
 def _add_masks_of_callers(masking: Any) -> None:
-    """For our names, let a caller's bool mask of 4 dimensions be one that is added to the scores.
+    """For our names, change what transformers takes from a caller for the masks of a model.
 
-    Transformers passes such masks on as they are. Models that join them to masks of our mask
-    function, or add them to scores, would count True as 1.
+    A bool mask of 4 dimensions becomes one that is added to the scores. Transformers passes such
+    masks on as they are; models that join them to masks of our mask function, or add them to
+    scores, would count True as 1.
+
+    Positions of packed sequences are read also where there is a cache, if it is empty. Our layers
+    read them for other masks; a mask of chunks has to have them.
     """
     preprocess = masking._preprocess_mask_arguments
     if getattr(preprocess, "names", None) is _names:
@@ -124,13 +129,37 @@ def _add_masks_of_callers(masking: Any) -> None:
     layout: Any = importlib.import_module("flashvar.integrations.transformers.layout")
 
     @functools.wraps(preprocess)
-    def preprocess_ours(config: Any, embeds: Any, mask: Any, *others: Any, **options: Any) -> Any:
+    def preprocess_ours(
+        config: Any,
+        inputs_embeds: Any,
+        attention_mask: Any,
+        past_key_values: Any,
+        *others: Any,
+        **options: Any,
+    ) -> Any:
+        mask, cache = attention_mask, past_key_values
         if config._attn_implementation in _names:
-            mask = layout.added(mask, embeds.dtype)
-        return preprocess(config, embeds, mask, *others, **options)
+            mask = layout.added(mask, inputs_embeds.dtype)
+            one_row = mask is None and len(inputs_embeds) == 1
+            if one_row and _has_chunks(config) and _is_empty(cache):
+                cache = None
+        return preprocess(config, inputs_embeds, mask, cache, *others, **options)
 
     preprocess_ours.names = _names  # type: ignore[attr-defined]
     masking._preprocess_mask_arguments = preprocess_ours
+
+
+def _has_chunks(config: Any) -> bool:
+    return getattr(config, "attention_chunk_size", None) is not None
+
+
+def _is_empty(cache: Any) -> bool:
+    """Whether a cache grows with its keys, and has none."""
+    return (
+        cache is not None
+        and not getattr(cache, "is_compileable", False)
+        and cache.get_seq_length() == 0
+    )
 
 
 def _check_models(base: Any) -> None:
@@ -142,22 +171,22 @@ def _check_models(base: Any) -> None:
     dicts: Any = importlib.import_module("flashvar.integrations.transformers.mask_dicts")
 
     @functools.wraps(adjust)
-    def adjust_ours(model: Any, implementation: Any, *others: Any, **options: Any) -> Any:
-        if implementation not in _names:
-            return adjust(model, implementation, *others, **options)
+    def adjust_ours(model: Any, attn_implementation: Any, *others: Any, **options: Any) -> Any:
+        if attn_implementation not in _names:
+            return adjust(model, attn_implementation, *others, **options)
         if check.has_class_table(model):
             instead = adjust(model, None, *others, **options)
             check.report_refused(model, instead)
             return instead
         check.watch(model, _names)
         dicts.watch(model, _names)
-        return implementation
+        return attn_implementation
 
     @functools.wraps(tell)
-    def tell_and_check(model: Any, implementation: Any, *others: Any, **options: Any) -> None:
-        tell(model, implementation, *others, **options)
-        asked = isinstance(implementation, str) and implementation in _names
-        if asked and model.config._attn_implementation != implementation:
+    def tell_and_check(model: Any, attn_implementation: Any, *others: Any, **options: Any) -> None:
+        tell(model, attn_implementation, *others, **options)
+        asked = isinstance(attn_implementation, str) and attn_implementation in _names
+        if asked and model.config._attn_implementation != attn_implementation:
             check.report_refused(model, model.config._attn_implementation)
 
     tell_and_check.names = _names  # type: ignore[attr-defined]
