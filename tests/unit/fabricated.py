@@ -90,10 +90,14 @@ def elf(
         loaded += struct.pack(
             "<2I6Q", one.kind, one.flags, at, at, at, size, size, PAGE if one.kind == 1 else 1
         )
+    # A cubin is a program of CUDA, whose format 7 had numbers of its own.
+    kind, system, version = (2, *((0x33, 0x81) if abi == 7 else (0x41, 1)))
+    if machine != CUDA:
+        kind, system, version = 3, 0, 1
     header = struct.pack(
         "<16s2HI3QI6H",
-        b"\x7fELF\x02\x01\x01" + bytes([0x41 if machine == CUDA else 0, abi]),
-        *(3, machine, 1, 0, 64 if segments else 0, table, flags),
+        b"\x7fELF\x02\x01\x01" + bytes([system, abi]),
+        *(kind, machine, version, 0, 64 if segments else 0, table, flags),
         *(64, 56, len(segments), 64, len(rows), len(rows) - 1),
     )
     return header + loaded + body + b"".join(rows)
@@ -146,7 +150,8 @@ def cubin(
     if toolkit is not None:
         note = f"ptxas\0Cuda compilation tools, release 13.0, V{toolkit}\0-arch sm_{code} \0"
         sections.append(Section(".note.nv.tkinfo", 7, note.encode()))
-    flags = 0x6000004 | number << 8 if abi == 8 else 0x500 | number << 16 | number
+    old = 0x500 | number << 16 | number
+    flags = 0x6000000 | number << 8 | (2 if number >= 100 else 4) if abi == 8 else old
     return elf(CUDA, sections, flags, abi)
 
 

@@ -103,6 +103,10 @@ OF_METADATA: Mapping[str, Fault] = {
         edited(METADATA, "Metadata-V", "From x\nMetadata-V"),
         "expected repeated or unknown fields [], found ['From x']",
     ),
+    "newer version": (
+        edited(METADATA, "Metadata-Version: 2.4", "Metadata-Version: 2.5"),
+        "expected version of the format '2.4', found '2.5'",
+    ),
     "older version": (
         edited(METADATA, "Metadata-Version: 2.4", "Metadata-Version: 2.3"),
         "license-expression introduced in metadata version 2.4",
@@ -146,6 +150,10 @@ OF_METADATA: Mapping[str, Fault] = {
     "folded tag": (edited(WHEEL, "Tag: ", "Tag:\n "), "expected fields"),
     "next line in WHEEL": (edited(WHEEL, "1.1.2", "1.1.2\x85Build: 1"), "expected one Generator"),
     "two spaces": (edited(WHEEL, "lib: false", "lib:  false"), "('Root-Is-Purelib', ' false')"),
+    "blanks": (
+        edited(MANIFEST, "{", "{" + " " * 100_000),
+        "expected the text that the factory writes, found other blanks",
+    ),
     "mark of byte order": (edited(WHEEL, "Wheel-V", "\ufeffWheel-V"), r"'\ufeffWheel-Version'"),
     **{
         f"entry point, {name}": (wheel, "by which flashvar finds it")
@@ -166,6 +174,14 @@ OF_METADATA: Mapping[str, Fault] = {
     },
 }
 
+
+def by_clang(folder: Path) -> Path:
+    """The wheel whose SBOM says so, of a library that GCC compiled."""
+    wheel = planted.library(more=(Section(".comment", 1, b"GCC: (GNU) 12.2.0\0"),))
+    text = wheel.files()[planted.SBOM].replace(b"GNU-c++", b"Clang-c++")
+    return Wheel(described(), wheel.library, more={planted.SBOM: text}).write(folder)
+
+
 OF_SBOM: Mapping[str, Fault] = {
     "version that is true": (field("version", True), "expected version of the document '1'"),
     "version that is a fraction": (field("version", 1.0), "expected version of the document '1'"),
@@ -175,6 +191,19 @@ OF_SBOM: Mapping[str, Fault] = {
     "schema": (field("$schema", "https://example.org"), "expected schema 'http://cyclonedx.org"),
     "serial number": (field("serialNumber", "x"), "expected serialNumber 'urn:uuid: and a UUID'"),
     "time": (field("metadata.timestamp", "x"), "expected timestamp 'a time in UTC"),
+    "time of no day": (
+        field("metadata.timestamp", "2026-02-30T00:00:00+00:00"),
+        "expected timestamp 'a time in UTC",
+    ),
+    "nothing in a field": (field(f"{CUDART}.scope", None), "found ['components.scope']"),
+    "compiler of another kind": (
+        by_clang,
+        "expected C++ compiler, as the library's .comment says, ['GNU-c++'], found ['Clang-c++']",
+    ),
+    "libstdc++ that is left out": (
+        planted.library(more=(Section(".data", 1, b"\0N10__cxxabiv119__foreign_exceptionE\0"),)),
+        "expected libstdc++, which is in the library, 'listed', found 'not listed'",
+    ),
     "time that is a number": (field("metadata.timestamp", 7), "as this factory writes it"),
     "scope": (field(f"{COMPILER}.scope", "required"), "expected description and scope of GNU-c++"),
     "description": (

@@ -203,6 +203,19 @@ NAMES: dict[str, Fault] = {
     "symbol of the library alone": (symbol(1, 4, "<B", 2), "expected symbol 1 to be a name"),
     "asked for, and at a place": (symbol(1, 8, "<Q", 64), "expected symbol 1 to be a name"),
     "calling convention": (symbol(2, 5, "<B", 0x80), "expected symbol 2 to be a name"),
+    "asked for, and hidden": (symbol(1, 5, "<B", 2), "expected symbol 1 to be a name"),
+    "that glibc has not": (
+        planted.library(undefined=(("mallok", "GLIBC_2.2.5"),)),
+        "expected mallok of GLIBC_2.2.5 in the libraries that it needs (libc.so.6), found no such",
+    ),
+    "that glibc has in another version": (
+        planted.library(undefined=(("getrandom", "GLIBC_2.2.5"),)),
+        "expected getrandom of GLIBC_2.2.5 in the libraries",
+    ),
+    "of a library that is not needed": (
+        planted.library(undefined=(("malloc", "GLIBC_2.2.5"), ("expf", "GLIBC_2.27"))),
+        "found it in libm.so.6, which the library does not need",
+    ),
     "symbol behind a section's start": (
         planted.library(starts=((8, 4),)),
         "expected symbol 1 to be a name",
@@ -283,7 +296,45 @@ CODE: dict[str, Fault] = {
     ),
 }
 
-FAULTS = rows(code=CODE, parts=PARTS, words=WORDS, names=NAMES, entries=ENTRIES)
+
+def code_with(offset: int, form: str, number: int) -> Wheel:
+    """The wheel whose first image has another number in its header."""
+    content = bytearray(fabricated.device_code(FIRST, "80"))
+    struct.pack_into(form, content, offset, number)
+    return planted.device(fabricated.Image("80", bytes(content)), *planted.own()[1:])
+
+
+def text(flags: int = 6, info: int = fabricated.REGISTERS << 24 | 1, name: str = NAME) -> Section:
+    """The code of the first kernel, its symbol's number and its registers."""
+    return Section(f".text.{name}", 1, bytes(1000), 0, flags, info)
+
+
+ONE_PARAMETER = struct.pack("<BBHIHHIBBH", 4, 0x17, 12, 0, 0, 0, 48 << 18, 3, 0x19, 32)
+# Each is refused as code that ptxas did not write, and names what differs.
+FORMS: dict[str, Fault] = {
+    "object file": (code_with(16, "<H", 1), "a header of type 1"),
+    "another system's": (code_with(7, "<B", 3), "OS ABI 0x3"),
+    "version of ELF": (code_with(20, "<I", 7), "version 0x7"),
+    "entry point": (code_with(24, "<Q", 64), "entry point 0x40"),
+    "flags": (code_with(48, "<I", 0x86005004), "the flags 0x86005004 instead of 0x6005004"),
+    "kernel in another section": (of_code(text()), f"{NAME} elsewhere than in .text.{NAME}"),
+    "kernel of another number": (
+        of_code(text(info=fabricated.REGISTERS << 24 | 2)),
+        "other registers in sh_info",
+    ),
+    "fewer registers": (of_code(text(info=16 << 24 | 1)), "other registers in sh_info"),
+    "code that is not executed": (of_code(text(flags=2, name="x")), "is not code by its flags"),
+    "lines of the sources": (
+        of_code(Section(".debug_line", 1, b"x")),
+        "debug information, .debug_line",
+    ),
+    "parameters behind the end": (
+        of_code(info=ONE_PARAMETER, name=f".nv.info.{NAME}"),
+        "parameters up to byte 48 of 32",
+    ),
+}
+
+FAULTS = rows(forms=FORMS, code=CODE, parts=PARTS, words=WORDS, names=NAMES, entries=ENTRIES)
 
 
 @pytest.mark.parametrize(("plant", "sentence"), FAULTS.values(), ids=FAULTS)

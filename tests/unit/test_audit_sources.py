@@ -334,6 +334,8 @@ SDISTS: dict[str, tuple[Callable[[Files], None], str]] = {
     "other bytes": (edit("CMakeLists.txt", "x", "y"), "found other content in 'CMakeLists.txt'"),
     "file less": (remove("CMakeLists.txt"), "found these missing: 'CMakeLists.txt'"),
     "module less": (remove("src/python/flashvar/cli.py"), "found these missing: 'src/python"),
+    "no licence": (remove("LICENSE"), "found these missing: 'LICENSE'"),
+    "no readme": (remove("README.md"), "found these missing: 'README.md'"),
     "no PKG-INFO": (remove("PKG-INFO"), "expected valid core metadata"),
     "other name": (edit("PKG-INFO", "Name: flashvar", "Name: evil"), "found evil 1.0"),
     "other version": (edit("PKG-INFO", "Version: 1.0", "Version: 1.1"), "found flashvar 1.1"),

@@ -49,6 +49,19 @@ def test_a_changelog_without_headings(tmp_path: Path) -> None:
         notes.changes(root, "1.0")
 
 
+def test_a_changelog_of_a_day_that_is_none(tmp_path: Path) -> None:
+    root = put(tmp_path, "CHANGELOG.md", b"## 1.0 - 2026-02-30\n\nWorks.\n")
+    with pytest.raises(FlashvarError, match=r"expected a date in the heading of 1\.0"):
+        notes.changes(root, "1.0")
+
+
+def test_a_changelog_with_a_version_twice(tmp_path: Path) -> None:
+    part = b"## 1.0 - 2026-01-31\n\nWorks.\n"
+    root = put(tmp_path, "CHANGELOG.md", part + part)
+    with pytest.raises(FlashvarError, match=r"expected one heading of 1\.0, found 2"):
+        notes.changes(root, "1.0")
+
+
 def test_a_changelog_that_is_no_text(tmp_path: Path) -> None:
     root = put(tmp_path, "CHANGELOG.md", b"## 1.0 - 2026-01-31\n\n\xff\n")
     with pytest.raises(FlashvarError, match=r"CHANGELOG\.md: expected a readable file"):

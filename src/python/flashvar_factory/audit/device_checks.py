@@ -120,6 +120,14 @@ def _entries(library: Library) -> Iterator[Finding]:
                 "expected the note of ptxas (.note.nv.tkinfo) in machine code of CUDA 13, found "
                 "none",
             )
+        elif image.differences:
+            yield Finding(
+                "architecture",
+                library.path,
+                "expected machine code as ptxas writes it, found "
+                f"{some(list(image.differences))}; it is damaged, of a newer toolkit than this "
+                "audit knows, or compiled with -lineinfo or -G",
+            )
 
 
 def _names(wheel: Wheel) -> Iterator[tuple[str, str]]:

@@ -196,7 +196,7 @@ def _unnamed(file: elf.Elf) -> Iterator[str]:
     for index, symbol in enumerate(file.symbols(table)):
         facts = (symbol.value, symbol.size)
         if not index:
-            wrong = symbol.name or any((*facts, symbol.section, symbol.kind, symbol.other))
+            wrong = bool(symbol.name) or any((*facts, symbol.section, symbol.kind, symbol.other))
         elif symbol.kind == _SECTION:
             wrong = not _is_of_section(file, symbol)
         else:
@@ -204,7 +204,10 @@ def _unnamed(file: elf.Elf) -> Iterator[str]:
                 not symbol.name
                 or symbol.binding not in _GLOBAL
                 or symbol.other != symbol.visibility
-                or (symbol.section == 0 and (any(facts) or symbol.kind not in _ASKED))
+                or (
+                    symbol.section == 0
+                    and (any(facts) or symbol.visibility != 0 or symbol.kind not in _ASKED)
+                )
             )
         if wrong:
             yield f"expected symbol {index} to be a name that is asked for or shown, found another"

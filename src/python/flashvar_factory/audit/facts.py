@@ -61,6 +61,7 @@ class Image:
     stack: int | None = None  # bytes per thread: the most that any function takes
     holds_ptx: bool = False  # within machine code, as compilers keep it for debuggers
     before_13: bool | None = None  # machine code in the format of CUDA 12; None: cannot be told
+    differences: tuple[str, ...] = ()  # from what compilers write
 
 
 @dataclass(frozen=True)
@@ -240,4 +241,5 @@ def _image(image: fatbin.Image, where: str) -> Image:
         stack=held.stack,
         holds_ptx=ptx.ANYWHERE.search(opened) is not None,
         before_13=held.before_13,
+        differences=held.differences,
     )

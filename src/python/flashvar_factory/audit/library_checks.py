@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from flashvar_factory.audit import glibc_symbols, platform_tag
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Library, Wheel
 from flashvar_factory.audit.finding import Finding, some
@@ -111,6 +112,7 @@ def dependencies(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
                 f"expected no RPATH or RUNPATH, found {path}; remove it",
             )
         yield from _undefined(library, calls_torch=calls_torch)
+        yield from _absent(library)
 
 
 def _undefined(library: Library, *, calls_torch: bool) -> Iterator[Finding]:
@@ -128,6 +130,30 @@ def _undefined(library: Library, *, calls_torch: bool) -> Iterator[Finding]:
             library.path,
             f"expected undefined symbols of the C runtime alone, found {some(names)}{owner}",
         )
+
+
+def _absent(library: Library) -> Iterator[Finding]:
+    """Symbols that the oldest glibc has not, in this version or in a library that is needed.
+
+    What is younger than it `platform` reports.
+    """
+    machine, needed = library.dynamic.machine, library.dynamic.needed
+    if not glibc_symbols.listed(machine):
+        return
+    for symbol in library.dynamic.undefined:
+        version = platform_tag.glibc_of_symbol(symbol.version)
+        if version is None or version > glibc_symbols.GLIBC:
+            continue
+        home = glibc_symbols.home(symbol, machine)
+        if home not in needed:
+            found = "no such" if home is None else f"it in {home}, which the library does not need"
+            yield Finding(
+                "dependencies",
+                library.path,
+                f"expected {symbol.name} of {symbol.version} in the libraries that it needs "
+                f"({', '.join(needed)}), found {found}; link against the stubs of glibc 2.28 "
+                "(cmake/manylinux.cmake)",
+            )
 
 
 def _is_system(symbol: Undefined) -> bool:

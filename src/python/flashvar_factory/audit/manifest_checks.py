@@ -13,6 +13,7 @@ from flashvar_factory.audit.facts import Library, Wheel
 from flashvar_factory.audit.finding import Finding, dotted
 from flashvar_factory.audit.manifests import manifests, pairs
 from flashvar_factory.build import source
+from flashvar_factory.build import wheel as wheels
 from flashvar_factory.config import version
 from flashvar_factory.config.expand import Build
 from flashvar_factory.toolchain import driver
@@ -44,6 +45,12 @@ def manifest(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
         for what, wanted, value in _rows(wheel, described, beside, expected):
             if wanted != value:
                 yield Finding("manifest", where, f"expected {what} {wanted}, found {value}")
+        if described.to_json() != wheel.manifests[folder]:
+            yield Finding(
+                "manifest",
+                where,
+                "expected the text that the factory writes, found other blanks or another order",
+            )
 
 
 def _rows(
@@ -57,6 +64,8 @@ def _rows(
         yield f"bytes of {library.file}", one.size, library.bytes
         yield f"sha256 of {library.file}", one.sha256, library.sha256
         yield "platform", f"linux_{one.dynamic.machine}", described.platform
+        tag = wheels.tag(one.dynamic.machine).rpartition("-")[2]
+        yield "tag", tag, tag if tag in wheel.platforms else ".".join(wheel.platforms)
     if expected.is_variant(wheel.name):  # it of the project has the project's version
         yield "version", wheel.name.version, described.version.partition("+")[0]
     else:

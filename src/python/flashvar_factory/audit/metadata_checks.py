@@ -53,6 +53,8 @@ def metadata(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     ]
     if not (expected.is_projects_own(wheel.name) or expected.is_variant(wheel.name)):
         rows += _of_a_binary(text)
+        version = binary_project.METADATA_VERSION
+        rows.append(("version of the format", version, stated.get("metadata_version")))
         for _, described in pairs(wheel):
             rows += _said(described, read)
         torch = next((described.torch for _, described in pairs(wheel)), None)

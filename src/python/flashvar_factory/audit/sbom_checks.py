@@ -6,11 +6,12 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
 from flashvar.binaries.manifest import Manifest
-from flashvar_factory.audit import sbom_fields
+from flashvar_factory.audit import glibc_symbols, sbom_fields
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Library, Wheel
 from flashvar_factory.audit.finding import Finding
@@ -30,7 +31,9 @@ _GNU = "GNU-c++"
 _VERSION = re.compile(r"\d+(?:\.\d+)+", re.ASCII)
 # What GCC writes into each object: "GCC: (Debian 12.2.0-14) 12.2.0".
 _GCC = re.compile(rb"GCC: \([^\0]{1,200}\) (\d+\.\d+\.\d+)")
-_SYMBOLS = "glibc-2.28-{platform}.syms"
+_CLANG = b"clang version"  # the same of Clang, beside the GCC of the C runtime's first objects
+# The name of the type of exceptions of other languages, which its unwinder has.
+_OF_LIBSTDCXX = b"N10__cxxabiv119__foreign_exceptionE\0"
 
 
 def bill(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
@@ -68,11 +71,11 @@ def _rows(
     yield "format", ("CycloneDX", "1.6"), (document["bomFormat"], document["specVersion"])
     yield "version of the document", "1", json.dumps(document["version"])
     yield "schema", _SCHEMA, document.get("$schema", _SCHEMA)
-    for field, place, form, words in (
-        ("serialNumber", document, _SERIAL, "urn:uuid: and a UUID"),
-        ("timestamp", document["metadata"], _TIME, "a time in UTC, to the second"),
+    for field, place, is_right, words in (
+        ("serialNumber", document, _SERIAL.fullmatch, "urn:uuid: and a UUID"),
+        ("timestamp", document["metadata"], _is_time, "a time in UTC, to the second"),
     ):
-        if field in place and form.fullmatch(place[field]) is None:
+        if field in place and not is_right(place[field]):
             yield field, words, place[field]
     yield "unknown fields", [], sorted(sbom_fields.strange(document))
     root = document["metadata"]["component"]
@@ -119,12 +122,17 @@ def _parts(
     optional = {"libstdc++", "glibc-stubs"} & found.keys()
     yield "components", sorted(wanted | optional), sorted(found)
     yield "number of C++ compilers", 1, len(compilers)
-    symbols = _SYMBOLS.format(platform=described.platform.removeprefix("linux_"))
+    symbols = glibc_symbols.file_name(described.platform.removeprefix("linux_"))
     for name, one in found.items():
         yield f"kind, licence and purl of {name}", _fixed(one), _stated(one)
         words = one.get("description"), one.get("scope")
         yield f"description and scope of {name}", _words(name, symbols), words
-    made_by = _GCC.findall(b"\0".join(bytes(one.content) for one in library.file.named(".comment")))
+    comment = b"\0".join(bytes(one.content) for one in library.file.named(".comment"))
+    made_by = _GCC.findall(comment)
+    if made_by and _CLANG not in comment:
+        yield "C++ compiler, as the library's .comment says,", [_GNU], compilers
+    if _OF_LIBSTDCXX in bytes(library.file.data):
+        yield "libstdc++, which is in the library,", "listed", _listed("libstdc++" in found)
     for name in compilers:
         version = found[name]["version"]
         if _VERSION.fullmatch(version) is None:
@@ -189,6 +197,18 @@ def _hashes(component: Mapping[str, Any]) -> list[str]:
     """The SHA-256 of a component; of other hashes their kind, which nobody expects."""
     rows = component.get("hashes", [])
     return [row["content"] if row["alg"] == "SHA-256" else row["alg"] for row in rows]
+
+
+def _listed(listed: bool) -> str:
+    return "listed" if listed else "not listed"
+
+
+def _is_time(text: str) -> bool:
+    """Whether it is a time in UTC, to the second, of a day that there is."""
+    try:
+        return _TIME.fullmatch(text) is not None and bool(datetime.fromisoformat(text))
+    except ValueError:
+        return False
 
 
 def _is_sha256(text: object) -> bool:

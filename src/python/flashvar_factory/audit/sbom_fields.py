@@ -44,5 +44,5 @@ def _strange(value: object, form: Any, where: str) -> Iterator[str]:
     elif isinstance(form, list) and isinstance(value, list):
         for inner in value:
             yield from _strange(inner, form[0], where)
-    elif form is not None or isinstance(value, dict | list):
+    elif form is not None or value is None or isinstance(value, dict | list):
         yield where

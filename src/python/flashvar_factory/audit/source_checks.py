@@ -149,6 +149,15 @@ def audit_sdist(path: Path, expected: Expectations) -> list[Finding]:
     return list(_sdist(path, files, expected))
 
 
+def _declared_files(root: Path) -> set[str]:
+    """The texts that PKG-INFO is made of, or names: the readme and the licences."""
+    path = root / "pyproject.toml"
+    project = toml_table.plain(path).get("project", {}) if path.is_file() else {}
+    readme = project.get("readme")
+    file = readme.get("file") if isinstance(readme, dict) else readme
+    return {*project.get("license-files", []), *([file] if file is not None else [])}
+
+
 def _sdist(path: Path, files: Mapping[str, bytes], expected: Expectations) -> Iterator[Finding]:
     stem = path.name.removesuffix(".tar.gz")
     where = f"{stem}/PKG-INFO"
@@ -171,6 +180,7 @@ def _sdist(path: Path, files: Mapping[str, bytes], expected: Expectations) -> It
     tops = tuple(f"{top}/" for top in (*source.PARTS, "src"))
     alone = {*source.PARTS, "pyproject.toml", schema.FILE_NAME}
     needed = {name for name in listed if name in alone or name.startswith(tops)}
+    needed |= _declared_files(expected.root) & listed
     root = expected.root
     differing = sorted(
         name for name in found.keys() & listed if found[name] != (root / name).read_bytes()

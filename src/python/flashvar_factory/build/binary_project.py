@@ -13,6 +13,7 @@ from flashvar_factory.config.expand import Build
 from flashvar_factory.config.schema import Config
 
 README_TYPE: Final = "text/markdown"
+METADATA_VERSION: Final = "2.4"  # the first with License-Expression, and no newer
 REQUIRES_PYTHON: Final = ">=3.10"
 # What a wheel ships of the checkout's texts, as far as the project has them.
 LICENSE_FILES: Final = ("LICENSE", "THIRD_PARTY_NOTICES.md")

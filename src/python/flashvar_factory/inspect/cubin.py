@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple, TypeVar
 
 from flashvar_factory.errors import BuildError
-from flashvar_factory.inspect import elf
+from flashvar_factory.inspect import cubin_form, elf
 
 T = TypeVar("T")
 
@@ -27,9 +27,11 @@ _WORD, _BYTES = 3, 2  # the format whose value is a word
 _FORMATS = (1, 2, _WORD, _SIZED)  # nothing, a byte, a word, what follows
 _MAX_THREADS, _THREADS, _FRAME, _STACK, _REGISTERS = 0x05, 0x10, 0x11, 0x12, 0x2F
 _PARAMETERS, _PARAMETER_BYTES = 0x0A, 0x19  # their place and bytes in constant memory; bytes
+_PARAMETER = 0x17  # one of them: its place, and its bytes above other bits
 _OWN_SHARED_MEMORY = 49_152  # bytes: what code may have that a launch does not ask for
 _PAIR = struct.Struct("<2I")  # symbol, value
 _THREE = struct.Struct("<3I")
+_ONE, _BYTES_SHIFT = struct.Struct("<6xHI"), 18
 # What ptxas writes of itself: its version, and how it was called.
 _TOOL = ".note.nv.tkinfo"
 _VERSION = re.compile(rb"release \d+\.\d+, V(?P<version>\d+\.\d+\.\d+)\0")
@@ -54,6 +56,7 @@ class Cubin(NamedTuple):
     toolkit: str | None = None  # the version of ptxas
     stack: int | None = None  # bytes per thread: the most that any function takes
     abi: int = 8  # the version of the format
+    differences: tuple[str, ...] = ()  # from what ptxas writes
 
     @property
     def before_13(self) -> bool | None:
@@ -97,6 +100,7 @@ def read(data: memoryview, where: str) -> Cubin:
         version.decode() if version is not None else None,
         max(frames) if frames else None,
         file.abi_version,
+        (*cubin_form.differences(file, number, registers), *_parameters(file)),
     )
 
 
@@ -152,6 +156,23 @@ def _require_parameters(name: str, section: elf.Section, file: elf.Elf) -> None:
             f"{file.where}: expected one number of bytes of {name}'s parameters, at the end of its "
             f"constant memory of {memory[0]}, found {length} at {begin}, and {found}"
         )
+
+
+def _parameters(file: elf.Elf) -> Iterator[str]:
+    """Kernels whose parameters do not end where all of them do: a launch copies each."""
+    for one in file.sections:
+        if not one.name.startswith(".nv.info."):
+            continue
+        rows = list(_attributes(one, file.where))
+        ends = [
+            place + (size >> _BYTES_SHIFT)
+            for place, size in (
+                _ONE.unpack(v) for kind, v in rows if kind == _PARAMETER and len(v) == _ONE.size
+            )
+        ]
+        stated = [int.from_bytes(v, "little") for kind, v in rows if kind == _PARAMETER_BYTES]
+        if ends and stated and max(ends) != stated[0]:
+            yield f"parameters up to byte {max(ends)} of {stated[0]} in {one.name}"
 
 
 def _per_symbol(file: elf.Elf) -> tuple[dict[int, int], list[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,7 @@ from flashvar_factory.release.gpu_records import Record
 
 FILE: Final = "CHANGELOG.md"
 _HEADING: Final = re.compile(r"^## +\[?v?(?P<version>[^\]\s]+)\]?(?P<rest>.*)$")
-_DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}")
+_DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 
 
 def changes(root: Path, release: str) -> str:
@@ -23,20 +24,38 @@ def changes(root: Path, release: str) -> str:
     lines = toml_table.read(path).splitlines() if path.is_file() else []
     headings = [(at, match) for at, line in enumerate(lines) if (match := _HEADING.match(line))]
     ends = [*(at for at, _ in headings), len(lines)][1:]
-    for (at, match), end in zip(headings, ends, strict=True):
-        if match["version"] == release:
-            text = "\n".join(lines[at + 1 : end]).strip()
-            if text and _DATE.search(match["rest"]):
-                return text
-            raise ReleaseError(
-                f"{FILE}: expected a date in the heading of {release} and text below it, found "
-                f"{lines[at]!r}{'' if text else ' and no text'}; ## {release} - 2026-01-31"
-            )
+    spans = [
+        (at, match["rest"], "\n".join(lines[at + 1 : end]).strip())
+        for (at, match), end in zip(headings, ends, strict=True)
+        if match["version"] == release
+    ]
+    if len(spans) > 1:
+        raise ReleaseError(
+            f"{FILE}: expected one heading of {release}, found {len(spans)}; make one part of them"
+        )
+    for at, rest, text in spans:
+        if text and _is_dated(rest):
+            return text
+        raise ReleaseError(
+            f"{FILE}: expected a date in the heading of {release} and text below it, found "
+            f"{lines[at]!r}{'' if text else ' and no text'}; ## {release} - 2026-01-31"
+        )
     found = ", ".join(match["version"] for _, match in headings) or "none"
     raise ReleaseError(
         f"{FILE}: expected the heading ## {release} - <date>, found headings of {found}; name the "
         "part Unreleased after the version"
     )
+
+
+def _is_dated(rest: str) -> bool:
+    """Whether the rest of a heading has a day that there is."""
+    for found in _DATE.findall(rest):
+        try:
+            date.fromisoformat(found)
+        except ValueError:
+            continue
+        return True
+    return False
 
 
 def text(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -171,10 +171,29 @@ def audited(candidate: Candidate) -> str:
 
 
 def bills(candidate: Candidate) -> str:
-    """Each binary wheel has an SBOM, and it is valid."""
-    for file in candidate.manifests:
-        sbom.read(file)
+    """Each binary wheel has an SBOM, and it is valid; those of a platform agree on their parts."""
+    require_same_parts(
+        (file, described.platform, text)
+        for file, described in candidate.manifests.items()
+        for text in sbom.read(file).values()
+    )
     return f"one in each of {len(candidate.manifests)} binary wheels"
+
+
+def require_same_parts(documents: Iterable[tuple[Path, str, str]]) -> None:
+    """ReleaseError where two SBOMs for a platform have one part of one version by two hashes."""
+    hashes: dict[tuple[str, str, str], dict[str, str]] = {}
+    for file, platform, text in documents:
+        for one in sbom.components(text):
+            part = (one.name, one.version, platform)
+            hashes.setdefault(part, {}).setdefault(one.sha256, file.name)
+    for (name, number, platform), files in hashes.items():
+        if len(files) > 1:
+            found = ", ".join(f"{digest or 'none'} in {file}" for digest, file in files.items())
+            raise ReleaseError(
+                f"expected one hash of {name} {number} in the SBOMs for {platform}, found {found}; "
+                "build the whole set again, by one toolchain"
+            )
 
 
 def records(candidate: Candidate) -> str:

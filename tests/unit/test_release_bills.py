@@ -1,0 +1,41 @@
+"""The SBOMs of a release agree on what is linked into its libraries."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import fabricated
+import pytest
+
+from flashvar_factory.errors import ReleaseError
+from flashvar_factory.release import proof
+
+
+def document(digest: str) -> str:
+    """The SBOM of a wheel whose CUDA runtime has this hash."""
+    bill = fabricated.bill(fabricated.manifest())
+    for one in bill["components"]:
+        if one["name"] == "cudart-static":
+            one["hashes"][0]["content"] = digest * 64
+    return json.dumps(bill)
+
+
+def test_one_runtime_for_each_platform() -> None:
+    proof.require_same_parts(
+        [
+            (Path("a.whl"), "linux_x86_64", document("1")),
+            (Path("b.whl"), "linux_x86_64", document("1")),
+            (Path("c.whl"), "linux_aarch64", document("2")),
+        ]
+    )
+
+
+def test_two_runtimes_of_one_version() -> None:
+    with pytest.raises(ReleaseError, match=r"one hash of cudart-static 13\.0 .* in b\.whl"):
+        proof.require_same_parts(
+            [
+                (Path("a.whl"), "linux_x86_64", document("1")),
+                (Path("b.whl"), "linux_x86_64", document("2")),
+            ]
+        )
