@@ -174,8 +174,25 @@ def test_a_mixed_machine_gets_both_and_hears_of_the_third(place: Place) -> None:
     assert "2 x NVIDIA GeForce RTX 4090" in done.stdout
 
 
+@pytest.mark.parametrize("words", [("--arch", "12.1,12.0"), ()], ids=["named", "found"])
+def test_two_gpus_of_one_binary_fetch_it_once(words: tuple[str, ...], place: Place) -> None:
+    gpus = [("NVIDIA GeForce RTX 5090", 12, 0), ("NVIDIA RTX PRO", 12, 1)]
+    done = place.run("--from", "dist", *words, gpus=gpus)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert place.installed() == {"flashvar_sm120"}
+    assert done.stdout.count("fetching ") == 1
+    assert f"installed flashvar-sm120=={VERSION} into" in done.stdout
+
+
+def test_a_named_gpu_that_nobody_serves_stops_the_others(place: Place) -> None:
+    before = place.files()
+    done = place.run("--from", "dist", "--arch", "sm89,sm77")
+    assert (done.returncode, place.files()) == (13, before)
+    assert "a GPU (7.7)" in done.stderr
+
+
 def test_an_image_is_made_without_a_gpu(place: Place) -> None:
-    done = place.run("--from", "dist", "--arch", "sm_90,8.0")
+    done = place.run("--from", "dist", "--arch", "sm_90, 8.0")
     assert done.returncode == 0, done.stdout + done.stderr
     assert place.installed() == {"flashvar_sm80", "flashvar_sm90"}
 

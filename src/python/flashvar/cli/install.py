@@ -25,6 +25,8 @@ from flashvar.selection.compatibility import dotted
 
 _MEGABYTE = 1_000_000
 
+Wheel = tuple[Mapping[str, bytes], Manifest]  # its files, and what they say of themselves
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -42,7 +44,7 @@ def run(chosen: argparse.Namespace, *, machine: Machine | None = None) -> int:
     """
     offered = offers.of_installed(platform_tag())
     machine = machine or _machine(chosen.arch, offered)
-    needs = _needs(machine.gpus, offered)
+    needs = _needs(machine, offered)
     missing = {gpus: mine for gpus, mine in needs.items() if not _is_present(mine, machine.system)}
     for gpus in needs:
         if gpus not in missing:
@@ -54,10 +56,14 @@ def run(chosen: argparse.Namespace, *, machine: Machine | None = None) -> int:
     tool = installer.find(os.environ)
     with temporary.folder() as folder:
         judged = folder / "judged"
-        requirements = {
-            offer: repacked.write(files, offer, judged)
+        known: dict[str, Wheel] = {}
+        fetched = {
+            offer.distribution: (offer, files)
             for gpus, mine in missing.items()
-            for offer, files in _fetch(gpus, mine, machine.system, where, tool, folder)
+            for offer, files in _fetch(gpus, mine, machine.system, where, tool, folder, known)
+        }
+        requirements = {
+            offer: repacked.write(files, offer, judged) for offer, files in fetched.values()
         }
         if not requirements:
             return 0
@@ -88,15 +94,15 @@ def _machine(named: str | None, offered: tuple[Offer, ...]) -> Machine:
 
 
 def _needs(
-    gpus: Sequence[Gpu], offered: tuple[Offer, ...]
+    machine: Machine, offered: tuple[Offer, ...]
 ) -> dict[tuple[Gpu, ...], tuple[Offer, ...]]:
     """The offers for the GPUs of each capability, the best first; unserved ones are reported.
 
     Raises:
-        UnservedDeviceError: none of them is served.
+        UnservedDeviceError: none of them is served, or one is not that was named.
     """
     alike: dict[tuple[int, int], list[Gpu]] = {}
-    for gpu in gpus:
+    for gpu in machine.gpus:
         alike.setdefault(gpu.capability, []).append(gpu)
     found: dict[tuple[Gpu, ...], tuple[Offer, ...]] = {}
     unserved = []
@@ -108,7 +114,7 @@ def _needs(
             found[tuple(same)] = served
         else:
             unserved.append(_words(same))
-    if not found:
+    if not found or (unserved and machine.system is None):
         raise UnservedDeviceError(
             f"expected a GPU that a binary is made for, found {', '.join(unserved)}; nothing was "
             f"installed, Triton serves it where it can ({offers.of_words(offered)})"
@@ -161,8 +167,11 @@ def _fetch(
     where: Source,
     tool: Installer,
     folder: Path,
+    known: dict[str, Wheel],
 ) -> Iterator[tuple[Offer, Mapping[str, bytes]]]:
     """The first offer that fits, with the files of its wheel: fetched, and judged.
+
+    What other GPUs were served by is `known`, by distribution, and not fetched again.
 
     Raises:
         SourceError: the source does not have the best one, or any.
@@ -176,9 +185,9 @@ def _fetch(
         if misfit is not None and _is_installed(offer, system):
             print(f"installed already: {offer}, for {_words(gpus)}")
             return
-        print(f"fetching {offer} from {where} for {_words(gpus)}", flush=True)
         try:
-            fetched = tool.fetch(offer, where, folder / offer.distribution)
+            if offer.distribution not in known:
+                known[offer.distribution] = _judged(offer, gpus, where, tool, folder)
         except SourceError as error:
             # Why the best one does not fit says more than that another is not there. One that is
             # made for this driver is wanted whether or not the best one is there.
@@ -187,10 +196,7 @@ def _fetch(
             missing = missing or error
             print(f"  passed over: {error}")
             continue
-        files = record.read(fetched.tree, offer)
-        manifest = verify.contents(fetched.tree, files, offer)
-        said = f"{fetched.file}, {manifest.library.bytes / _MEGABYTE:.1f} MB unpacked"
-        print(f"  {said}, for driver {manifest.minimum_driver.display} or newer")
+        files, manifest = known[offer.distribution]
         found = _misfit(manifest, [gpu.capability for gpu in gpus], system)
         if found is None:
             yield offer, files
@@ -201,6 +207,18 @@ def _fetch(
     reason = misfit or missing
     assert reason is not None
     raise reason
+
+
+def _judged(
+    offer: Offer, gpus: Sequence[Gpu], where: Source, tool: Installer, folder: Path
+) -> Wheel:
+    print(f"fetching {offer} from {where} for {_words(gpus)}", flush=True)
+    fetched = tool.fetch(offer, where, folder / offer.distribution)
+    files = record.read(fetched.tree, offer)
+    manifest = verify.contents(fetched.tree, files, offer)
+    said = f"{fetched.file}, {manifest.library.bytes / _MEGABYTE:.1f} MB unpacked"
+    print(f"  {said}, for driver {manifest.minimum_driver.display} or newer")
+    return files, manifest
 
 
 def _has_one_for_driver(mine: Iterable[Offer], system: System | None) -> bool:

@@ -112,7 +112,7 @@ def named(text: str, offers: tuple[Offer, ...]) -> list[tuple[int, int]]:
     if text == "all":
         return list(dict.fromkeys(one.architecture.capability for one in offers))
     try:
-        words = dict.fromkeys(Architecture.parse(word).capability for word in text.split(","))
+        words = dict.fromkeys(Architecture.parse(one.strip()).capability for one in text.split(","))
         return list(words)
     except ValueError as error:
         raise UnservedDeviceError(
