@@ -13,6 +13,7 @@ from audited import Fault, check_found_at_once, faults, rows
 from fabricated import Section, Segment, Wheel
 
 from flashvar_factory.inspect import elf as elf_file
+from flashvar_factory.inspect import fatbin
 
 pytestmark = pytest.mark.usefixtures("auditwheel")
 
@@ -48,6 +49,32 @@ def relocated(*table: tuple[int, int, int], count: int | None = None) -> Wheel:
     parts = tuple(one._replace(flags=6) if one.kind == 1 else one for one in fabricated.LOADED)
     table_section = Section(".rela.dyn", 4, content, 2, 2)
     return planted.library(tags=tags, more=(table_section,), segments=parts)
+
+
+def wrapped(*swapped: int) -> Wheel:
+    """The wheel that registers each container, these two for one another."""
+    count = len(planted.own())
+    one = relocated(*[(0, RELATIVE, 0)] * count).library
+    assert one is not None
+    wrappers = b"\xb1\x43\x62\x46\1\0\0\0".ljust(24, b"\0") * count
+    made = planted.Built(
+        **{**vars(one), "more": (*one.more, Section(".nvFatBinSegment", 1, wrappers, 0, WRITTEN))}
+    )
+
+    def change(data: bytearray) -> None:
+        file = elf_file.parse(bytes(data), "library")
+        code, table, words = (
+            file.named(name)[0] for name in (".nv_fatbin", ".rela.dyn", ".nvFatBinSegment")
+        )
+        places = fatbin.places(code.content, "library")
+        for first, second in zip(swapped[::2], swapped[1::2], strict=True):
+            places[first], places[second] = places[second], places[first]
+        for i, place in enumerate(places):
+            row = words.address + 24 * i + 8, RELATIVE, code.address + place
+            struct.pack_into("<QQq", data, table.offset + 24 * i, *row)
+
+    object.__setattr__(made, "change", change)
+    return Wheel(planted.described(), made)
 
 
 def symbol(row: int, offset: int, form: str, value: int) -> Wheel:
@@ -185,6 +212,10 @@ WORDS: dict[str, Fault] = {
     "device code that nobody registers": (
         planted.library(more=(Section(".nvFatBinSegment", 1, b"", 0, WRITTEN),)),
         "expected one wrapper in .nvFatBinSegment for each of",
+    ),
+    "device code of another object file": (
+        wrapped(0, 1),
+        "expected wrappers in .nvFatBinSegment in the order of their containers",
     ),
     "wrapper that is none": (
         planted.library(more=(Section(".nvFatBinSegment", 1, bytes(24), 0, WRITTEN),)),
@@ -345,4 +376,16 @@ def test_fault(plant: Wheel | Callable[[Path], Path], sentence: str, tmp_path: P
 def test_symbols_of_sections_are_no_fault(tmp_path: Path) -> None:
     # As linkers for aarch64 write them.
     wheel = planted.library(starts=((8, 0), (9, 0))).write(tmp_path)
+    assert faults(wheel, planted.expected()) == []
+
+
+def test_device_code_that_is_registered_is_no_fault(tmp_path: Path) -> None:
+    found = faults(wrapped().write(tmp_path), planted.expected())
+    assert not [one for one in found if one.startswith("relocations")]
+
+
+def test_symbols_of_two_libraries_are_found_in_either(tmp_path: Path) -> None:
+    # libc and libpthread have it; libpthread is not needed.
+    undefined = (("malloc", "GLIBC_2.2.5"), ("write", "GLIBC_2.2.5"))
+    wheel = planted.library(undefined=undefined).write(tmp_path)
     assert faults(wheel, planted.expected()) == []

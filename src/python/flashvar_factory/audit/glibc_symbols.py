@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from functools import cache
 from typing import Final
@@ -19,14 +20,21 @@ def file_name(platform: str) -> str:
 
 
 @cache
-def listed(platform: str) -> Mapping[tuple[str, str], str]:
-    """The library of each symbol and its version; nothing where the processor has no list."""
+def listed(platform: str) -> Mapping[tuple[str, str], frozenset[str]]:
+    """The libraries of each symbol and its version; nothing where the processor has no list.
+
+    Some are in two: `write` is libc's and libpthread's.
+    """
     path = source.HOME / source.CMAKE / file_name(platform)
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    rows = (line.split() for line in lines if line and not line.startswith("#"))
-    return {(name, version): library for name, version, library, *_ in rows}
+    homes: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    for line in lines:
+        if line and not line.startswith("#"):
+            name, version, library, *_ = line.split()
+            homes[name, version].add(library)
+    return {symbol: frozenset(libraries) for symbol, libraries in homes.items()}
 
 
-def home(symbol: Undefined, platform: str) -> str | None:
-    """The library that exports a symbol; None where none does."""
-    return listed(platform).get((symbol.name, symbol.version or ""))
+def homes(symbol: Undefined, platform: str) -> frozenset[str]:
+    """The libraries that export a symbol; empty where none does."""
+    return listed(platform).get((symbol.name, symbol.version or ""), frozenset())

@@ -144,9 +144,10 @@ def _absent(library: Library) -> Iterator[Finding]:
         version = platform_tag.glibc_of_symbol(symbol.version)
         if version is None or version > glibc_symbols.GLIBC:
             continue
-        home = glibc_symbols.home(symbol, machine)
-        if home not in needed:
-            found = "no such" if home is None else f"it in {home}, which the library does not need"
+        homes = glibc_symbols.homes(symbol, machine)
+        if homes.isdisjoint(needed):
+            known = " and ".join(sorted(homes))
+            found = f"it in {known}, which the library does not need" if homes else "no such"
             yield Finding(
                 "dependencies",
                 library.path,

@@ -147,6 +147,9 @@ def _wrappers(file: elf.Elf, at: Mapping[int, Relocation]) -> Iterator[str]:
             f"expected one wrapper in {_WRAPPERS} for each of {len(containers)} containers of "
             f"device code, found {len(found)}, or others"
         )
+    elif found != sorted(found) and not file.named(fatbin.SECTIONS[1]):
+        # An object file has one of each, and asks its own container for its functions.
+        yield f"expected wrappers in {_WRAPPERS} in the order of their containers, found another"
 
 
 def _inside(start: int, size: int, ranges: list[tuple[int, int]]) -> bool:
