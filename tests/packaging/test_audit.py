@@ -11,10 +11,11 @@ import subprocess
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
+from flashvar.binaries import manifest
 from flashvar_factory import audit
 from flashvar_factory.audit import expectations
 from flashvar_factory.config import schema
@@ -143,7 +144,12 @@ def described(files: Files) -> Files:
     document["library"]["sha256"] = hashlib.sha256(library).hexdigest()
     (sbom,) = (name for name in files if name.endswith(".cdx.json"))
     bill = files[sbom].replace(before.encode(), document["library"]["sha256"].encode())
-    return {**files, MANIFEST: json.dumps(document).encode(), sbom: bill}
+    return {**files, MANIFEST: written(document), sbom: bill}
+
+
+def written(document: dict[str, Any]) -> bytes:
+    """The manifest as the factory writes it."""
+    return manifest.parse(json.dumps(document)).to_json().encode()
 
 
 def pack(built: Built, files: Files, folder: Path) -> Path:
@@ -260,7 +266,7 @@ def test_kernel_that_is_not_there(built: Built, factory: Factory, tmp_path: Path
     (row,) = document["kernels"]
     ghost = {**row, "head_dim": 64, "name": "attention_fwd_bf16_hdim64", "functions": ["_Zghost"]}
     document["kernels"].append(ghost)
-    files = {**built.plain, MANIFEST: json.dumps(document).encode()}
+    files = {**built.plain, MANIFEST: written(document)}
     code, checks, said = failing(factory, pack(built, files, tmp_path))
     assert (code, checks) == (6, {"derived", "kernels"})
     assert "expected attention_fwd_bf16_hdim64 in the library, as the manifest says" in said
