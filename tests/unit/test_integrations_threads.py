@@ -63,7 +63,7 @@ class Watching(TorchDispatchMode):
 
 
 def serve_one() -> None:
-    torch_flash._attend(Q, K, V, 0.0, False, None, None)
+    torch_flash._attend(Q, K, V, False, None)
 
 
 def test_a_mode_is_the_reason_although_another_thread_is_served() -> None:
