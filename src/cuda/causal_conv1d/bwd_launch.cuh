@@ -22,12 +22,15 @@ struct BwdLaunch {
   // Blocks per SM of channels. With two, kernels for fp32 spill on 10.0 and newer.
   static constexpr int kChannelBlocksAtOnce =
       kWordBytes == 2 || Target::kArchitecture <= 90 ? 2 : 1;
-  // Blocks per SM of tokens. With three of single elements, kernels spill on 10.0 and newer.
+  // Blocks per SM of tokens. Where shared memory allows it, two, which load further ahead and so
+  // have as many bytes in flight as three: long calls are closer to a multiple of two blocks. With
+  // three of single elements, kernels spill on 10.0 and newer.
+  static constexpr bool kFarAhead = Target::kSharedMemory > 200'000;
   static constexpr int token_blocks(int elements) {
-    return elements > 1 || Target::kArchitecture <= 90 ? 3 : 2;
+    return (elements > 1 ? kFarAhead : Target::kArchitecture > 90) ? 2 : 3;
   }
   // Tiles of tokens that are loaded ahead, into shared memory; single elements into registers.
-  static constexpr int tokens_ahead(int elements) { return elements > 1 ? 3 : 4; }
+  static constexpr int tokens_ahead(int elements) { return elements == 1 ? 4 : kFarAhead ? 7 : 3; }
   static constexpr int kTokenTiles = 64;  // of a block, at most
 
   static constexpr CausalConv1dBwdKernel row() {
@@ -38,12 +41,17 @@ struct BwdLaunch {
     KernelFactsMaker const channels{row, "simt", "calls with the channels beside each other"};
     KernelFactsMaker const tokens{row, "simt", "calls with the tokens beside each other"};
     KernelFactsMaker const sums{row, "simt", "calls whose tokens are divided among blocks"};
-    return {{channels.make("bwd_channels_kernel", kThreads, 0, 0),
-             tokens.make("bwd_tokens_kernel", kThreads, 0, 0),
-             sums.make("sums_kernel", kThreads, 0, 0)}};
+    return {
+        {channels.make("bwd_channels_kernel", kThreads, 0, 0),
+         tokens.make("bwd_tokens_kernel", kThreads, sizeof(typename Tokens<4, kTokens>::Shared), 0),
+         sums.make("sums_kernel", kThreads, 0, 0)}};
   }
 
  private:
+  template <int kWidth, int kElements>
+  using Tokens = BwdTokensConfig<Dtype, kWidth, kElements, tokens_ahead(kElements), kTokenTiles,
+                                 token_blocks(kElements)>;
+
   // How a call goes, and how many parts its sums have.
   struct Plan {
     Layout layout;
@@ -96,10 +104,10 @@ struct BwdLaunch {
                                   cudaStream_t stream) {
     int64_t const others = blocks_of(problem.state_elements());
     if (chosen.layout.tokens_inner) {
-      return launch_blocks<bwd_tokens_kernel<Dtype, kWidth, kOfTokens, tokens_ahead(kOfTokens),
-                                             kTokenTiles, token_blocks(kOfTokens)>,
-                           Target>(BwdTokensArgs{problem, chosen.tokens},
-                                   chosen.tokens.blocks + others, device, stream);
+      using Config = Tokens<kWidth, kOfTokens>;
+      return launch_blocks<bwd_tokens_kernel<Config>, Target>(
+          BwdTokensArgs{problem, chosen.tokens}, chosen.tokens.blocks + others, device, stream,
+          sizeof(typename Config::Shared));
     }
     return launch_blocks<
         bwd_channels_kernel<Dtype, kWidth, kOfChannels, kStages, kChannelBlocksAtOnce>, Target>(

@@ -8,6 +8,7 @@
 #include "causal_conv1d/state.cuh"
 #include "causal_conv1d/sums.cuh"
 #include "causal_conv1d/tokens.cuh"
+#include "core/dynamic_shared.cuh"
 #include "ptx/grid_dependency.cuh"
 
 namespace flashvar::causal_conv1d {
@@ -109,24 +110,40 @@ __device__ __forceinline__ void store_sums(const BwdTokensArgs& args, const Toke
   }
 }
 
-// kElements: per thread and tile. kAhead: tiles that are loaded ahead. kTiles: per block, at most.
-// With one element, strides are arbitrary. Over 100 lines, because the steps of a tile share the
-// sums and what is loaded ahead, in registers.
-template <class Dtype, int kWidth, int kElements, int kAhead, int kTiles, int kBlocksAtOnce>
-__global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
-    bwd_tokens_kernel(const __grid_constant__ BwdTokensArgs args) {
-  constexpr int kPast = kWidth - 1;
-  using C = Chunk<Dtype, kElements>;
-  using Word = typename Dtype::Word;
+// kElements: per thread and tile; with one, strides are arbitrary. kAhead: tiles that are loaded
+// ahead. kTiles: per block, at most.
+template <class Dtype_, int kWidth_, int kElements_, int kAhead_, int kTiles, int kBlocksAtOnce_>
+struct BwdTokensConfig {
+  using Dtype = Dtype_;
+  static constexpr int kWidth = kWidth_, kPast = kWidth - 1, kElements = kElements_;
+  static constexpr int kAhead = kAhead_, kBlocksAtOnce = kBlocksAtOnce_;
   enum { kX, kGradY, kGradX, kTensors };
   using Tiles = Strip<kPast, kElements, kPast, kTiles, kAhead, kTensors, true>;
   using Reader = TokenReader<Dtype, kPast, kElements, kAhead, Tiles>;
   using GradReader = TokenReader<Dtype, 0, kElements, kAhead, Tiles>;
+  static_assert(kTiles % Reader::kStages == 0);
+  struct Shared {
+    typename Reader::Shared x;
+    typename GradReader::Shared grad_y;
+    typename Tiles::Shared tiles;
+  };
+};
+
+// Over 100 lines, because the steps of a tile share the sums and what is loaded ahead, in
+// registers.
+template <class Config>
+__global__ void __launch_bounds__(kThreads, Config::kBlocksAtOnce)
+    bwd_tokens_kernel(const __grid_constant__ BwdTokensArgs args) {
+  constexpr int kWidth = Config::kWidth, kPast = Config::kPast, kElements = Config::kElements;
+  constexpr int kAhead = Config::kAhead;
+  using Dtype = typename Config::Dtype;
+  using C = Chunk<Dtype, kElements>;
+  using Word = typename Dtype::Word;
+  using Tiles = typename Config::Tiles;
+  using Reader = typename Config::Reader;
+  using GradReader = typename Config::GradReader;
   constexpr int kStages = Reader::kStages;
-  static_assert(kTiles % kStages == 0);
-  __shared__ typename Tiles::Shared shared;
-  __shared__ typename Reader::Shared shared_x;
-  __shared__ typename GradReader::Shared shared_grads;
+  auto& shared = dynamic_shared<typename Config::Shared>();
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();  // the preceding kernel has written the inputs
   if (blockIdx.x >= args.tiles.blocks) {
@@ -149,11 +166,11 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
       ptx::held(static_cast<Word*>(args.grad_x.data) + offset(args.grad_x, 0, first, at.channel));
 
   FilterBits<kWidth> const bits(args, at.channel, at.exists);
-  Reader reader(shared_x, at, args.x.strides[1]);
-  GradReader grad_reader(shared_grads, at, args.grad_y.strides[1]);
+  Reader reader(shared.x, at, args.x.strides[1]);
+  GradReader grad_reader(shared.grad_y, at, args.grad_y.strides[1]);
   Tiles strip(
-      shared, args, args.tiles, at, careful, has_grad_final, {&args.x, &args.grad_y, &args.grad_x},
-      [&](int number, const TilePlace& tile, bool loads) {
+      shared.tiles, args, args.tiles, at, careful, has_grad_final,
+      {&args.x, &args.grad_y, &args.grad_x}, [&](int number, const TilePlace& tile, bool loads) {
         if constexpr (kElements > 1) {
           reader.copy(number, x + offset(args.x, tile.batch, tile.token, 0), loads);
           grad_reader.copy(number, grad_y + offset(args.grad_y, tile.batch, tile.token, 0), loads);
@@ -162,7 +179,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
       });
   auto load = [&](int stage, int number, int ahead) {
     uint32_t const marks = strip.marks(ahead);
-    int64_t const of_x = strip.offset(kX, ahead), of_grad_y = strip.offset(kGradY, ahead);
+    int64_t const of_x = strip.offset(Config::kX, ahead);
+    int64_t const of_grad_y = strip.offset(Config::kGradY, ahead);
     reader.load(stage, number, x + of_x, marks);
     grad_reader.load(stage, number, grad_y + of_grad_y, marks);
   };
@@ -233,7 +251,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
       }
       C chunk;
       chunk.pack(results);
-      chunk.template store<true>(grad_x + strip.offset(kGradX, stage), exists);
+      chunk.template store<true>(grad_x + strip.offset(Config::kGradX, stage), exists);
     }
   }
 

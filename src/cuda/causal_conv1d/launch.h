@@ -21,9 +21,10 @@ cudaError_t with_width(int width, F f) {
 inline int64_t blocks_of(int64_t elements) { return (elements + kThreads - 1) / kThreads; }
 
 template <auto* kKernel, class Target, class Args>
-cudaError_t launch_blocks(const Args& args, int64_t blocks, int device, cudaStream_t stream) {
+cudaError_t launch_blocks(const Args& args, int64_t blocks, int device, cudaStream_t stream,
+                          int shared_memory = 0) {
   if (blocks == 0) return cudaSuccess;
-  LaunchShape const shape{blocks, kThreads, 0, Target::kArchitecture >= 90};
+  LaunchShape const shape{blocks, kThreads, shared_memory, Target::kArchitecture >= 90};
   return launch_kernel<kKernel>(args, shape, device, stream);
 }
 
