@@ -79,12 +79,16 @@ class HostLibrary:
             launch=lambda packed: call("", packed), workspace=workspace, explain=explain
         )
 
-    def install(self, patch: pytest.MonkeyPatch, blocks: int = 1024) -> None:
+    def install(
+        self, patch: pytest.MonkeyPatch, blocks: int = 1024, multiprocessors: int = 3
+    ) -> None:
         """Serve CPU tensors that are handed to the cuda backend.
 
         `blocks`: how many a launch should have before threads get more work each.
+        `multiprocessors`: of the device. With few, blocks go on from channel to channel.
         """
         ctypes.c_int64.in_dll(self._library, "kBlocks").value = blocks
+        ctypes.c_int.in_dll(self._library, "multiprocessors").value = multiprocessors
         patch.setattr(cuda, "function_of", lambda name, chosen, device: (self.function(name), 0))
         patch.setattr(cuda, "_workspace", _aligned)
         patch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)

@@ -219,6 +219,20 @@ def test_the_same_bits_again(kind: str) -> None:
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
+@pytest.mark.parametrize("seqlen", [200, 2600])
+@pytest.mark.parametrize("ends", [(), (0, 100, 101, 200)], ids=["batch", "packed"])
+def test_the_same_bits_on_every_device(
+    ends: tuple[int, ...], seqlen: int, library: HostLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conv, _ = made(90, seqlen, 4, 3, torch.bfloat16, "padded tokens", ends)
+    grad_y = laid_out(torch.randn(conv.x.shape).bfloat16(), "tokens")
+    found = []
+    for multiprocessors in (1, 100):
+        library.install(monkeypatch, blocks=1, multiprocessors=multiprocessors)
+        found.append(backward(conv, grad_y, None))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize("positions", [False, True], ids=["", "circular"])
 @pytest.mark.parametrize("slots", [False, True], ids=["in order", "pool"])
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 // Launches the backward, on every architecture: all gradients; or parts of those of weights and
 // biases, then the sums of the parts.
 #pragma once
+#include <algorithm>
+
 #include "causal_conv1d/bwd_channels.cuh"
 #include "causal_conv1d/bwd_tokens.cuh"
 #include "causal_conv1d/kernel_table.h"
@@ -105,9 +107,17 @@ struct BwdLaunch {
     int64_t const others = blocks_of(problem.state_elements());
     if (chosen.layout.tokens_inner) {
       using Config = Tokens<kWidth, kOfTokens>;
+      int multiprocessors = 0;
+      cudaError_t const error =
+          cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+      if (error != cudaSuccess) return error;
+      BwdTokensArgs args{problem, chosen.tokens};
+      // An SM has 1 KB more than a block may have, of which each block takes 1 KB.
+      constexpr int kFit =
+          (Target::kSharedMemory + 1024) / (sizeof(typename Config::Shared) + 1024);
+      args.tiles.divide_among(int64_t{multiprocessors} * std::min(kFit, Config::kBlocksAtOnce));
       return launch_blocks<bwd_tokens_kernel<Config>, Target>(
-          BwdTokensArgs{problem, chosen.tokens}, chosen.tokens.blocks + others, device, stream,
-          sizeof(typename Config::Shared));
+          args, args.tiles.blocks + others, device, stream, sizeof(typename Config::Shared));
     }
     return launch_blocks<
         bwd_channels_kernel<Dtype, kWidth, kOfChannels, kStages, kChannelBlocksAtOnce>, Target>(

@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksAtOnce)
     write_grad_state(args, blockIdx.x - args.tiles.blocks);
     return;
   }
-  TokenPlace const at(args, args.tiles);
+  TokenPlace at(args, args.tiles);
   // As in the forward. In addition, what follows a thread's elements is left out without the
   // careful path where a sequence ends with them.
   uint32_t const careful = args.state.data != nullptr || kElements == 1
@@ -158,14 +158,14 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksAtOnce)
                                : Tiles::kAny - Tiles::kAtFirst - Tiles::kBehindLast;
   bool const has_grad_final = args.grad_final.data != nullptr;
   int64_t const first = int64_t{at.lane} * kElements;  // the thread's first token in a tile
-  const Word* const x =
+  const Word* x =
       ptx::held(static_cast<const Word*>(args.x.data) + offset(args.x, 0, first, at.channel));
-  const Word* const grad_y = ptx::held(static_cast<const Word*>(args.grad_y.data) +
-                                       offset(args.grad_y, 0, first, at.channel));
-  Word* const grad_x =
+  const Word* grad_y = ptx::held(static_cast<const Word*>(args.grad_y.data) +
+                                 offset(args.grad_y, 0, first, at.channel));
+  Word* grad_x =
       ptx::held(static_cast<Word*>(args.grad_x.data) + offset(args.grad_x, 0, first, at.channel));
 
-  FilterBits<kWidth> const bits(args, at.channel, at.exists);
+  FilterBits<kWidth> bits(args, at.channel, at.exists);
   Reader reader(shared.x, at, args.x.strides[1]);
   GradReader grad_reader(shared.grad_y, at, args.grad_y.strides[1]);
   Tiles strip(
@@ -177,85 +177,132 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksAtOnce)
           ptx::cp_async_commit();
         }
       });
-  auto load = [&](int stage, int number, int ahead) {
-    uint32_t const marks = strip.marks(ahead);
-    int64_t const of_x = strip.offset(Config::kX, ahead);
-    int64_t const of_grad_y = strip.offset(Config::kGradY, ahead);
+  int64_t const channel_step = TokenPlace::channel_step(args.tiles);
+  // Several elements at once are loaded kAhead turns before they are processed, also those of the
+  // next channel. A turn is a tile of the block's, or one after them, of which lanes load at most
+  // what is before the block's first.
+  int const turns = max(at.count + 1, kAhead);
+  typename Tiles::Cursor loaded = strip.begin(at.exists);
+  loaded.advance(kAhead);
+  int64_t loaded_channel = at.channel;
+  int left = turns - kAhead;  // of the channel, to be loaded
+  auto load = [&](const typename Tiles::Cursor& from, int stage, int number, int ahead) {
+    uint32_t const marks = from.marks(ahead);
+    int64_t const of_x = from.offset(Config::kX, ahead);
+    int64_t const of_grad_y = from.offset(Config::kGradY, ahead);
     reader.load(stage, number, x + of_x, marks);
     grad_reader.load(stage, number, grad_y + of_grad_y, marks);
   };
-  if constexpr (kElements == 1) {
-#pragma unroll
-    for (int stage = 0; stage < kStages; ++stage) load(stage, stage, stage);
-  }
-  ChannelFilter<kWidth> const filter(args, bits);
-  float behind[kElements == 1 ? 1 : kPast];
-  find_behind<kPast, kElements>(args, strip, at, filter, behind);
+  auto load_next_channels = [&] {
+    x += channel_step * args.x.strides[2];
+    grad_y += channel_step * args.grad_y.strides[2];
+    loaded_channel += channel_step;
+    loaded = strip.begin(loaded_channel < args.dim);
+  };
+  // Starts the loads of a turn, counted over all channels.
+  auto load_turn = [&](int turn) {
+    if (left == 0) {
+      load_next_channels();
+      left = turns;
+    }
+    load(loaded, 0, turn, 0);
+    ptx::cp_async_commit();
+    loaded.advance(1);
+    --left;
+  };
   int const lane_behind = ptx::held(static_cast<int>(threadIdx.x & 31u & ~(at.lanes - 1)) |
                                     ((at.lane + 1) & (at.lanes - 1)));
-  float sums[kWidth + 1] = {};  // the gradients of the weights, and that of the bias
-  auto add = [&](float grad, const float* past, float newest) {
+  int turn = 0;
+  while (true) {
+    typename Tiles::Cursor tile = strip.begin(at.exists);
+    if constexpr (kElements == 1) {
 #pragma unroll
-    for (int j = 0; j < kPast; ++j) sums[j] = fmaf(grad, past[j], sums[j]);
-    sums[kPast] = fmaf(grad, newest, sums[kPast]);
-    sums[kWidth] += grad;
-  };
-
-  for (int done = 0; done < at.count; done += kStages, strip.advance(kStages)) {
-#pragma unroll
-    for (int stage = 0; stage < kStages; ++stage) {
-      int const number = done + stage;
-      uint32_t const near = strip.marks(stage);
-      bool const exists = (near & Tiles::kNone) == 0;
-      // Values before the thread's own, then its own; its gradients, and those after them.
-      float values[kPast + kElements], grads[kElements], next[kPast], results[kElements];
-      if constexpr (kElements > 1) {
-        ptx::cp_async_wait<Reader::kPending>();
-        __syncwarp();  // the tile and the one before it in tokens are loaded
-      }
-      reader.read(stage, number, near, values);
-      grad_reader.read(stage, number, near, grads);
-      load(stage, number + kAhead, stage + kAhead);
-      ptx::cp_async_commit();
-      bool const plain = !__any_sync(0xffffffffu, (near & Tiles::kCareful) != 0);
-      if (plain && args.silu) {
-#pragma unroll
-        for (int e = 0; e < kElements; ++e) {
-          grads[e] =
-              grad_activated(grads[e], filter.convolved(values + e, values[kPast + e]), true);
-          add(grads[e], values + e, values[kPast + e]);
-        }
-      } else if (exists) {
-        each_token<kPast, kElements>(args, strip, at, number, near, values,
-                                     [&](int e, const float (&past)[kPast], float newest) {
-                                       grads[e] = grad_activated(
-                                           grads[e], filter.convolved(past, newest), args.silu);
-                                       add(grads[e], past, newest);
-                                     });
-      }
-      take_behind<kPast>(grads, behind, at, lane_behind, next);
-#pragma unroll
-      for (int i = 0; i < (kElements == 1 ? 1 : kPast); ++i) behind[i] = grads[i];
-      // Terms beyond the end of the sequence are skipped, not multiplied by 0: weights may be inf.
-      if (plain) {
-        bool const ends = (near & Tiles::kBehindLast) != 0;
-        convolve_back(filter, grads, next, results,
-                      [&](int e, int i) { return e + i < kElements || !ends; });
-      } else {
-        convolve_back(filter, grads, next, results, [&](int e, int i) {
-          return (near & (((1u << i) - 1) << (kPast + e + 1))) == 0;
-        });
-      }
-      if ((near & Tiles::kFlag) != 0) {
-        add_grad_final<kElements>(args, strip, at, number, results);
-      }
-      C chunk;
-      chunk.pack(results);
-      chunk.template store<true>(grad_x + strip.offset(Config::kGradX, stage), exists);
+      for (int stage = 0; stage < kStages; ++stage) load(tile, stage, stage, stage);
     }
-  }
+    ChannelFilter<kWidth> const filter(args, bits);
+    float behind[kElements == 1 ? 1 : kPast];
+    find_behind<kPast, kElements>(args, strip, at, filter, behind);
+    float sums[kWidth + 1] = {};  // the gradients of the weights, and that of the bias
+    auto add = [&](float grad, const float* past, float newest) {
+#pragma unroll
+      for (int j = 0; j < kPast; ++j) sums[j] = fmaf(grad, past[j], sums[j]);
+      sums[kPast] = fmaf(grad, newest, sums[kPast]);
+      sums[kWidth] += grad;
+    };
 
-  store_sums<kWidth>(args, at, sums);
+    for (int done = 0; done < at.count; done += kStages, tile.advance(kStages)) {
+#pragma unroll
+      for (int stage = 0; stage < kStages; ++stage) {
+        int const number = done + stage;
+        uint32_t const near = tile.marks(stage);
+        bool const exists = (near & Tiles::kNone) == 0;
+        // Values before the thread's own, then its own; its gradients, and those after them.
+        float values[kPast + kElements], grads[kElements], next[kPast], results[kElements];
+        if constexpr (kElements > 1) {
+          ptx::cp_async_wait<Reader::kPending>();
+          __syncwarp();  // the tile and the one before it in tokens are loaded
+        }
+        reader.read(stage, turn, near, values);
+        grad_reader.read(stage, turn, near, grads);
+        if constexpr (kElements == 1) {
+          load(tile, stage, number + kAhead, stage + kAhead);
+        } else {
+          load_turn(turn + kAhead);
+        }
+        ++turn;
+        bool const plain = !__any_sync(0xffffffffu, (near & Tiles::kCareful) != 0);
+        if (plain && args.silu) {
+#pragma unroll
+          for (int e = 0; e < kElements; ++e) {
+            grads[e] =
+                grad_activated(grads[e], filter.convolved(values + e, values[kPast + e]), true);
+            add(grads[e], values + e, values[kPast + e]);
+          }
+        } else if (exists) {
+          each_token<kPast, kElements>(args, strip, at, number, near, values,
+                                       [&](int e, const float (&past)[kPast], float newest) {
+                                         grads[e] = grad_activated(
+                                             grads[e], filter.convolved(past, newest), args.silu);
+                                         add(grads[e], past, newest);
+                                       });
+        }
+        take_behind<kPast>(grads, behind, at, lane_behind, next);
+#pragma unroll
+        for (int i = 0; i < (kElements == 1 ? 1 : kPast); ++i) behind[i] = grads[i];
+        // Terms beyond the end of the sequence are skipped, not multiplied by 0: weights may be
+        // inf.
+        if (plain) {
+          bool const ends = (near & Tiles::kBehindLast) != 0;
+          convolve_back(filter, grads, next, results,
+                        [&](int e, int i) { return e + i < kElements || !ends; });
+        } else {
+          convolve_back(filter, grads, next, results, [&](int e, int i) {
+            return (near & (((1u << i) - 1) << (kPast + e + 1))) == 0;
+          });
+        }
+        if ((near & Tiles::kFlag) != 0) {
+          add_grad_final<kElements>(args, strip, at, number, results);
+        }
+        C chunk;
+        chunk.pack(results);
+        chunk.template store<true>(grad_x + tile.offset(Config::kGradX, stage), exists);
+      }
+    }
+    if constexpr (kElements > 1) {
+#pragma unroll 1
+      for (int number = at.count; number < turns; ++number, ++turn) {
+        __syncwarp();  // the slot that is loaded is read
+        reader.skip();
+        load_turn(turn + kAhead);
+      }
+    }
+    int64_t const next_channel = at.channel + channel_step;
+    bits = FilterBits<kWidth>(args, next_channel, next_channel < args.dim);
+    store_sums<kWidth>(args, at, sums);
+    if (!at.next_channels(args, args.tiles)) return;
+    grad_x += channel_step * args.grad_x.strides[2];
+    if constexpr (kElements == 1) load_next_channels();
+  }
 }
 
 }  // namespace flashvar::causal_conv1d

@@ -47,7 +47,8 @@ struct ChannelTiles {
 
 // Contiguous tokens: a group of `lanes` threads holds a tile of tokens of one channel and iterates
 // over a chunk, `tiles` consecutive tiles, counted over the whole batch. The groups of a block have
-// adjacent channels of the same chunk.
+// adjacent channels of the same chunk. Where blocks are fewer than channels need, each goes on to
+// further channels of its chunk.
 struct TokenTiles {
   int64_t blocks;
   int64_t of_channel;       // tiles of a channel, over the whole batch
@@ -70,6 +71,24 @@ struct TokenTiles {
     while (tiles.tiles > 1 && tiles.chunks() * tiles.channel_blocks < kBlocks) tiles.tiles /= 2;
     tiles.blocks = tiles.chunks() * tiles.channel_blocks;
     return tiles;
+  }
+
+  // Leaves as many blocks as keep a device busy for the shortest time; it runs `at_once` of them.
+  // What a block's groups add up stays the same.
+  void divide_among(int64_t at_once) {
+    constexpr int64_t kStart = 4, kTurns = 8;  // tiles in the time that a block takes to start
+    int64_t const of_chunk = channel_blocks;
+    int64_t best = (blocks + at_once - 1) / at_once * (tiles + kStart);
+    for (int64_t turns = 1; turns <= kTurns; ++turns) {
+      int64_t const most = turns * at_once / chunks();
+      if (most == 0 || most >= of_chunk) continue;
+      int64_t const each = (of_chunk + most - 1) / most;  // what a block does in place of one
+      int64_t const time = turns * (each * tiles + kStart);
+      if (time >= best) continue;
+      best = time;
+      channel_blocks = static_cast<uint32_t>((of_chunk + each - 1) / each);
+    }
+    blocks = chunks() * channel_blocks;
   }
 
   // Whether a block has all tokens of its channels.

@@ -22,6 +22,17 @@ struct TokenPlace {
   int32_t count;
   bool exists;  // the channel
 
+  // How far a block's channels are from the next ones that it has.
+  static __device__ __forceinline__ int64_t channel_step(const TokenTiles& tiles) {
+    return int64_t{tiles.channel_blocks} * (kThreads >> tiles.lanes_log2);
+  }
+  // Goes on to the block's next channels; false, for the whole block, if there are none.
+  __device__ __forceinline__ bool next_channels(const Problem& problem, const TokenTiles& tiles) {
+    channel += channel_step(tiles);
+    exists = channel < problem.dim;
+    return channel - (threadIdx.x >> tiles.lanes_log2) < problem.dim;
+  }
+
   __device__ __forceinline__ TokenPlace(const Problem& problem, const TokenTiles& tiles)
       : lane(ptx::held(threadIdx.x & (tiles.lanes() - 1))),
         lanes(tiles.lanes()),
@@ -80,6 +91,28 @@ class Strip {
     uint32_t marks[kNumbers * kRow];
   };
 
+  // A tile as a thread sees it, and those after it.
+  class Cursor {
+   public:
+    // At the first tile. `exists`: the thread's channel.
+    __device__ __forceinline__ Cursor(const Shared& shared, const TokenPlace& at, bool exists)
+        : marks_(shared.marks + (exists ? at.lane : kRow - 1)), offsets_(&shared.offsets[0][0]) {}
+
+    // Of the tile `ahead` tiles after this one.
+    __device__ __forceinline__ uint32_t marks(int ahead) const { return marks_[ahead * kRow]; }
+    __device__ __forceinline__ int64_t offset(int tensor, int ahead) const {
+      return offsets_[tensor * kNumbers + ahead];
+    }
+    __device__ __forceinline__ void advance(int tiles) {
+      marks_.advance(tiles * kRow);
+      offsets_.advance(tiles);
+    }
+
+   private:
+    ptx::SharedPointer<uint32_t> marks_;
+    ptx::SharedPointer<int64_t> offsets_;
+  };
+
   // Called by all threads of the block. `careful`: marks that set kCareful. `flag`: value of kFlag.
   // start(number, place, loads): called at once for each of the first kAhead tiles; `loads`: as
   // kLoads. In the forward also for the tile before them, number -1.
@@ -87,12 +120,7 @@ class Strip {
   __device__ __forceinline__ Strip(Shared& shared, const Problem& problem, const TokenTiles& tiles,
                                    const TokenPlace& at, uint32_t careful, bool flag,
                                    const Tensor* const (&tensors)[kTensors], Start start)
-      : marks_(shared.marks + (at.exists ? at.lane : kRow - 1)),
-        offsets_(&shared.offsets[0][0]),
-        shared_(shared),
-        tiles_(tiles),
-        at_(at),
-        careful_(careful) {
+      : cursor_(shared, at, at.exists), shared_(shared), tiles_(tiles), at_(at), careful_(careful) {
     int64_t const batch = at.first / tiles.of_row;
     TileNumber const first{batch, static_cast<int32_t>(at.first - batch * tiles.of_row)};
 #pragma unroll
@@ -134,15 +162,14 @@ class Strip {
     __syncthreads();  // all sequences are marked
   }
 
-  // Of the tile `ahead` tiles after the thread's current one.
-  __device__ __forceinline__ uint32_t marks(int ahead) const { return marks_[ahead * kRow]; }
+  // The first tile. `exists`: the thread's channel.
+  __device__ __forceinline__ Cursor begin(bool exists) const { return {shared_, at_, exists}; }
+  // The thread's own cursor.
+  __device__ __forceinline__ uint32_t marks(int ahead) const { return cursor_.marks(ahead); }
   __device__ __forceinline__ int64_t offset(int tensor, int ahead) const {
-    return offsets_[tensor * kNumbers + ahead];
+    return cursor_.offset(tensor, ahead);
   }
-  __device__ __forceinline__ void advance(int tiles) {
-    marks_.advance(tiles * kRow);
-    offsets_.advance(tiles);
-  }
+  __device__ __forceinline__ void advance(int tiles) { cursor_.advance(tiles); }
 
   __device__ __forceinline__ TilePlace place(int number) const {
     return place(shared_.first, number);
@@ -205,8 +232,7 @@ class Strip {
     }
   }
 
-  ptx::SharedPointer<uint32_t> marks_;  // of the thread
-  ptx::SharedPointer<int64_t> offsets_;
+  Cursor cursor_;
   Shared& shared_;
   const TokenTiles& tiles_;
   const TokenPlace& at_;
@@ -274,6 +300,10 @@ class TokenReader {
     }
   }
 
+  // Goes past a tile, read or not.
+  __device__ __forceinline__ void skip() {
+    before_slot_ = (before_slot_ + kPerSlot) % (kSlots * kPerSlot);
+  }
   // The elements before the thread's own, then its own. Called for each tile in turn, by whole
   // warps, when all of their copies of it are complete.
   __device__ __forceinline__ void read(int stage, int number, uint32_t marks,
@@ -292,7 +322,7 @@ class TokenReader {
           BeforeBits const bits = before_slots_[before_slot_ * (16 / Before::kBytes)];
           memcpy(chunk_before.words, &bits, sizeof(bits));
         }
-        before_slot_ = (before_slot_ + kPerSlot) % (kSlots * kPerSlot);
+        skip();
         chunk_before.unpack(before);
       }
     }
