@@ -285,7 +285,10 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksAtOnce)
         }
         C chunk;
         chunk.pack(results);
-        chunk.template store<true>(grad_x + tile.offset(Config::kGradX, stage), exists);
+        // As `exists`, which the compiler would keep as a number.
+        if ((ptx::kept(near) & Tiles::kNone) == 0) {
+          chunk.template store<true>(grad_x + tile.offset(Config::kGradX, stage), 1);
+        }
       }
     }
     if constexpr (kElements > 1) {

@@ -9,5 +9,6 @@ Value held(Value value) {
   return value;
 }
 inline float kept(float value) { return value; }
+inline uint32_t kept(uint32_t value) { return value; }
 
 }  // namespace flashvar::ptx
