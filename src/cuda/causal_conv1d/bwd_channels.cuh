@@ -28,21 +28,43 @@ __device__ __forceinline__ void add_grad_final(const BwdProblem& problem, const 
   }
 }
 
-// Adds up one lane's values over the groups, in order. The sum is valid in the first group.
-template <int kElements>
-__device__ __forceinline__ void add_groups(const ChannelPlace& at, const ChannelTiles& tiles,
-                                           float (&values)[kElements], float* shared) {
-  __syncthreads();  // all threads have read `shared`, which is overwritten
+// Adds up the sums of a block's groups, in order, and stores them: as gradients, or as the block's
+// part. `shared`: kFloats, which threads may still read.
+template <int kWidth, int kElements>
+struct BlockSums {
+  static constexpr int kPitch = kThreads + 8;  // apart in banks for the channels of a thread
+  static constexpr int kFloats = (kWidth + 1) * kElements * kPitch;
+
+  static __device__ __forceinline__ void store(const BwdChannelsArgs& args, const ChannelPlace& at,
+                                               const float (&sums)[kWidth + 1][kElements],
+                                               float* shared) {
+    __syncthreads();  // all threads have read `shared`, which is overwritten
 #pragma unroll
-  for (int e = 0; e < kElements; ++e) shared[e * kThreads + threadIdx.x] = values[e];
-  __syncthreads();  // all threads have written their values
-  if (at.group != 0) return;
-  int const step = 1 << tiles.lanes_log2;
-  for (int other = step; other < kThreads; other += step) {
+    for (int j = 0; j <= kWidth; ++j) {
 #pragma unroll
-    for (int e = 0; e < kElements; ++e) values[e] += shared[e * kThreads + other + at.lane];
+      for (int e = 0; e < kElements; ++e) {
+        shared[(j * kElements + e) * kPitch + threadIdx.x] = sums[j][e];
+      }
+    }
+    __syncthreads();  // all threads have written their sums
+    int const lanes = 1 << args.tiles.lanes_log2, channels = lanes * kElements;
+    for (int i = threadIdx.x; i < (kWidth + 1) * channels; i += kThreads) {
+      int const j = i >> args.tiles.lanes_log2, tap = j / kElements;
+      int const of_block = i - tap * channels;
+      int64_t const channel = at.first_channel + of_block;
+      if (channel >= args.dim) continue;
+      const float* const from =
+          shared + (tap * kElements + of_block % kElements) * kPitch + of_block / kElements;
+      float sum = from[0];
+      for (int other = lanes; other < kThreads; other += lanes) sum += from[other];
+      if (args.tiles.is_whole()) {
+        store_sum<kWidth>(args.grad_weight, args.grad_bias, channel, tap, sum);
+      } else {
+        args.parts[(at.row_block * (kWidth + 1) + tap) * args.dim + channel] = sum;
+      }
+    }
   }
-}
+};
 
 // kElements: channels per thread; with 1, strides may be any. kStages: rows that are prefetched.
 // Over 100 lines, because the step is a closure over the registers that a thread keeps from row to
@@ -52,9 +74,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     bwd_channels_kernel(const __grid_constant__ BwdChannelsArgs args) {
   constexpr int kPast = kWidth - 1;
   using Reader = RowReader<Dtype, kElements, kStages>;
-  __shared__ typename Reader::Shared shared_rows, shared_grads;
-  __shared__ SharedFilters<kWidth, 32 * kElements> shared;
-  __shared__ float shared_sums[kElements * kThreads];
+  using Sums = BlockSums<kWidth, kElements>;
+  __shared__ union {
+    typename Reader::Shared rows[2];
+    float sums[Sums::kFloats];
+  } shared;
+  __shared__ SharedFilters<kWidth, 32 * kElements> shared_filters;
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();  // the preceding kernel has written the inputs
   if (blockIdx.x >= args.tiles.blocks) {
@@ -62,10 +87,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     return;
   }
   ChannelPlace const at(args, args.tiles, kElements);
-  shared.fill(args, at.first_channel);
+  shared_filters.fill(args, at.first_channel);
   int64_t const channel = at.first_channel + at.lane * kElements;
   Filters<kWidth, kElements> filters;
-  shared.copy(at.lane * kElements, filters);
+  shared_filters.copy(at.lane * kElements, filters);
   float sums[kWidth + 1][kElements] = {};  // of the weights' gradients, and of the bias's
 
   at.each_segment(args, args.tiles, channel < args.dim, [&](const Segment& segment) {
@@ -78,8 +103,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     int const first_kept = has_final && left - args.final_columns < rows
                                ? static_cast<int>(max(left - args.final_columns, int64_t{0}))
                                : rows;
-    Reader from(shared_rows, args.x, segment, channel);
-    Reader grads(shared_grads, args.grad_y, segment, channel);
+    Reader from(shared.rows[0], args.x, segment, channel);
+    Reader grads(shared.rows[1], args.grad_y, segment, channel);
 #pragma unroll
     for (int stage = 0; stage < kStages; ++stage) {
       from.start(stage, stage < ahead);
@@ -162,20 +187,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     }
   });
 
-#pragma unroll
-  for (int j = 0; j <= kWidth; ++j) {
-    add_groups(at, args.tiles, sums[j], shared_sums);
-    if (at.group != 0 || channel >= args.dim) continue;
-    float* const part = args.parts + (at.row_block * (kWidth + 1) + j) * args.dim + channel;
-#pragma unroll
-    for (int e = 0; e < kElements; ++e) {
-      if (args.tiles.is_whole()) {
-        store_sum<kWidth>(args.grad_weight, args.grad_bias, channel + e, j, sums[j][e]);
-      } else {
-        part[e] = sums[j][e];
-      }
-    }
-  }
+  Sums::store(args, at, sums, shared.sums);
 }
 
 }  // namespace flashvar::causal_conv1d
