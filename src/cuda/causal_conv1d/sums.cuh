@@ -6,6 +6,7 @@
 #include "causal_conv1d/tensors.cuh"
 #include "causal_conv1d/tiles.h"
 #include "ptx/grid_dependency.cuh"
+#include "ptx/kept.cuh"
 
 namespace flashvar::causal_conv1d {
 
@@ -47,12 +48,14 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const __grid_constant__ 
   constexpr int kAtOnce = 8;
   __shared__ float sums[kThreads];
   ptx::griddepcontrol_launch_dependents();
-  ptx::griddepcontrol_wait();  // the backward has written the parts
   int const lanes = 1 << args.lanes_log2, groups = kThreads >> args.lanes_log2;
   int const lane = threadIdx.x & (lanes - 1), group = threadIdx.x >> args.lanes_log2;
   int64_t const columns = (kWidth + 1) * args.dim;
   int64_t const column = (int64_t{blockIdx.x} << args.lanes_log2) + lane;
   const float* from = args.parts + group * columns + column;
+  // The division is done, and kept, before the wait.
+  auto const tap = ptx::kept(static_cast<uint32_t>(column / args.dim));
+  ptx::griddepcontrol_wait();  // the backward has written the parts
   float sum = 0.f;
   for (int64_t part = group; column < columns && part < args.count; part += groups * kAtOnce) {
     float values[kAtOnce];
@@ -67,7 +70,6 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const __grid_constant__ 
   __syncthreads();  // all threads have written their sums
   if (group != 0 || column >= columns) return;
   for (int other = lanes; other < kThreads; other += lanes) sum += sums[other + lane];
-  int64_t const tap = column / args.dim;
   store_sum<kWidth>(args.grad_weight, args.grad_bias, column - tap * args.dim, tap, sum);
 }
 
