@@ -77,7 +77,7 @@ struct BwdLaunch {
       plan.parts = plan.tokens.chunks();
     } else {
       plan.channels = ChannelTiles::make(problem, plan.layout.chunks ? kChannels : 1, kLeastRows,
-                                         kMostRows, kChannelBlocks);
+                                         kMostRows, kStages, kChannelBlocks);
       plan.parts = plan.channels.row_blocks(problem);
     }
     return plan;

@@ -68,8 +68,8 @@ struct FwdLaunch {
                                              kTokenTiles, kTokenBlocksAtOnce>,
                            Target>(args, args.tiles.blocks + others, device, stream);
     }
-    FwdChannelsArgs const args{
-        problem, ChannelTiles::make(problem, kOfChannels, kLeastRows, kMostRows, kBlocks)};
+    FwdChannelsArgs const args{problem, ChannelTiles::make(problem, kOfChannels, kLeastRows,
+                                                           kMostRows, kChannelStages, kBlocks)};
     return launch_blocks<
         fwd_channels_kernel<Dtype, kWidth, kOfChannels, kChannelStages, kBlocksAtOnce>, Target>(
         args, args.tiles.blocks + others, device, stream);

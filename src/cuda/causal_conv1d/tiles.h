@@ -20,8 +20,9 @@ struct ChannelTiles {
   int32_t lanes_log2;      // at most 5
   int32_t rows;
 
+  // Threads process `at_once` rows between two tests.
   static ChannelTiles make(const Problem& problem, int elements, int least_rows, int most_rows,
-                           int64_t wanted) {
+                           int at_once, int64_t wanted) {
     ChannelTiles tiles{};
     while (tiles.lanes_log2 < 5 && int64_t{elements} << tiles.lanes_log2 < problem.dim) {
       ++tiles.lanes_log2;
@@ -30,6 +31,7 @@ struct ChannelTiles {
     tiles.column_blocks = static_cast<uint32_t>((problem.dim + columns - 1) / columns);
     tiles.rows = most_rows;
     while (tiles.rows > least_rows && tiles.count(problem) < wanted) tiles.rows /= 2;
+    tiles.rows = (tiles.rows + at_once - 1) / at_once * at_once;
     tiles.blocks = tiles.count(problem);
     return tiles;
   }
