@@ -10,6 +10,7 @@
 #include "causal_conv1d/state.cuh"
 #include "causal_conv1d/sums.cuh"
 #include "ptx/grid_dependency.cuh"
+#include "ptx/kept.cuh"
 
 namespace flashvar::causal_conv1d {
 
@@ -35,7 +36,7 @@ struct BlockSums {
   static constexpr int kPitch = kThreads + 8;  // apart in banks for the channels of a thread
   static constexpr int kFloats = (kWidth + 1) * kElements * kPitch;
 
-  static __device__ __forceinline__ void store(const BwdChannelsArgs& args, const ChannelPlace& at,
+  static __device__ __forceinline__ void store(const BwdChannelsArgs& args,
                                                const float (&sums)[kWidth + 1][kElements],
                                                float* shared) {
     __syncthreads();  // all threads have read `shared`, which is overwritten
@@ -47,6 +48,8 @@ struct BlockSums {
       }
     }
     __syncthreads();  // all threads have written their sums
+    // Computed again: in the loop over rows there are no registers for it.
+    ChannelPlace const at(args, args.tiles, kElements, ptx::kept(blockIdx.x));
     int const lanes = 1 << args.tiles.lanes_log2, channels = lanes * kElements;
     for (int i = threadIdx.x; i < (kWidth + 1) * channels; i += kThreads) {
       int const j = i >> args.tiles.lanes_log2, tap = j / kElements;
@@ -187,7 +190,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     }
   });
 
-  Sums::store(args, at, sums, shared.sums);
+  Sums::store(args, sums, shared.sums);
 }
 
 }  // namespace flashvar::causal_conv1d

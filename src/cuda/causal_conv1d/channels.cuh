@@ -24,11 +24,11 @@ struct ChannelPlace {
   int32_t rows;
 
   __device__ __forceinline__ ChannelPlace(const Problem& problem, const ChannelTiles& tiles,
-                                          int elements)
+                                          int elements, uint32_t block = blockIdx.x)
       : lane(threadIdx.x & ((1 << tiles.lanes_log2) - 1)),
         group(threadIdx.x >> tiles.lanes_log2),
-        row_block(blockIdx.x / tiles.column_blocks),
-        first_channel(int64_t{blockIdx.x % tiles.column_blocks} *
+        row_block(block / tiles.column_blocks),
+        first_channel(int64_t{block % tiles.column_blocks} *
                       (int64_t{elements} << tiles.lanes_log2)),
         row(row_of(tiles, group)),
         rows(static_cast<int>(
