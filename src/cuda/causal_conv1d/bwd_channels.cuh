@@ -70,9 +70,9 @@ struct BlockSums {
 };
 
 // kElements: channels per thread; with 1, strides may be any. kStages: rows that are prefetched.
-// Over 100 lines, because the step is a closure over the registers that a thread keeps from row to
-// row.
-template <class Dtype, int kWidth, int kElements, int kStages, int kBlocksAtOnce>
+// kLanes: of a group, at most. Over 100 lines, because the step is a closure over the registers
+// that a thread keeps from row to row.
+template <class Dtype, int kWidth, int kElements, int kStages, int kLanes, int kBlocksAtOnce>
 __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     bwd_channels_kernel(const __grid_constant__ BwdChannelsArgs args) {
   constexpr int kPast = kWidth - 1;
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     typename Reader::Shared rows[2];
     float sums[Sums::kFloats];
   } shared;
-  __shared__ SharedFilters<kWidth, 32 * kElements> shared_filters;
+  __shared__ SharedFilters<kWidth, kLanes * kElements> shared_filters;
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();  // the preceding kernel has written the inputs
   if (blockIdx.x >= args.tiles.blocks) {

@@ -19,8 +19,9 @@ struct BwdLaunch {
   // Of channels a thread keeps much more in registers than of tokens.
   static constexpr int kChannels = 4, kTokens = 16 / kWordBytes;
   static constexpr int kStages = kWordBytes == 2 ? 6 : 4;
-  static constexpr int kLeastRows = 32, kMostRows = 256;
-  static constexpr int64_t kChannelBlocks = 256;  // each block reads rows of the next one too
+  // Two warps have channels beside each other, so that 512 bytes of a 16-bit row are read at about
+  // the same time. Few blocks, because each reads rows of the next one too.
+  static constexpr ChannelLimits kChannelLimits{6, 32, 256, kStages, 256};
   // Blocks per SM of channels. With two, kernels for fp32 spill on 10.0 and newer.
   static constexpr int kChannelBlocksAtOnce =
       kWordBytes == 2 || Target::kArchitecture <= 90 ? 2 : 1;
@@ -76,8 +77,8 @@ struct BwdLaunch {
       plan.tokens = TokenTiles::make(problem, elements, kTokenTiles);
       plan.parts = plan.tokens.chunks();
     } else {
-      plan.channels = ChannelTiles::make(problem, plan.layout.chunks ? kChannels : 1, kLeastRows,
-                                         kMostRows, kStages, kChannelBlocks);
+      plan.channels =
+          ChannelTiles::make(problem, plan.layout.chunks ? kChannels : 1, kChannelLimits);
       plan.parts = plan.channels.row_blocks(problem);
     }
     return plan;
@@ -119,9 +120,10 @@ struct BwdLaunch {
       return launch_blocks<bwd_tokens_kernel<Config>, Target>(
           args, args.tiles.blocks + others, device, stream, sizeof(typename Config::Shared));
     }
-    return launch_blocks<
-        bwd_channels_kernel<Dtype, kWidth, kOfChannels, kStages, kChannelBlocksAtOnce>, Target>(
-        BwdChannelsArgs{problem, chosen.channels}, chosen.channels.blocks + others, device, stream);
+    return launch_blocks<bwd_channels_kernel<Dtype, kWidth, kOfChannels, kStages,
+                                             1 << kChannelLimits.lanes_log2, kChannelBlocksAtOnce>,
+                         Target>(BwdChannelsArgs{problem, chosen.channels},
+                                 chosen.channels.blocks + others, device, stream);
   }
 
   static void explain_call(const BwdProblem& problem, Text& text) {

@@ -68,8 +68,8 @@ struct FwdLaunch {
                                              kTokenTiles, kTokenBlocksAtOnce>,
                            Target>(args, args.tiles.blocks + others, device, stream);
     }
-    FwdChannelsArgs const args{problem, ChannelTiles::make(problem, kOfChannels, kLeastRows,
-                                                           kMostRows, kChannelStages, kBlocks)};
+    ChannelLimits const limits{5, kLeastRows, kMostRows, kChannelStages, kBlocks};
+    FwdChannelsArgs const args{problem, ChannelTiles::make(problem, kOfChannels, limits)};
     return launch_blocks<
         fwd_channels_kernel<Dtype, kWidth, kOfChannels, kChannelStages, kBlocksAtOnce>, Target>(
         args, args.tiles.blocks + others, device, stream);

@@ -12,26 +12,33 @@ inline constexpr int kThreads = 256;
 // Blocks that a launch should have before threads get more work each.
 inline constexpr int64_t kBlocks = 1024;
 
+// What a kernel of contiguous channels allows.
+struct ChannelLimits {
+  int lanes_log2;             // lanes of a group, at most
+  int least_rows, most_rows;  // of a thread
+  int at_once;                // rows that a thread processes between two tests
+  int64_t blocks;             // that a launch should have before threads get more rows each
+};
+
 // Contiguous channels: a group of `lanes` threads holds the channels of a row, and has `rows`
 // consecutive rows, counted over the whole batch.
 struct ChannelTiles {
   int64_t blocks;
   uint32_t column_blocks;  // blocks, adjacent in the grid, that share rows
-  int32_t lanes_log2;      // at most 5
+  int32_t lanes_log2;
   int32_t rows;
 
-  // Threads process `at_once` rows between two tests.
-  static ChannelTiles make(const Problem& problem, int elements, int least_rows, int most_rows,
-                           int at_once, int64_t wanted) {
+  static ChannelTiles make(const Problem& problem, int elements, const ChannelLimits& limits) {
     ChannelTiles tiles{};
-    while (tiles.lanes_log2 < 5 && int64_t{elements} << tiles.lanes_log2 < problem.dim) {
+    while (tiles.lanes_log2 < limits.lanes_log2 &&
+           int64_t{elements} << tiles.lanes_log2 < problem.dim) {
       ++tiles.lanes_log2;
     }
     int64_t const columns = int64_t{elements} << tiles.lanes_log2;
     tiles.column_blocks = static_cast<uint32_t>((problem.dim + columns - 1) / columns);
-    tiles.rows = most_rows;
-    while (tiles.rows > least_rows && tiles.count(problem) < wanted) tiles.rows /= 2;
-    tiles.rows = (tiles.rows + at_once - 1) / at_once * at_once;
+    tiles.rows = limits.most_rows;
+    while (tiles.rows > limits.least_rows && tiles.count(problem) < limits.blocks) tiles.rows /= 2;
+    tiles.rows = (tiles.rows + limits.at_once - 1) / limits.at_once * limits.at_once;
     tiles.blocks = tiles.count(problem);
     return tiles;
   }
