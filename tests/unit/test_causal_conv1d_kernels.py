@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import host_program
@@ -231,6 +232,32 @@ def test_the_same_bits_on_every_device(
         library.install(monkeypatch, blocks=1, multiprocessors=multiprocessors)
         found.append(backward(conv, grad_y, None))
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+_BLOCKS_OF_TOKENS = """
+#include <cstdio>
+#include "causal_conv1d/tiles.h"
+int main() {
+  const int64_t sizes[][3] = {
+      {1, 8192, 8192}, {4, 8192, 8192}, {1, 65536, 4096}, {1, 8192, 2056}, {2, 100, 64}};
+  for (auto [batch, seqlen, dim] : sizes) {
+    flashvar::causal_conv1d::Problem problem{};
+    problem.batch = batch, problem.seqlen = seqlen, problem.dim = dim;
+    auto tiles = flashvar::causal_conv1d::TokenTiles::make(problem, 8, 64);
+    auto const chunks = tiles.chunks();
+    bool const whole = tiles.is_whole();
+    tiles.divide_among(264);
+    if (tiles.chunks() != chunks || tiles.is_whole() != whole) return 1;
+    std::printf("%d ", int(tiles.blocks));
+  }
+}
+"""
+
+
+def test_blocks_of_tokens_end_together(tmp_path: Path) -> None:
+    """On 132 multiprocessors with two blocks each."""
+    code, printed = host_program.run(_BLOCKS_OF_TOKENS, tmp_path)
+    assert (code, printed.split()) == (0, ["256", "256", "256", "260", "8"])
 
 
 @pytest.mark.parametrize("positions", [False, True], ids=["", "circular"])
