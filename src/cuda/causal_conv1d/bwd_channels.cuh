@@ -90,8 +90,13 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     return;
   }
   ChannelPlace const at(args, args.tiles, kElements);
-  shared_filters.fill(args, at.first_channel);
   int64_t const channel = at.first_channel + at.lane * kElements;
+  // Copies of rows start only when the filters are there. One thread for each 32 bytes.
+  constexpr int kEach = 32 / (kElements * sizeof(typename Dtype::Word));
+  if (kElements > 1 && at.lane % kEach == 0 && channel < args.dim) {
+    at.prefetch<Dtype, kStages>(args, channel);
+  }
+  shared_filters.fill(args, at.first_channel);
   Filters<kWidth, kElements> filters;
   shared_filters.copy(at.lane * kElements, filters);
   float sums[kWidth + 1][kElements] = {};  // of the weights' gradients, and of the bias's

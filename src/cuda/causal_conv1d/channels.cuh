@@ -7,6 +7,7 @@
 #include "causal_conv1d/tiles.h"
 #include "core/chunk.cuh"
 #include "ptx/cp_async.cuh"
+#include "ptx/prefetch.cuh"
 
 namespace flashvar::causal_conv1d {
 
@@ -62,6 +63,21 @@ struct ChannelPlace {
       int const done = static_cast<int>(segment.last - segment.first);
       next += done;
       left -= done;
+    }
+  }
+
+  // Has the first kRows rows brought into L2, of both tensors that the backward reads.
+  template <class Dtype, int kRows>
+  __device__ __forceinline__ void prefetch(const BwdProblem& problem, int64_t channel) const {
+    int64_t const batch = row / problem.seqlen, first = row - batch * problem.seqlen;
+    int64_t const left = min(int64_t{rows}, problem.seqlen - first);
+    for (const Tensor* tensor : {&problem.x, &problem.grad_y}) {
+      const auto* from = static_cast<const typename Dtype::Word*>(tensor->data) +
+                         offset(*tensor, batch, first, channel);
+#pragma unroll
+      for (int i = 0; i < kRows; ++i, from += tensor->strides[1]) {
+        if (i < left) ptx::prefetch_l2(from);
+      }
     }
   }
 
