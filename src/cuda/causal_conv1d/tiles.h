@@ -86,6 +86,7 @@ struct TokenTiles {
   // What a block's groups add up stays the same.
   void divide_among(int64_t at_once) {
     constexpr int64_t kStart = 4, kTurns = 8;  // tiles in the time that a block takes to start
+    if (blocks == 0) return;
     int64_t const of_chunk = channel_blocks;
     int64_t best = (blocks + at_once - 1) / at_once * (tiles + kStart);
     for (int64_t turns = 1; turns <= kTurns; ++turns) {
