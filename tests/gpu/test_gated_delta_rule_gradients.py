@@ -157,7 +157,9 @@ def divided(seqlen: int = 3000, heads: tuple[int, int] = (1, 2), **more: Any) ->
 
 
 @pytest.mark.parametrize(
-    "dims", [(128, 128), (64, 64), (96, 192), (40, 24), (16, 256), (128, 512)], ids=str
+    "dims",
+    [(128, 128), (64, 64), (96, 192), (40, 24), (72, 136), (128, 64), (16, 256), (128, 512)],
+    ids=str,
 )
 @pytest.mark.parametrize("seqlen", [2048, 3000])
 def test_segments(seqlen: int, dims: tuple[int, int]) -> None:

@@ -36,8 +36,9 @@ GRAD_SEGMENTS = """
 
 int main() {
   using namespace flashvar::gated_delta_rule;
-  // Of 8 multiprocessors: a chunk takes 10, or 16 of two blocks; in pass 1 8, or 12; a boundary 1.
-  GradChainCosts const costs{8, {10, 16}, {8, 12}, 1, 0};
+  // Of 8 multiprocessors: a chunk takes 10, or 16 of two blocks; of segments 10 with results, or 12
+  // of 128 columns without; a boundary 1.
+  GradChainCosts const costs{8, {10, 16}, 10, 12, 1, 0};
   Problem problem{};
   problem.sequences = problem.heads_qk = problem.group = 1;
   problem.heads = HEADS;
@@ -201,14 +202,16 @@ def test_many_packed_sequences_are_not_divided(
 @pytest.mark.parametrize(
     ("heads", "expected"),
     [
-        # Halves: 8 blocks of pass 3, 4 of pass 1. Thirds: 12 and 10 blocks, in pairs; one boundary
-        # in 32 tiles of 8 columns. Memory: one boundary's state, transition and gradient.
-        (1, [960, 480 + 384, 32 * 16 + 32 * 12 + 4, 24 * 16 + 24 * 12 + 4 * 2, 1536, 3, 9]),
-        (2, [960, 48 * 16 + 48 * 8, 32 * 26 + 32 * 20 + 8, 24 * 32 + 24 * 24 + 8 * 2, 0, 0, 0]),
+        # Halves: three blocks in both passes, as the chains of two segments start from what is
+        # known. Thirds: six, three of them of the inner segment; one boundary in 32 tiles of 8
+        # columns. Quarters: nine, in two waves. Memory: two boundaries' states, transitions and
+        # gradients.
+        (1, [960, 480 + 480, 32 * 12 + 4 + 32 * 10, 48 * 12 + 4 * 2 + 48 * 10, 2048, 2, 6]),
+        (2, [960, 480 + 480, 64 * 12 + 8 + 64 * 10, 72 * 12 + 8 * 2 + 72 * 10, 0, 0, 0]),
     ],
 )
 def test_costs_of_the_backward(heads: int, expected: list[int], tmp_path: Path) -> None:
-    """One head of 96 chunks: each chain has two blocks of 64 columns."""
+    """96 chunks: a reverse chain has two blocks of 64 columns, one of states has one of 128."""
     code, printed = host_program.run(GRAD_SEGMENTS.replace("HEADS", str(heads)), tmp_path)
     assert (code, [int(word) for word in printed.split()]) == (0, expected)
 

@@ -35,20 +35,15 @@ using ScanState = float4[Config::kColumns][Config::kDim / 4];
 template <class Config>
 using ScanSums = float2[Config::kParts][Config::kColumns][Config::kPairs];
 
-// Called by all threads of a block. `block`: index in a grid of boundaries x heads x column tiles
-// of V. The blocks of a sequence's first boundary compute all of its boundaries; the others return.
+// Called by all threads of a block. `work`: a segment that ends at a boundary, and columns of V.
+// The blocks of a sequence's first boundary compute all of its boundaries; the others return.
 template <class Config>
-__device__ __forceinline__ void scan_boundaries(const ScanArgs& args, uint32_t block,
+__device__ __forceinline__ void scan_boundaries(const ScanArgs& args, const SegmentWork& work,
                                                 ScanState<Config>& state, ScanSums<Config>& sums) {
   constexpr int kDim = Config::kDim, kColumns = Config::kColumns, kPart = Config::kPart;
   constexpr int kPairs = Config::kPairs;
   constexpr bool kReverse = Config::kReverse;
-  // Also in blocks without work: the next grid waits for this grid only, so this one must not be
-  // complete before the preceding one is.
-  ptx::griddepcontrol_wait();  // pass 1 is complete
   const FwdProblem& problem = args.problem;
-  auto const work =
-      SegmentWork::before_boundary(problem, args.segments, args.column_tiles, kColumns, block);
   if (!work.exists || work.before >= 0) return;
   // Boundaries of the sequence. The state at the first one is known: pass 1 has stored it. So is
   // the gradient at the last one.
@@ -133,12 +128,18 @@ __device__ __forceinline__ void scan_boundaries(const ScanArgs& args, uint32_t b
   }
 }
 
+// Grid: boundaries x heads x column tiles of V.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
     scan_kernel(const __grid_constant__ ScanArgs args) {
   __shared__ ScanState<Config> state;
   __shared__ ScanSums<Config> sums;
-  scan_boundaries<Config>(args, blockIdx.x, state, sums);
+  // Also in blocks without work: the next grid waits for this grid only, so this one must not be
+  // complete before the preceding one is.
+  ptx::griddepcontrol_wait();  // pass 1 is complete
+  auto const work = SegmentWork::before_boundary(args.problem, args.segments, args.column_tiles,
+                                                 Config::kColumns);
+  scan_boundaries<Config>(args, work, state, sums);
 }
 
 }  // namespace flashvar::gated_delta_rule

@@ -23,18 +23,23 @@ struct SegmentWork : Work {
                                                            uint32_t block = blockIdx.x) {
     BlockPlace const place(problem, tiles, block);
     if (place.row < boundaries) return before_boundary(problem, segments, tiles, columns, block);
-    uint32_t const sequence = place.row - boundaries;
-    int32_t const last = max(problem.rows.span(sequence).count - 1, 0);
-    int32_t const row = segments.rows == 0 ? 0 : last / segments.rows * segments.rows;
-    return {problem, segments, place, {sequence, row}, columns};
+    return last_of(problem, segments, place, place.row - boundaries, columns);
   }
 
   // The grid's rows are sequences: the first segment of each, or all of one that is not divided.
   static __device__ __forceinline__ SegmentWork of_first(const FwdProblem& problem,
                                                          const Segments& segments, uint32_t tiles,
-                                                         int columns) {
-    BlockPlace const place(problem, tiles);
+                                                         int columns, uint32_t block = blockIdx.x) {
+    BlockPlace const place(problem, tiles, block);
     return {problem, segments, place, {place.row, 0}, columns};
+  }
+
+  // As of_first(): the last segment of each sequence.
+  static __device__ __forceinline__ SegmentWork of_last(const FwdProblem& problem,
+                                                        const Segments& segments, uint32_t tiles,
+                                                        int columns, uint32_t block = blockIdx.x) {
+    BlockPlace const place(problem, tiles, block);
+    return last_of(problem, segments, place, place.row, columns);
   }
 
   // Pass 1, in which the grid's rows are the segments that end at a boundary.
@@ -48,18 +53,29 @@ struct SegmentWork : Work {
     return work;
   }
 
-  // Pass 3 of the forward without first segments, and pass 1 of gradients, in which the grid's rows
-  // are the segments that start at a boundary.
+  // Pass 3 without first segments, in which the grid's rows are the segments that start at a
+  // boundary.
   static __device__ __forceinline__ SegmentWork after_boundary(const FwdProblem& problem,
                                                                const Segments& segments,
-                                                               uint32_t tiles, int columns) {
-    SegmentWork work = at_boundary(problem, segments, BlockPlace(problem, tiles), columns, 1);
+                                                               uint32_t tiles, int columns,
+                                                               uint32_t block = blockIdx.x) {
+    SegmentWork work =
+        at_boundary(problem, segments, BlockPlace(problem, tiles, block), columns, 1);
     // Grids are sized for the most boundaries there may be, also before the first sequence.
     work.exists = work.before >= 0 && work.span.count > 0;
     return work;
   }
 
  protected:
+  static __device__ __forceinline__ SegmentWork last_of(const FwdProblem& problem,
+                                                        const Segments& segments,
+                                                        const BlockPlace& place, uint32_t sequence,
+                                                        int columns) {
+    int32_t const last = max(problem.rows.span(sequence).count - 1, 0);
+    int32_t const row = segments.rows == 0 ? 0 : last / segments.rows * segments.rows;
+    return {problem, segments, place, {sequence, row}, columns};
+  }
+
   // The shuffles tell the compiler that the values are warp-uniform, so that it keeps what it
   // derives from them in uniform registers.
   static __device__ __forceinline__ TileCoordinate uniform(const TileCoordinate& at) {

@@ -14,34 +14,42 @@ namespace flashvar::sm90::gated_delta_rule {
 template <class Target, class Dtype, int kDim>
 struct ChainsLaunch {
   static constexpr char kFamily[] = "wgmma";
-  // kBlocks: blocks that share an SM.
-  template <int kBlocks, bool kOutput = true>
-  using States = StatesChain<Target, Dtype, kDim, kBlocks, kOutput>;
-  template <int kBlocks, bool kOutput = true>
-  using Reverse = ReverseChain<Target, Dtype, kDim, kBlocks, kOutput>;
+  // Of whole sequences. kBlocks: blocks that share an SM.
+  template <int kBlocks>
+  using States = StatesChain<Target, Dtype, kDim, Extent::kSequence, kBlocks, 1>;
+  template <int kBlocks>
+  using Reverse = ReverseChain<Target, Dtype, kDim, Extent::kSequence, kBlocks, 1>;
+  // Of segments. With results a reverse chain takes longer than one of states: columns of its own
+  // for each block even that out.
+  using SegmentStates = StatesChain<Target, Dtype, kDim, Extent::kSegment, 1, 2>;
+  using SegmentReverse = ReverseChain<Target, Dtype, kDim, Extent::kSegment, 1, 1>;
+  using InnerStates = StatesChain<Target, Dtype, kDim, Extent::kInner, 1, 2>;
+  using InnerReverse = ReverseChain<Target, Dtype, kDim, Extent::kInner, 1, 2>;
   using Scan = ScanConfig<kDim>;
+  static constexpr int kThreads = kChainThreads<Extent::kSequence>;
+  static constexpr int kSegmentThreads = kChainThreads<Extent::kSegment>;
   // With one block per SM, a block asks for all of the shared memory, so that no other block shares
   // its SM.
-  template <int kBlocks, bool kOutput = true>
+  template <int kBlocks>
   static constexpr int kSharedMemory =
-      kBlocks == 1
-          ? Target::kSharedMemory
-          : (States<kBlocks, kOutput>::kSharedMemory > Reverse<kBlocks, kOutput>::kSharedMemory
-                 ? States<kBlocks, kOutput>::kSharedMemory
-                 : Reverse<kBlocks, kOutput>::kSharedMemory);
+      kBlocks == 1 ? Target::kSharedMemory
+                   : std::max(States<kBlocks>::kSharedMemory, Reverse<kBlocks>::kSharedMemory);
+  static constexpr int kLastMemory =
+      std::max(SegmentStates::kSharedMemory, SegmentReverse::kSharedMemory);
+  static constexpr int kSegmentMemory =
+      std::max({kLastMemory, InnerStates::kSharedMemory, InnerReverse::kSharedMemory});
 
   static constexpr KernelFactsList<5> facts(const char* row) {
     constexpr const char* kSegments = "few heads and long sequences";
     KernelFactsMaker const chain{row, kFamily, "every call"};
     KernelFactsMaker const segment{row, kFamily, kSegments}, scan{row, "simt", kSegments};
-    return {{chain.make("chains_kernel", kChainThreads, kSharedMemory<2>, kChunk, kChainColumns),
-             chain.make("chains_kernel, few heads", kChainThreads, kSharedMemory<1>, kChunk,
-                        kChainColumns),
-             segment.make("chain_segments_kernel", kChainThreads, kSharedMemory<2, false>, kChunk,
-                          kChainColumns),
-             segment.make("chain_segments_kernel, few heads", kChainThreads,
-                          kSharedMemory<1, false>, kChunk, kChainColumns),
-             scan.make("chain_scan_kernel", Scan::kThreads, 0, Scan::kColumns)}};
+    return {
+        {chain.make("chains_kernel", kThreads, kSharedMemory<2>, kChunk, kChainColumns),
+         chain.make("chains_kernel, few heads", kThreads, kSharedMemory<1>, kChunk, kChainColumns),
+         segment.make("chain_segments_kernel", kSegmentThreads, kSegmentMemory, kChunk,
+                      kWideColumns),
+         scan.make("chain_scan_kernel", Scan::kThreads, 0, Scan::kColumns),
+         segment.make("last_chains_kernel", kSegmentThreads, kLastMemory, kChunk, kWideColumns)}};
   }
 
   static Segments segments(const BwdProblem& problem) { return choose_segments(problem, kCosts); }
@@ -55,22 +63,20 @@ struct ChainsLaunch {
     args.problem = problem;
     args.workspace = workspace;
     args.of_segments = of_segments;
+    args.wide_values = tiles(problem.head_dim_v, kWideColumns);
+    args.wide_keys = tiles(problem.head_dim, kWideColumns);
     if (error == cudaSuccess) error = encode_maps(args);
-    if (error == cudaSuccess && of_segments.boundaries > 0) {
-      error = launch_segments(args, multiprocessors, device, stream);
-    }
     if (error != cudaSuccess) return error;
-    int64_t const rows = problem.sequences + of_segments.boundaries;
-    int64_t const chains = 2 * int64_t{problem.heads} * workspace.tiles;
-    return long_segments(problem, of_segments) * chains <= multiprocessors
-               ? launch_blocks<1>(args, rows * chains, device, stream)
-               : launch_blocks<2>(args, rows * chains, device, stream);
+    if (of_segments.boundaries > 0) return launch_segments(args, device, stream);
+    int64_t const chains = 2 * problem.sequences * problem.heads * workspace.tiles;
+    return chains <= multiprocessors ? launch_blocks<1>(args, chains, device, stream)
+                                     : launch_blocks<2>(args, chains, device, stream);
   }
 
  private:
-  // In the order of GradChainCosts' members, for an H200, which has 132 SMs. Times of pass 3 and of
-  // the scan are measured; those of pass 1 are without what its chains do not store.
-  static constexpr GradChainCosts kCosts{132, {1800, 3000}, {1600, 2600}, 2500, 6000};
+  // In the order of GradChainCosts' members, for an H200, which has 132 SMs. Times of sequences and
+  // of the scan are measured; those of segments are estimated from them.
+  static constexpr GradChainCosts kCosts{132, {1700, 3000}, 1750, 1850, 2500, 6000};
 
   static cudaError_t encode_maps(ChainArgs& args) {
     const BwdProblem& problem = args.problem;
@@ -82,44 +88,31 @@ struct ChainsLaunch {
     return error;
   }
 
-  // Segments that take long. Those of packed sequences, whose lengths are not known here, are
-  // counted as if sequences were of one length: the rest of their blocks exit at once or soon.
-  static int64_t long_segments(const BwdProblem& problem, const GradSegments& of_segments) {
-    int64_t const boundaries = of_segments.boundaries;
-    if (problem.rows.offsets == nullptr) return problem.sequences + boundaries;
-    return boundaries == 0 ? problem.sequences : std::max(problem.sequences, boundaries + 1);
-  }
+  static int32_t tiles(int32_t columns, int32_t size) { return (columns + size - 1) / size; }
 
-  // Passes 1 and 2.
-  static cudaError_t launch_segments(const ChainArgs& args, int multiprocessors, int device,
-                                     cudaStream_t stream) {
+  // The three passes. Each may start while the preceding kernel's last blocks run (PDL).
+  static cudaError_t launch_segments(const ChainArgs& args, int device, cudaStream_t stream) {
     const BwdProblem& problem = args.problem;
     const GradSegments& of = args.of_segments;
-    int64_t const chains = int64_t{of.boundaries} * problem.heads;
-    int32_t const of_transition = tiles(problem.head_dim, kChainColumns);
-    int64_t const blocks = chains * (2 * args.workspace.tiles + of_transition);
-    // First segments have no transition: those blocks exit at once, and leave their SMs to others.
-    int64_t const sequences = problem.rows.offsets == nullptr ? problem.sequences : 1;
-    int64_t const surplus = sequences * problem.heads * of_transition;
-    cudaError_t const error = blocks - surplus <= multiprocessors
-                                  ? launch_pass<1>(args, blocks, device, stream)
-                                  : launch_pass<2>(args, blocks, device, stream);
+    int64_t const narrow = args.workspace.tiles, wide = args.wide_values;
+    int64_t const ends = problem.sequences * problem.heads;
+    int64_t const inner = int64_t{of.boundaries} * problem.heads;
+    LaunchShape shape{ends * (narrow + wide) + inner * (2 * wide + args.wide_keys), kSegmentThreads,
+                      kSegmentMemory, true};
+    cudaError_t error = launch_kernel<
+        chain_segments_kernel<SegmentStates, SegmentReverse, InnerStates, InnerReverse>>(
+        args, shape, device, stream);
     if (error != cudaSuccess) return error;
     int32_t const scans = tiles(problem.head_dim_v, Scan::kColumns);
     GradScanArgs const scan{{problem, of.segments, of.between, scans},
-                            {problem, of.segments, of.grads, scans}};
-    LaunchShape const shape{2 * chains * scans, Scan::kThreads, 0, true};
-    return launch_kernel<chain_scan_kernel<kDim>>(scan, shape, device, stream);
-  }
-
-  static int32_t tiles(int32_t columns, int32_t size) { return (columns + size - 1) / size; }
-
-  template <int kBlocks>
-  static cudaError_t launch_pass(const ChainArgs& args, int64_t blocks, int device,
-                                 cudaStream_t stream) {
-    LaunchShape const shape{blocks, kChainThreads, kSharedMemory<kBlocks, false>};
-    return launch_kernel<chain_segments_kernel<States<kBlocks, false>, Reverse<kBlocks, false>>>(
-        args, shape, device, stream);
+                            {problem, of.segments, of.grads, scans},
+                            problem.sequences <= of.boundaries};
+    shape = {2 * std::min(ends, inner) * scans, Scan::kThreads, 0, true};
+    error = launch_kernel<chain_scan_kernel<kDim>>(scan, shape, device, stream);
+    if (error != cudaSuccess) return error;
+    shape = {inner * (narrow + wide), kSegmentThreads, kLastMemory, true};
+    return launch_kernel<last_chains_kernel<SegmentStates, SegmentReverse>>(args, shape, device,
+                                                                            stream);
   }
 
   template <int kBlocks>
@@ -127,7 +120,7 @@ struct ChainsLaunch {
                                    cudaStream_t stream) {
     // Not programmatic: blocks that share SMs would start two each on the SMs that become free
     // first, and the kernel takes as long as its fullest SM.
-    LaunchShape const shape{blocks, kChainThreads, kSharedMemory<kBlocks>};
+    LaunchShape const shape{blocks, kThreads, kSharedMemory<kBlocks>};
     return launch_kernel<chains_kernel<States<kBlocks>, Reverse<kBlocks>>>(args, shape, device,
                                                                            stream);
   }

@@ -1,8 +1,8 @@
-// What both chains of the backward share. One warpgroup holds 64 columns of the state of one head,
-// or of its gradient, in registers; one lane of another issues loads; images are staged in shared
-// memory and stored with bulk copies. With enough blocks two share an SM, so that the GEMMs of one
-// overlap with the arithmetic of the other; otherwise a block has an SM to itself, and loads
-// further ahead.
+// What both chains of the backward share. One or two warpgroups hold 64 columns each of the state
+// of one head, or of its gradient, in registers; one lane of another issues loads; images are
+// staged in shared memory and stored with bulk copies. With enough blocks two share an SM, so that
+// the GEMMs of one overlap with the arithmetic of the other; otherwise a block has an SM to itself,
+// and loads further ahead.
 #pragma once
 #include <cstdint>
 
@@ -22,17 +22,29 @@ struct ChainArgs {
   BwdProblem problem;
   GradWorkspace workspace;
   GradSegments of_segments;
-  CUtensorMap q, k, v, grad_out;  // clipped at the end of a sequence
+  CUtensorMap q, k, v, grad_out;    // clipped at the end of a sequence
+  uint32_t wide_values, wide_keys;  // tiles of kWideColumns columns of V and of K
 };
 
-inline constexpr int kStateThreads = 128;
+// What a chain goes through: a sequence; a segment, from the state or the gradient that is known at
+// its start; or a segment between others in pass 1, from zeros, whose chunks' results are not
+// written.
+enum class Extent { kSequence, kSegment, kInner };
+
+// Columns of a block with two state warpgroups.
+inline constexpr int kWideColumns = 2 * kChainColumns;
+
+inline constexpr int kStateThreads = 128;  // of a warpgroup
 inline constexpr uint32_t kStateWarps = kStateThreads / 32;
-inline constexpr int kChainThreads =
-    2 * kStateThreads;  // the state warpgroup, and the one that loads
-// setmaxnreg split, in registers per thread: 232 + 24 = 2 * 128, those at kernel entry, where two
-// blocks share an SM.
-inline constexpr int kStateRegisters = 232, kLoadRegisters = 24;
-// Named barrier of the state warpgroup, in solve().
+// State warpgroups, of which a chain may use one, and the one that loads.
+template <Extent kExtent>
+constexpr int kChainThreads = (kExtent == Extent::kSequence ? 2 : 3) * kStateThreads;
+// setmaxnreg split, in registers per thread: 232 + 24 = 2 * 128, or 2 * 240 + 24 = 3 * 168, those
+// at kernel entry, where two blocks share an SM, or one has it to itself.
+inline constexpr int kLoadRegisters = 24;
+template <Extent kExtent>
+constexpr int kStateRegisters = kExtent == Extent::kSequence ? 232 : 240;
+// Named barrier of the state warpgroups, in solve().
 inline constexpr uint32_t kSolveBarrier = 1;
 
 // Shared memory of each of the kBlocks blocks of an SM: the system reserves 1 KiB for every block.
@@ -45,7 +57,7 @@ struct GradLoads {
   const Work& work;
   ClippedRows rows;
   int32_t keys;    // column blocks of K and of Q that are loaded
-  int32_t values;  // of V; 0: of a transition, which takes V = 0
+  int32_t values;  // of V or dOut; 0: of a transition, which takes V = 0
 
   __device__ __forceinline__ GradLoads(const ChainArgs& args, const Work& work, int32_t values)
       : args(args),
@@ -60,19 +72,20 @@ struct GradLoads {
   }
 };
 
-// Loads the gradient of the state after a segment. Pass 1 takes zeros, unless the segment is the
-// last one of its sequence.
-template <int kDim, bool kOutput>
+// Loads the gradient of the state after the chain's last chunk.
+template <int kDim, Extent kExtent>
 __device__ __forceinline__ void load_last_gradient(const ChainArgs& args, const SegmentWork& work,
                                                    float (&grad)[kDim / 2]) {
   const BwdProblem& problem = args.problem;
 #pragma unroll
   for (float& value : grad) value = 0.f;
-  if (work.after < 0) {
+  if constexpr (kExtent == Extent::kInner) return;
+  if (kExtent == Extent::kSequence || work.after < 0) {
     if (problem.grad_final_state.data == nullptr) return;
     each_of_state<kDim>(problem, problem.grad_final_state, work, work.column,
                         [&](int i, const float* from) { grad[i] = *from; });
-  } else if constexpr (kOutput) {
+  } else {
+    ptx::griddepcontrol_wait();  // pass 2 has written the gradients
     each_between<kDim>(args.of_segments.grads.states, work.after, work.head, work.column,
                        problem.head_dim_v, [&](int i, const float2* from) {
                          grad[i] = from->x;
@@ -81,16 +94,17 @@ __device__ __forceinline__ void load_last_gradient(const ChainArgs& args, const 
   }
 }
 
-// Stores the gradient of the state before a segment: in pass 1 for pass 2, else the caller's.
-template <int kDim, bool kOutput>
+// Stores the gradient of the state before the chain's first chunk: the caller's, or in pass 1 that
+// for pass 2. In pass 3 pass 2 has stored it.
+template <int kDim, Extent kExtent>
 __device__ __forceinline__ void store_first_gradient(const ChainArgs& args, const SegmentWork& work,
                                                      const float (&grad)[kDim / 2]) {
   const BwdProblem& problem = args.problem;
-  if constexpr (kOutput) {
-    if (work.before >= 0 || problem.grad_initial_state.data == nullptr) return;
+  if (kExtent != Extent::kInner && work.before < 0) {
+    if (problem.grad_initial_state.data == nullptr) return;
     each_of_state<kDim>(problem, problem.grad_initial_state, work, work.column,
                         [&](int i, float* to) { *to = grad[i]; });
-  } else {
+  } else if (kExtent == Extent::kInner || work.after < 0) {
     each_between<kDim>(args.of_segments.grads.states, work.before, work.head, work.column,
                        problem.head_dim_v,
                        [&](int i, float2* to) { *to = {grad[i], grad[i + 1]}; });
@@ -117,7 +131,7 @@ struct ImageStore {
     ptx::fence_async_proxy();  // bulk copies read the rows
     __syncwarp();              // all lanes have written the warp's rows
     if (threadIdx.x % 32 == 0) {
-      uint32_t const first = threadIdx.x / 32 * kWarpBytes;
+      uint32_t const first = Lane().warp * kWarpBytes;
 #pragma unroll
       for (int block = 0; block < kColBlocks; ++block) {
         uint32_t const at = first + block * kSquareBytes;
@@ -130,12 +144,13 @@ struct ImageStore {
 
 // d -= M d', for each row of the accumulators: M is X o D, or with kTransposed its transpose; d' is
 // d with columns scaled by beta. `matrix`: X o D in shared memory. In careful chunks it is
-// overwritten with its low part, for a second product; `careful` is the same in all threads of the
-// warpgroup. `beside()` is executed while the first product runs. Postcondition: no wgmma is in
-// flight.
+// overwritten with its low part, for a second product; `careful` is the same in all `threads`
+// threads of the state warpgroups. `beside()` is executed while the first product runs.
+// Postcondition: no wgmma is in flight.
 template <bool kTransposed, class Beside>
 __device__ __forceinline__ void solve(float (&d)[32], const GradRecord& record, uint32_t matrix,
-                                      uint32_t beta, bool careful, Beside beside) {
+                                      uint32_t beta, bool careful, uint32_t threads,
+                                      Beside beside) {
   float product[32], undo[2];
   uint32_t packed[4][4];
   start_solve(packed, undo, d, beta);
@@ -144,10 +159,10 @@ __device__ __forceinline__ void solve(float (&d)[32], const GradRecord& record, 
   ptx::wgmma_wait<0>();
   ptx::wgmma_fence_operand(product);
   if (careful) {
-    ptx::named_barrier_sync(kSolveBarrier, kStateThreads);  // all products have read the high part
-    copy_inverse_low<kStateThreads>(matrix, record);
-    ptx::fence_async_proxy();                               // wgmma reads the low part
-    ptx::named_barrier_sync(kSolveBarrier, kStateThreads);  // all warps have written the low part
+    ptx::named_barrier_sync(kSolveBarrier, threads);  // all products have read the high part
+    copy_inverse_low(matrix, record, static_cast<int>(threads));
+    ptx::fence_async_proxy();                         // wgmma reads the low part
+    ptx::named_barrier_sync(kSolveBarrier, threads);  // all warps have written the low part
     gemm_triangle<dtype::fp16, kTransposed, true>(product, packed, matrix);
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(product);

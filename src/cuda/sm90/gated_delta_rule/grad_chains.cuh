@@ -1,6 +1,7 @@
 // The second kernel of the backward: both chains, in blocks of their own. They are independent.
-// With segments (grad_segments.h) it is the fourth, after passes 1 and 2.
+// Where sequences are divided, the three passes over segments (grad_segments.h) are in its place.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
 #include "gated_delta_rule/segment_scan.cuh"
@@ -12,66 +13,126 @@ namespace flashvar::sm90::gated_delta_rule {
 
 struct GradScanArgs {
   ScanArgs states, grads;
+  bool by_sequences;  // the grid's rows are sequences
 };
 
-// Goes through a segment. `values`: column blocks of V to load.
-template <class Chain, class Segment>
-__device__ __forceinline__ void run_chain(const ChainArgs& args, const Segment& work,
-                                          int32_t values, unsigned char* shared) {
-  if (!work.exists) return;
-  Chain const chain{ptx::smem_address(shared)};
+// Goes through the chunks of `work`. `columns`: those from its first one to the last of V, or of
+// the transition, for which V is 0.
+template <class Chain>
+__device__ __forceinline__ void run_chain(const ChainArgs& args,
+                                          const typename Chain::Segment& work, int32_t columns,
+                                          bool is_transition, unsigned char* shared) {
+  // Warpgroups without columns exit.
+  uint32_t const warpgroups =
+      Chain::kWarpgroups == 1 ? 1 : min(Chain::kWarpgroups, col_blocks_of(columns));
+  Chain const chain{ptx::smem_address(shared), warpgroups};
   if (threadIdx.x == 0) chain.init();
-  GradLoads const loads(args, work, values);
-  if (loads.keys < Chain::kColBlocks || values == 0) zero_shared(chain.base, Chain::kVectors);
+  GradLoads const loads(args, work, is_transition ? 0 : static_cast<int32_t>(warpgroups));
+  if (loads.keys < Chain::kColBlocks || is_transition) zero_shared(chain.base, Chain::kVectors);
   __syncthreads();  // mbarriers are initialised, column blocks that are never loaded are zeroed
   // The shuffle tells the compiler that the index is warp-uniform, so that descriptors are in
   // uniform registers.
-  if (__shfl_sync(0xffffffffu, threadIdx.x / kStateThreads, 0) == 0) {
-    ptx::setmaxnreg_inc<kStateRegisters>();
-    chain.follow(args, work);
-  } else {
+  uint32_t const warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / kStateThreads, 0);
+  if (warpgroup < warpgroups) {
+    ptx::setmaxnreg_inc<kStateRegisters<Chain::kExtent>>();
+    typename Chain::Segment mine = work;
+    mine.column += static_cast<int32_t>(warpgroup) * kChainColumns;
+    chain.follow(args, mine, warpgroup);
+  } else if (warpgroup == Chain::kWarpgroups) {
     ptx::setmaxnreg_dec<kLoadRegisters>();
-    if (threadIdx.x < kStateThreads + 32 && ptx::elect_one()) chain.load(loads);
+    if (threadIdx.x < Chain::kWarpgroups * kStateThreads + 32 && ptx::elect_one()) {
+      if constexpr (Chain::kExtent != Extent::kSequence) {
+        ptx::griddepcontrol_wait();  // the preceding grid is complete, and prepare with it
+      }
+      chain.load(loads);
+    }
   }
 }
 
-// Grid, on one axis: 2 x segments x heads x column tiles of V. The reverse chains take longer and
+// Of columns of V.
+template <class Chain>
+__device__ __forceinline__ void run_chain(const ChainArgs& args, const SegmentWork& work,
+                                          unsigned char* shared) {
+  run_chain<Chain>(args, work, args.problem.head_dim_v - work.column, false, shared);
+}
+
+// Grid, on one axis: 2 x sequences x heads x column tiles of V. The reverse chains take longer and
 // come first.
 template <class States, class Reverse>
-__global__ void __launch_bounds__(kChainThreads, 2)
+__global__ void __launch_bounds__(kChainThreads<Extent::kSequence>, 2)
     chains_kernel(const __grid_constant__ ChainArgs args) {
   extern __shared__ __align__(1024) unsigned char shared[];
   ptx::griddepcontrol_launch_dependents();  // PDL: rows_kernel waits for this grid's results
   uint32_t const chains = gridDim.x / 2;
   bool const reverse = blockIdx.x < chains;
-  SegmentWork const work = SegmentWork::of_segment(
-      args.problem, args.of_segments.segments, args.of_segments.boundaries, args.workspace.tiles,
-      kChainColumns, reverse ? blockIdx.x : blockIdx.x - chains);
-  reverse ? run_chain<Reverse>(args, work, 1, shared) : run_chain<States>(args, work, 1, shared);
+  SegmentWork const work =
+      SegmentWork::of_first(args.problem, {0}, args.workspace.tiles, kChainColumns,
+                            reverse ? blockIdx.x : blockIdx.x - chains);
+  reverse ? run_chain<Reverse>(args, work, shared) : run_chain<States>(args, work, shared);
 }
 
-// Pass 1 of segments. Grid, on one axis: boundaries x heads x column tiles of V, for the reverse
-// chains; then boundaries x heads x column tiles, those of V followed by those of the transitions.
-template <class States, class Reverse>
-__global__ void __launch_bounds__(kChainThreads, 2)
+// Pass 1 of segments. Grid, on one axis: sequences x heads x column tiles of V, for the reverse
+// chains of last segments; boundaries x heads x wide tiles of V, for those of inner ones; then for
+// the other chains, where the inner segments' tiles are those of V, followed by those of the
+// transitions. Blocks of inner segments that are none exit at once.
+template <class States, class Reverse, class InnerStates, class InnerReverse>
+__global__ void __launch_bounds__(kChainThreads<Extent::kSegment>, 1)
     chain_segments_kernel(const __grid_constant__ ChainArgs args) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const BwdProblem& problem = args.problem;
   const Segments& segments = args.of_segments.segments;
-  int32_t const tiles = args.workspace.tiles;
-  uint32_t const reverse = args.of_segments.boundaries * problem.heads * tiles;
-  if (blockIdx.x < reverse) {
-    auto const work = SegmentWork::after_boundary(problem, segments, tiles, kChainColumns);
-    run_chain<Reverse>(args, work, 1, shared);
+  uint32_t const ends = problem.sequences * problem.heads;
+  uint32_t const inner = args.of_segments.boundaries * problem.heads;
+  uint32_t const tiles = args.workspace.tiles, wide = args.wide_values;
+  uint32_t block = blockIdx.x;
+  auto const is_one_of = [&](uint32_t blocks) {
+    bool const found = block < blocks;
+    if (!found) block -= blocks;
+    return found;
+  };
+  if (is_one_of(ends * tiles)) {
+    auto const work = SegmentWork::of_last(problem, segments, tiles, kChainColumns, block);
+    run_chain<Reverse>(args, work, shared);
+  } else if (is_one_of(inner * wide)) {
+    InnerWork const work(problem, segments, wide, kWideColumns, false, block);
+    if (work.exists) run_chain<InnerReverse>(args, work, shared);
+  } else if (is_one_of(ends * wide)) {
+    auto const work = SegmentWork::of_first(problem, segments, wide, kWideColumns, block);
+    run_chain<States>(args, work, shared);
   } else {
-    int32_t const of_transition = (problem.head_dim + kChainColumns - 1) / kChainColumns;
-    InnerWork const work(problem, segments, tiles + of_transition, kChainColumns, true,
-                         blockIdx.x - reverse);
-    run_chain<States>(args, work, work.is_transition ? 0 : 1, shared);
+    InnerWork const work(problem, segments, wide + args.wide_keys, kWideColumns, false, block);
+    if (!work.exists) return;
+    int32_t const end = work.is_transition ? problem.head_dim : problem.head_dim_v;
+    run_chain<InnerStates>(args, work, end - work.column, work.is_transition, shared);
   }
 }
 
-// Pass 2. Grid: 2 x boundaries x heads x column tiles of V; the second half is of gradients.
+// Pass 3 of segments: the chains that pass 1 has not gone through for good. Grid, on one axis:
+// boundaries x heads x column tiles of V, for the reverse chains of the segments that end at a
+// boundary; boundaries x heads x wide tiles, for the other chains of those that start at one.
+template <class States, class Reverse>
+__global__ void __launch_bounds__(kChainThreads<Extent::kSegment>, 1)
+    last_chains_kernel(const __grid_constant__ ChainArgs args) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  ptx::griddepcontrol_launch_dependents();  // PDL: rows_kernel waits for this grid's results
+  const BwdProblem& problem = args.problem;
+  const Segments& segments = args.of_segments.segments;
+  uint32_t const tiles = args.workspace.tiles;
+  uint32_t const reverse = args.of_segments.boundaries * problem.heads * tiles;
+  // Also in blocks without work: the next grid waits for this grid only, so this one must not be
+  // complete before the preceding one is.
+  if (blockIdx.x < reverse) {
+    auto const work = SegmentWork::before_boundary(problem, segments, tiles, kChainColumns);
+    work.exists ? run_chain<Reverse>(args, work, shared) : ptx::griddepcontrol_wait();
+  } else {
+    auto const work = SegmentWork::after_boundary(problem, segments, args.wide_values, kWideColumns,
+                                                  blockIdx.x - reverse);
+    work.exists ? run_chain<States>(args, work, shared) : ptx::griddepcontrol_wait();
+  }
+}
+
+// Pass 2. Grid: 2 x rows x heads x column tiles of V; the second half is of gradients. Rows are
+// sequences, or boundaries where there are fewer.
 template <int kDim>
 __global__ void __launch_bounds__(ScanConfig<kDim>::kThreads)
     chain_scan_kernel(const __grid_constant__ GradScanArgs args) {
@@ -79,11 +140,23 @@ __global__ void __launch_bounds__(ScanConfig<kDim>::kThreads)
   using Grads = ScanConfig<kDim, true>;
   __shared__ ScanState<States> state;
   __shared__ ScanSums<States> sums;
+  // Also in blocks without work: the next grid waits for this grid only, so this one must not be
+  // complete before the preceding one is.
+  ptx::griddepcontrol_wait();  // pass 1 is complete
   uint32_t const scans = gridDim.x / 2;
-  if (blockIdx.x < scans) {
-    scan_boundaries<States>(args.states, blockIdx.x, state, sums);
+  bool const of_states = blockIdx.x < scans;
+  uint32_t const block = of_states ? blockIdx.x : blockIdx.x - scans;
+  const ScanArgs& of = args.states;
+  auto work =
+      args.by_sequences
+          ? SegmentWork::of_first(of.problem, of.segments, of.column_tiles, States::kColumns, block)
+          : SegmentWork::before_boundary(of.problem, of.segments, of.column_tiles, States::kColumns,
+                                         block);
+  work.exists = work.after >= 0;
+  if (of_states) {
+    scan_boundaries<States>(args.states, work, state, sums);
   } else {
-    scan_boundaries<Grads>(args.grads, blockIdx.x - scans, state, sums);
+    scan_boundaries<Grads>(args.grads, work, state, sums);
   }
 }
 

@@ -2,9 +2,9 @@
 // columns of the gradient of a head's state in registers, as in gated_delta_rule/chain.cuh:
 //   dU^T = b o (dS^T K^T) + dOut^T P;  dV^T = beta o (dU^T - (beta o dU^T) (X o D))
 //   dS^T = decay dS^T + (c o dOut^T) Q - (a o dV^T) K
-// It writes dV, and dS^T after each chunk; in pass 1 of segments only dS^T before a segment. The
-// two GEMMs of dOut do not depend on dS, and are taken out of the sequential path: dOut^T P is
-// computed during the chunk before, dOut^T Q while the first GEMM's results are processed.
+// It writes dV, and dS^T after each chunk; of an inner segment only dS^T before it. The two GEMMs
+// of dOut do not depend on dS, and are taken out of the sequential path: dOut^T P is computed
+// during the chunk before, dOut^T Q while the first GEMM's results are processed.
 #pragma once
 #include <cstdint>
 
@@ -12,11 +12,15 @@
 
 namespace flashvar::sm90::gated_delta_rule {
 
-// kBlocks: blocks that share an SM. kOutput: false for pass 1 of segments.
-template <class Target, class Dtype_, int kDim_, int kBlocks, bool kOutput = true>
+// kBlocks: blocks that share an SM. kWarpgroups: of a block, with 64 columns of V each.
+template <class Target, class Dtype_, int kDim_, Extent kExtent_, int kBlocks, int kWarpgroups_>
 struct ReverseChain {
   using Dtype = Dtype_;
+  using Segment = SegmentWork;
   static constexpr int kDim = kDim_;
+  static constexpr Extent kExtent = kExtent_;
+  static constexpr int kWarpgroups = kWarpgroups_;
+  static constexpr bool kOutput = kExtent != Extent::kInner;
   static constexpr int kColBlocks = kDim / 64;
   static constexpr int kTileBytes = kColBlocks * kSquareBytes;
   // A stage: K, X o D; and the vectors, which lie after all stages.
@@ -25,14 +29,14 @@ struct ReverseChain {
   static constexpr int kStages = kBlocks == 1 ? 3 : 2;
   // Buffers with mbarriers of their own, read at other times than a stage: Q; P, dOut and the
   // chunk's growth.
-  static constexpr int kBuffers = kBlocks == 1 || !kOutput ? 2 : 1;
+  static constexpr int kBuffers = kBlocks == 1 ? 2 : 1;
   static constexpr int kQ = kStages * kStageBytes;
   static constexpr int kScores = kQ + kBuffers * kTileBytes;
   static constexpr int kGradOut = kScores + kBuffers * Triangle::kBytes;
-  // Staging of stores, where there are any: the image of dS^T, and dV.
-  static constexpr int kGradState = kGradOut + kBuffers * kSquareBytes;
-  static constexpr int kGradValues = kGradState + kTileBytes;
-  static constexpr int kVectors = kOutput ? kGradValues + kSquareBytes : kGradState;
+  // Staging of stores, where there are any: the image of dS^T, and dV, of each warpgroup.
+  static constexpr int kGradState = kGradOut + kBuffers * kWarpgroups * kSquareBytes;
+  static constexpr int kGradValues = kGradState + kWarpgroups * kTileBytes;
+  static constexpr int kVectors = kOutput ? kGradValues + kWarpgroups * kSquareBytes : kGradState;
   static constexpr int kGrowth = kVectors + kStages * kChainVectorBytes;
   static constexpr int kGrowthBytes = 16;  // of the record: decay, growth, and two unused
   static_assert(offsetof(GradRecord, decay) % 16 == 0, "a bulk copy starts there");
@@ -43,6 +47,7 @@ struct ReverseChain {
   static_assert(kSharedMemory <= kShareOfMemory<Target, kBlocks>);
 
   uint32_t base;
+  uint32_t warpgroups;  // that have columns
 
   __device__ __forceinline__ uint32_t tiles(uint32_t stage) const {
     return base + stage * kStageBytes;
@@ -59,8 +64,8 @@ struct ReverseChain {
   __device__ __forceinline__ uint32_t scores(uint32_t buffer) const {
     return base + kScores + buffer * Triangle::kBytes;
   }
-  __device__ __forceinline__ uint32_t grad_out(uint32_t buffer) const {
-    return base + kGradOut + buffer * kSquareBytes;
+  __device__ __forceinline__ uint32_t grad_out(uint32_t buffer, uint32_t warpgroup) const {
+    return base + kGradOut + (buffer * kWarpgroups + warpgroup) * kSquareBytes;
   }
   __device__ __forceinline__ uint32_t growth(uint32_t buffer) const {
     return base + kGrowth + buffer * kGrowthBytes;
@@ -74,7 +79,7 @@ struct ReverseChain {
 
   // Initialises the mbarriers; called by one thread.
   __device__ __forceinline__ void init() const {
-    for (uint32_t i = 0; i < kPairs; ++i) operands(i).init(1, kStateWarps);
+    for (uint32_t i = 0; i < kPairs; ++i) operands(i).init(1, kStateWarps * warpgroups);
     ptx::mbarrier_init_fence();
   }
 
@@ -94,8 +99,10 @@ struct ReverseChain {
       uint32_t const at = buffer.stage();
       Handover const out = of_out(at), queries_of = of_queries(at);
       ptx::mbarrier_wait(out.empty(), buffer.phase() ^ 1);  // dOut^T P has read both
-      ptx::mbarrier_arrive_expect(out.full, kSquareBytes + Triangle::kBytes + kGrowthBytes);
-      from.rows.load(grad_out(at), from.args.grad_out, out.full, 1, work.column, row, work.head);
+      ptx::mbarrier_arrive_expect(out.full,
+                                  from.values * kSquareBytes + Triangle::kBytes + kGrowthBytes);
+      from.rows.load(grad_out(at, 0), from.args.grad_out, out.full, from.values, work.column, row,
+                     work.head);
       ptx::bulk_load(scores(at), record.scores, Triangle::kBytes, out.full);
       ptx::bulk_load(growth(at), &record.decay, kGrowthBytes, out.full);
 
@@ -116,21 +123,22 @@ struct ReverseChain {
 
   // Issues dOut^T P. Returns whether the chunk is computed token by token, for which dOut must
   // stay.
-  __device__ __forceinline__ bool start_out(uint32_t buffer, float (&product)[32],
+  __device__ __forceinline__ bool start_out(uint32_t buffer, uint32_t warpgroup,
+                                            float (&product)[32],
                                             uint32_t (&packed_out)[4][4]) const {
     bool const by_tokens = load_float(growth(buffer) + 4) > kMostGradGrowth;
-    load_transposed(packed_out, grad_out(buffer));
+    load_transposed(packed_out, grad_out(buffer, warpgroup));
     gemm_triangle<Dtype, true, false>(product, packed_out, scores(buffer));
     return by_tokens;
   }
 
   // Computes dOut^T P of a chunk with nothing to overlap it with.
   __device__ __forceinline__ bool make_out(const PipelineState<kBuffers>& buffer,
-                                           float (&product)[32],
+                                           uint32_t warpgroup, float (&product)[32],
                                            uint32_t (&packed_out)[4][4]) const {
     Handover const out = of_out(buffer.stage());
     ptx::mbarrier_wait(out.full, buffer.phase());  // dOut is loaded
-    bool const by_tokens = start_out(buffer.stage(), product, packed_out);
+    bool const by_tokens = start_out(buffer.stage(), warpgroup, product, packed_out);
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(product);
     if (!by_tokens) warp_arrive(out.empty());
@@ -138,27 +146,28 @@ struct ReverseChain {
   }
 
   // Stores the transpose of operand A to the warp's 16 columns of the tile of dV.
-  __device__ __forceinline__ void put_values(const uint32_t (&a)[4][4]) const {
+  static __device__ __forceinline__ void put_values(uint32_t tile, const uint32_t (&a)[4][4]) {
     __syncwarp();  // all lanes have copied the last values out of the warp's columns
 #pragma unroll
     for (int kk = 0; kk < 4; ++kk) {
-      ptx::stmatrix_x4_trans(transposed(base + kGradValues, 2 * kk), a[kk]);
+      ptx::stmatrix_x4_trans(transposed(tile, 2 * kk), a[kk]);
     }
   }
 
-  // The state warpgroup: carries dS through all chunks. Over 100 lines, because its steps share the
-  // accumulators of GEMMs that are in flight: as functions, steps change ptxas' register
-  // allocation.
-  __device__ __forceinline__ void follow(const ChainArgs& args, const SegmentWork& work) const {
+  // A state warpgroup: carries dS of the columns of `work` through all chunks. Over 100 lines,
+  // because its steps share the accumulators of GEMMs that are in flight: as functions, steps
+  // change ptxas' register allocation.
+  __device__ __forceinline__ void follow(const ChainArgs& args, const SegmentWork& work,
+                                         uint32_t warpgroup) const {
     using Rows = KMajor<kSquareBytes>;      // K, columns are k
     using Columns = MnMajor<kSquareBytes>;  // K and Q, rows (tokens) are k
     const BwdProblem& problem = args.problem;
     const GradWorkspace& workspace = args.workspace;
-    ImageStore<kColBlocks> const of_state{base + kGradState};
-    uint32_t const tile_v = base + kGradValues;
+    ImageStore<kColBlocks> const of_state{base + kGradState + warpgroup * kTileBytes};
+    uint32_t const tile_v = base + kGradValues + warpgroup * kSquareBytes;
 
     float grad[kDim / 2];
-    load_last_gradient<kDim, kOutput>(args, work, grad);
+    load_last_gradient<kDim, kExtent>(args, work, grad);
     PipelineState<kStages> stage;
     PipelineState<kBuffers> own, next;  // of this chunk, and of the next one
     float out_product[32];
@@ -166,7 +175,7 @@ struct ReverseChain {
     bool by_tokens = false;
     int32_t const last = last_chunk(work);
     if (last >= 0) {
-      by_tokens = make_out(own, out_product, packed_out);
+      by_tokens = make_out(own, warpgroup, out_product, packed_out);
     }
     for (int32_t row = last; row >= 0; row -= kChunk, stage.advance(), own.advance()) {
       next.advance();
@@ -184,8 +193,9 @@ struct ReverseChain {
       if (by_tokens) {
         if constexpr (kOutput) of_state.send(image);
         ptx::mbarrier_wait(of_queries(at).full, own.phase());  // Q is loaded
-        gradients_by_tokens<Dtype, kDim>(problem, work, grad, tile_k, queries(at), grad_out(at),
-                                         row, [&](int token, int half, float x) {
+        gradients_by_tokens<Dtype, kDim>(problem, work, grad, tile_k, queries(at),
+                                         grad_out(at, warpgroup), row,
+                                         [&](int token, int half, float x) {
                                            if constexpr (kOutput)
                                              put_grad_value<Dtype>(tile_v, token, half, x, low);
                                          });
@@ -193,7 +203,7 @@ struct ReverseChain {
         warp_arrive(of_out(at).empty());
         warp_arrive(of_queries(at).empty());
         warp_arrive(operands(stage.stage()).empty());
-        if (row > 0) by_tokens = make_out(next, out_product, packed_out);
+        if (row > 0) by_tokens = make_out(next, warpgroup, out_product, packed_out);
         continue;
       }
       float d[32];
@@ -216,24 +226,24 @@ struct ReverseChain {
         d[i] = fmaf(i % 2 == 0 ? factor.x : factor.y, d[i], out_product[i]);
       }
       solve<true>(d, workspace.records[place.record], tile_k + kInverse, of_tokens + kVectorBeta,
-                  careful, [] {});
+                  careful, kStateThreads * warpgroups, [] {});
       ptx::wgmma_fence_operand(grad);
       warp_arrive(of_queries(at).empty());
       // Issue dOut^T P of the next chunk, to run during the arithmetic below. After the last one
       // its result is not read.
       bool const more = row > 0;
       if (more) ptx::mbarrier_wait(of_next.full, next.phase());  // the next dOut is loaded
-      by_tokens = start_out(next.stage(), out_product, packed_out);
+      by_tokens = start_out(next.stage(), warpgroup, out_product, packed_out);
       TokenFactors(of_tokens + kVectorBeta).scale(d);
       uint32_t packed[4][4];
       if constexpr (kOutput) {
         if (careful) {
           pack_low<Dtype>(packed, d);
-          put_values(packed);
+          put_values(tile_v, packed);
           copy_columns(low, kChainColumns, tile_v, kChunk, kChainColumns);
         }
         pack<Dtype>(packed, d);
-        put_values(packed);
+        put_values(tile_v, packed);
       }
       TokenFactors(of_tokens).scale(d);
 #pragma unroll
@@ -248,7 +258,7 @@ struct ReverseChain {
       ptx::wgmma_fence_operand(grad);
       warp_arrive(operands(stage.stage()).empty());
     }
-    store_first_gradient<kDim, kOutput>(args, work, grad);
+    store_first_gradient<kDim, kExtent>(args, work, grad);
     if constexpr (kOutput) ptx::bulk_wait();  // images are stored: shared memory may go
   }
 };

@@ -1,6 +1,6 @@
 // One of the two chains of the backward: recomputes the forward's and writes, instead of out, the
-// state before each chunk and the residuals R (grad_chunk.h). In pass 1 of segments it writes only
-// the state after a segment, or the transition.
+// state before each chunk and the residuals R (grad_chunk.h). Of an inner segment it writes only
+// the state after it, or the transition.
 #pragma once
 #include <cstdint>
 
@@ -10,28 +10,33 @@
 
 namespace flashvar::sm90::gated_delta_rule {
 
-// kBlocks: blocks that share an SM. kOutput: false for pass 1 of segments.
-template <class Target, class Dtype_, int kDim_, int kBlocks, bool kOutput = true>
+// kBlocks: blocks that share an SM. kWarpgroups: of a block, with 64 columns of V each.
+template <class Target, class Dtype_, int kDim_, Extent kExtent_, int kBlocks, int kWarpgroups_>
 struct StatesChain {
   using Dtype = Dtype_;
-  using Segment = std::conditional_t<kOutput, SegmentWork, InnerWork>;
   static constexpr int kDim = kDim_;
+  static constexpr Extent kExtent = kExtent_;
+  static constexpr int kWarpgroups = kWarpgroups_;
+  static constexpr bool kOutput = kExtent != Extent::kInner;
+  using Segment = std::conditional_t<kOutput, SegmentWork, InnerWork>;
   static constexpr int kColBlocks = kDim / 64;
+  static constexpr int kStateBytes = kColBlocks * kSquareBytes;
   // A stage: K, X o D, V; and the vectors, which lie after all stages.
-  static constexpr int kInverse = kColBlocks * kSquareBytes;
+  static constexpr int kInverse = kStateBytes;
   static constexpr int kV = kInverse + Triangle::kBytes;
-  static constexpr int kStageBytes = kV + kSquareBytes;
+  static constexpr int kStageBytes = kV + kWarpgroups * kSquareBytes;
   static constexpr int kStages = kBlocks == 1 ? 3 : 2;
-  // Staging of stores: the images of S^T and R^T.
+  // Staging of stores: the images of S^T and R^T, of each warpgroup.
   static constexpr int kState = kStages * kStageBytes;
-  static constexpr int kResiduals = kState + kColBlocks * kSquareBytes;
-  static constexpr int kVectors = kResiduals + kSquareBytes;
+  static constexpr int kResiduals = kState + kWarpgroups * kStateBytes;
+  static constexpr int kVectors = kResiduals + kWarpgroups * kSquareBytes;
   static constexpr int kBarriers = kVectors + kStages * kChainVectorBytes;
   static constexpr int kSharedMemory = kBarriers + kStages * 16;
   static_assert(kStageBytes % 1024 == 0 && kVectors % 1024 == 0, "swizzle periods");
   static_assert(kSharedMemory <= kShareOfMemory<Target, kBlocks>);
 
   uint32_t base;
+  uint32_t warpgroups;  // that have columns
 
   __device__ __forceinline__ uint32_t tiles(uint32_t stage) const {
     return base + stage * kStageBytes;
@@ -45,7 +50,7 @@ struct StatesChain {
 
   // Initialises the mbarriers; called by one thread.
   __device__ __forceinline__ void init() const {
-    for (uint32_t i = 0; i < kStages; ++i) operands(i).init(1, kStateWarps);
+    for (uint32_t i = 0; i < kStages; ++i) operands(i).init(1, kStateWarps * warpgroups);
     ptx::mbarrier_init_fence();
   }
 
@@ -67,17 +72,20 @@ struct StatesChain {
     }
   }
 
-  // The state warpgroup: carries the state through all chunks.
-  __device__ __forceinline__ void follow(const ChainArgs& args, const Segment& work) const {
+  // A state warpgroup: carries the state of the columns of `work` through all chunks.
+  __device__ __forceinline__ void follow(const ChainArgs& args, const Segment& work,
+                                         uint32_t warpgroup) const {
     using Rows = KMajor<kSquareBytes>;      // K, columns are k
     using Columns = MnMajor<kSquareBytes>;  // K, rows (tokens) are k
     const BwdProblem& problem = args.problem;
     const GradWorkspace& workspace = args.workspace;
-    ImageStore<kColBlocks> const of_state{base + kState};
-    ImageStore<1> const of_residuals{base + kResiduals};
+    ImageStore<kColBlocks> const of_state{base + kState + warpgroup * kStateBytes};
+    ImageStore<1> const of_residuals{base + kResiduals + warpgroup * kSquareBytes};
 
     float state[kDim / 2];
-    if constexpr (kOutput) {
+    if constexpr (kExtent == Extent::kSequence) {
+      load_initial_state<kDim>(problem, work, work.column, state);
+    } else if constexpr (kOutput) {
       load_first_state<kDim>(problem, args.of_segments.between, work, work.column, state);
     } else {
       load_first_state<kDim>(problem, work, work.column, state);
@@ -85,6 +93,7 @@ struct StatesChain {
     PipelineState<kStages> stage;
     for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance()) {
       uint32_t const tile_k = tiles(stage.stage()), of_tokens = vectors(stage.stage());
+      uint32_t const tile_v = tile_k + kV + warpgroup * kSquareBytes;
       TilePlace const place(problem, work, workspace.tiles, row);
       unsigned char* const image = workspace.residuals + place.tile * kSquareBytes;
       unsigned char* const image_low = workspace.residuals_low + place.tile * kSquareBytes;
@@ -97,7 +106,7 @@ struct StatesChain {
         if constexpr (kOutput) {
           of_state.send(workspace.states + place.tile * workspace.state_bytes);
         }
-        residuals_by_tokens<Dtype, kDim>(problem, work, state, tile_k, tile_k + kV, row,
+        residuals_by_tokens<Dtype, kDim>(problem, work, state, tile_k, tile_v, row,
                                          [&](int token, int half, float x) {
                                            if constexpr (kOutput)
                                              put_element<Dtype>(image, token, half, x, image_low);
@@ -110,14 +119,15 @@ struct StatesChain {
       float residual[32];
       gemm_rs<Dtype, 64, kDim / 16, Rows, false>(residual, packed_state, Rows(tile_k));
       if constexpr (kOutput) of_state.send(workspace.states + place.tile * workspace.state_bytes);
-      ValueTile const values(tile_k + kV);
+      ValueTile const values(tile_v);
       TokenFactors const a(of_tokens);
       ptx::wgmma_wait<0>();
       ptx::wgmma_fence_operand(residual);
       values.template subtract<Dtype>(residual, a);
       float const decay = load_float(of_tokens + Vectors::decay);
       solve<false>(residual, workspace.records[place.record], tile_k + kInverse,
-                   of_tokens + kVectorBeta, growth > kCarefulGrowth, [&] {
+                   of_tokens + kVectorBeta, growth > kCarefulGrowth, kStateThreads * warpgroups,
+                   [&] {
 #pragma unroll
                      for (float& value : state) value *= decay;
                    });
@@ -140,6 +150,9 @@ struct StatesChain {
       warp_arrive(operands(stage.stage()).empty());
     }
     if constexpr (kOutput) {
+      if (kExtent == Extent::kSegment && work.before < 0) {
+        store_state_after<kDim>(problem, args.of_segments.between, work, work.column, state);
+      }
       ptx::bulk_wait();  // images are stored: shared memory may go
     } else {
       store_last_state<kDim>(problem, args.of_segments.between, work, work.column, state);
