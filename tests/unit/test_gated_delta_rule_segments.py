@@ -53,8 +53,8 @@ int main() {
 }
 """
 
-# Runs both scans; prints their largest errors, or 1 where something else is read or written.
-SCAN = """#include <cmath>
+# What of the headers is of the device.
+DEVICE = """#include <cmath>
 #include <cstdio>
 #include <limits>
 #include <random>
@@ -64,16 +64,27 @@ struct float2 {
   float x, y;
 };
 inline int __clz(uint32_t x) { return x == 0 ? 32 : __builtin_clz(x); }
-#define __CUDACC__  // what of the headers is of the device
+#define __CUDACC__
 #include "gated_delta_rule/segment_scan.cuh"
-
 using namespace flashvar::gated_delta_rule;
+"""
 
+# Runs scans; prints their largest errors, or 1 where something else is read or written.
+SCAN = """
 constexpr int kDim = 64, kK = 40, kV = 24, kHeads = 2, kRows = kChunk;
 constexpr int kLengths[] = {0, 400, 1, 64, 0, 70, 200, 700, 3};
 constexpr int kSequences = sizeof(kLengths) / sizeof(int);
 
-template <class Config>
+template <class Config, bool kReverse>
+void scan(const ScanArgs& args) {
+  __shared__ ScanState<Config> state;
+  __shared__ ScanSums<Config> sums;
+  auto const work = SegmentWork::before_boundary(args.problem, args.segments, args.column_tiles,
+                                                 Config::kColumns);
+  scan_boundaries<Config>(args, work, kReverse, state, sums);
+}
+
+template <class Config, bool kReverse>
 double error_of() {
   std::mt19937 bits(0);
   auto const drawn = [&] { return std::normal_distribution<float>()(bits) / 4; };
@@ -103,8 +114,9 @@ double error_of() {
           for (int v = 0; v < kV; ++v) {
             at(between.states, boundary, head, v, k) = k < kK ? drawn() : 0;
           }
-          for (int c = 0; n > 0 && c < kK; ++c) {
-            at(between.transitions, boundary, head, c, k) = k < kK ? drawn() : 0;
+          for (int c = 0; n > 0 && c < kK; ++c) {  // its columns, or its rows where transposed
+            float const one = k < kK ? drawn() : 0;
+            at(between.transitions, boundary, head, kReverse ? k : c, kReverse ? c : k) = one;
           }
         }
       }
@@ -116,15 +128,14 @@ double error_of() {
   for (int i = 0; i < kSequences; ++i) {
     int const count = (kLengths[i] - 1) / kRows, first = offsets[i] / kRows;
     for (int n = 1; n < count; ++n) {
-      int const to = first + (Config::kReverse ? count - 1 - n : n);
-      int const from = to + (Config::kReverse ? 1 : -1), segment = Config::kReverse ? from : to;
+      int const to = first + (kReverse ? count - 1 - n : n);
+      int const from = to + (kReverse ? 1 : -1), segment = kReverse ? from : to;
       for (int head = 0; head < kHeads; ++head) {
         for (int v = 0; v < kV; ++v) {
           for (int k = 0; k < kK; ++k) {
             double sum = at(states, to, head, v, k);
             for (int c = 0; c < kK; ++c) {
-              sum += double{Config::kReverse ? at(between.transitions, segment, head, k, c)
-                                             : at(between.transitions, segment, head, c, k)} *
+              sum += double{at(between.transitions, segment, head, c, k)} *
                      at(states, from, head, v, c);
             }
             at(states, to, head, v, k) = static_cast<float>(sum);
@@ -135,7 +146,7 @@ double error_of() {
   }
   int const tiles = (kV + Config::kColumns - 1) / Config::kColumns;
   ScanArgs const args{problem, segments, between, tiles};
-  run_blocks(scan_kernel<Config>, args, segments.boundaries(problem) * kHeads * tiles,
+  run_blocks(scan<Config, kReverse>, args, segments.boundaries(problem) * kHeads * tiles,
              Config::kThreads);
   double worst = 0;
   for (size_t i = 0; i < memory.size(); ++i) {
@@ -146,7 +157,70 @@ double error_of() {
 }
 
 int main() {
-  std::printf("%g %g", error_of<ScanConfig<kDim>>(), error_of<ScanConfig<kDim, true>>());
+  std::printf("%g %g %g", error_of<ScanConfig<kDim>, false>(),
+              error_of<ScanConfig<kDim, 4>, false>(), error_of<ScanConfig<kDim, 4>, true>());
+}
+"""
+
+
+# Which chunks the chains of passes 1 and 3 go through: prints how many do not have one reverse chain
+# and one of states, and how many segments lie between others.
+WORK = """
+struct WorkArgs {
+  FwdProblem problem;
+  Segments segments;
+  int* chains;  // [chunk][head][tile]
+};
+
+constexpr int kTiles = 2, kHeads = 3;
+
+template <SegmentWork (*kWork)(const FwdProblem&, const Segments&, uint32_t, int, uint32_t)>
+void count(const WorkArgs& args) {
+  auto const work = kWork(args.problem, args.segments, kTiles, 64, blockIdx.x);
+  if (threadIdx.x > 0 || !work.exists) return;
+  for (int row = 0; row < work.span.count; row += kChunk) {
+    int64_t const head = (work.first_chunk + row / kChunk) * kHeads + work.head;
+    ++args.chains[head * kTiles + work.column / 64];
+  }
+}
+
+int inner = 0;
+void count_inner(const WorkArgs& args) {
+  InnerWork const work(args.problem, args.segments, kTiles, 64, false);
+  inner += threadIdx.x == 0 && work.exists;
+}
+
+int main() {
+  int const lengths[] = {LENGTHS};
+  constexpr int kSequences = sizeof(lengths) / sizeof(int);
+  int offsets[kSequences + 1] = {0};
+  for (int i = 0; i < kSequences; ++i) offsets[i + 1] = offsets[i] + lengths[i];
+  FwdProblem problem{};
+  problem.sequences = kSequences;
+  problem.heads = problem.heads_qk = kHeads;
+  problem.group = 1;
+  problem.head_dim = problem.head_dim_v = 128;
+  problem.rows = {PACKED ? offsets : nullptr, PACKED ? offsets[kSequences] : lengths[0],
+                  offsets[kSequences]};
+  Segments const segments{2 * kChunk};
+  int64_t const boundaries = segments.boundaries(problem);
+  int const sequences = kSequences * kHeads * kTiles, others = boundaries * kHeads * kTiles;
+  int wrong = 0;
+  auto const check = [&](auto* of_sequences, auto* of_boundaries) {
+    std::vector<int> chains(problem.rows.tiles(kSequences, kChunk) * kHeads * kTiles);
+    WorkArgs const args{problem, segments, chains.data()};
+    run_blocks(of_sequences, args, sequences, 32);
+    run_blocks(of_boundaries, args, others, 32);
+    for (int i = 0; i < kSequences; ++i) {
+      int64_t const first = problem.rows.first_tile(i, kChunk) * kHeads * kTiles;
+      int64_t const count = (lengths[i] + kChunk - 1) / kChunk * kHeads * kTiles;
+      for (int64_t n = 0; n < count; ++n) wrong += chains[first + n] != 1;
+    }
+  };
+  check(count<SegmentWork::of_last>, count<SegmentWork::before_boundary>);
+  check(count<SegmentWork::of_first>, count<SegmentWork::after_boundary>);
+  run_blocks(count_inner, WorkArgs{problem, segments, nullptr}, others, 32);
+  std::printf("%d %d", wrong, inner / (kHeads * kTiles));
 }
 """
 
@@ -206,7 +280,7 @@ def test_many_packed_sequences_are_not_divided(
         # known. Thirds: six, three of them of the inner segment; one boundary in 32 tiles of 8
         # columns. Quarters: nine, in two waves. Memory: two boundaries' states, transitions and
         # gradients.
-        (1, [960, 480 + 480, 32 * 12 + 4 + 32 * 10, 48 * 12 + 4 * 2 + 48 * 10, 2048, 2, 6]),
+        (1, [960, 480 + 480, 32 * 12 + 4 + 32 * 10, 48 * 12 + 4 * 2 + 48 * 10, 2048, 2, 8]),
         (2, [960, 480 + 480, 64 * 12 + 8 + 64 * 10, 72 * 12 + 8 * 2 + 72 * 10, 0, 0, 0]),
     ],
 )
@@ -219,6 +293,29 @@ def test_costs_of_the_backward(heads: int, expected: list[int], tmp_path: Path) 
 @host_program.needs_compiler
 def test_scans(tmp_path: Path) -> None:
     """States from the front and gradients from the back, of packed sequences of any lengths."""
-    code, printed = host_program.run(SCAN, tmp_path)
+    code, printed = host_program.run(DEVICE + SCAN, tmp_path)
     assert code == 0
     assert max(float(word) for word in printed.split()) < 1e-4
+
+
+@host_program.needs_compiler
+@pytest.mark.parametrize(
+    ("lengths", "packed"),
+    [
+        ((0, 400, 1, 128, 0, 129, 200, 700, 3), True),
+        ((1,) * 40, True),
+        ((500, 1, 1, 1), True),
+        ((640,) * 3, False),
+        ((129,) * 2, False),
+    ],
+    ids=str,
+)
+def test_chains_go_through_each_chunk_once(
+    lengths: tuple[int, ...], packed: bool, tmp_path: Path
+) -> None:
+    """Chains of pass 1 with a known start, and all of pass 3; segments of 128 tokens."""
+    program = DEVICE + WORK.replace("PACKED", str(packed).lower())
+    program = program.replace("LENGTHS", ", ".join(map(str, lengths)))
+    code, printed = host_program.run(program, tmp_path)
+    inner = sum(max((length - 1) // 128 - 1, 0) for length in lengths)
+    assert (code, printed) == (0, f"0 {inner}")

@@ -59,8 +59,8 @@ inline int64_t chain_cost(const Problem& problem, const GradChainCosts& costs, i
 struct GradSegments {
   Segments segments;
   uint32_t boundaries;
-  SegmentStates between;  // states and transitions
-  SegmentStates grads;    // b' after pass 1, then gradients of the states; the same transitions
+  SegmentStates between;
+  SegmentStates grads;  // b' after pass 1, then gradients of the states; transposed transitions
   uint64_t bytes;
 
   GradSegments() = default;
@@ -68,11 +68,8 @@ struct GradSegments {
       : segments(segments),
         boundaries(static_cast<uint32_t>(segments.boundaries(problem))),
         between(problem, segments, dim, memory),
-        grads(between),
-        bytes(between.bytes + sizeof(float) * boundaries * between.states.sequence_stride) {
-    grads.states.data =
-        between.transitions.data + int64_t{boundaries} * between.transitions.sequence_stride;
-  }
+        grads(problem, segments, dim, static_cast<char*>(memory) + between.bytes),
+        bytes(between.bytes + grads.bytes) {}
 };
 
 }  // namespace flashvar::gated_delta_rule

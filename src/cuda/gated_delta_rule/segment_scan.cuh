@@ -1,6 +1,6 @@
 // Pass 2 of segments (segments.h): computes the states at a sequence's boundaries one after the
-// other, in fp32; or their gradients, from the last one to the first, with the transitions
-// transposed. A block has a few columns of V of one head.
+// other, in fp32; or their gradients, from the last one to the first, with transitions that are
+// stored transposed. A block has a few columns of V of one head.
 #pragma once
 #include <cstdint>
 
@@ -16,33 +16,42 @@ struct ScanArgs {
   int32_t column_tiles;  // of V
 };
 
-// kReverse: gradients.
-template <int kDim_, bool kReverse_ = false>
+// kRows: rows of the states per thread. More take fewer accesses to shared memory; fewer make more
+// threads.
+template <int kDim_, int kRows_ = 2>
 struct ScanConfig {
   static constexpr int kDim = kDim_;
-  static constexpr bool kReverse = kReverse_;
+  static constexpr int kRows = kRows_;
   static constexpr int kColumns = 8;
   static constexpr int kParts =
       kColumns;  // parts of a dot product; one thread per column adds them up
-  static constexpr int kPairs = kDim / 2;      // of rows
-  static constexpr int kPart = kDim / kParts;  // terms of a part
-  static constexpr int kThreads = kParts * kPairs;
+  static constexpr int kGroups = kDim / kRows;  // of rows
+  static constexpr int kPart = kDim / kParts;   // terms of a part
+  static constexpr int kThreads = kParts * kGroups;
+};
+
+// Rows of a column, which are loaded and stored at once.
+template <int kRows>
+struct alignas(4 * kRows) ScanRows {
+  float at[kRows];
 };
 
 // A scan's arrays in shared memory.
 template <class Config>
 using ScanState = float4[Config::kColumns][Config::kDim / 4];
 template <class Config>
-using ScanSums = float2[Config::kParts][Config::kColumns][Config::kPairs];
+using ScanSums = ScanRows<Config::kRows>[Config::kParts][Config::kColumns][Config::kGroups];
 
 // Called by all threads of a block. `work`: a segment that ends at a boundary, and columns of V.
 // The blocks of a sequence's first boundary compute all of its boundaries; the others return.
+// `reverse`: of gradients.
 template <class Config>
 __device__ __forceinline__ void scan_boundaries(const ScanArgs& args, const SegmentWork& work,
-                                                ScanState<Config>& state, ScanSums<Config>& sums) {
+                                                bool reverse, ScanState<Config>& state,
+                                                ScanSums<Config>& sums) {
   constexpr int kDim = Config::kDim, kColumns = Config::kColumns, kPart = Config::kPart;
-  constexpr int kPairs = Config::kPairs;
-  constexpr bool kReverse = Config::kReverse;
+  constexpr int kRows = Config::kRows, kGroups = Config::kGroups;
+  using Rows = ScanRows<kRows>;
   const FwdProblem& problem = args.problem;
   if (!work.exists || work.before >= 0) return;
   // Boundaries of the sequence. The state at the first one is known: pass 1 has stored it. So is
@@ -50,56 +59,44 @@ __device__ __forceinline__ void scan_boundaries(const ScanArgs& args, const Segm
   int32_t const boundaries = (problem.rows.span(work.sequence).count - 1) / args.segments.rows;
   if (boundaries == 1) return;
 
-  int const pair = static_cast<int>(threadIdx.x) % kPairs;
-  int const part = static_cast<int>(threadIdx.x) / kPairs;
-  int32_t const known = kReverse ? work.after + boundaries - 1 : work.after;
+  int const group = static_cast<int>(threadIdx.x) % kGroups;
+  int const part = static_cast<int>(threadIdx.x) / kGroups;
+  int32_t const known = reverse ? work.after + boundaries - 1 : work.after;
   auto const place = [&](const State& of, int column, int row) {
     return of.data + known * of.sequence_stride + work.head * of.head_stride +
            column * of.v_stride + row;
   };
   const State& states = args.between.states;
   const State& transitions = args.between.transitions;
-  // The thread has two rows of a transition, columns from part * kPart on; or two columns, rows
-  // from there on.
-  const float* transition = kReverse ? place(transitions, 2 * pair, part * kPart)
-                                     : place(transitions, part * kPart, 2 * pair);
-  float2 m[kPart];
+  int64_t const step = reverse ? -1 : 1;  // to the next boundary
+  // The thread has some rows of a transition, columns from part * kPart on. Stored transposed, it
+  // has no rows beyond K.
+  bool const has_rows = !reverse || kRows * group < problem.head_dim;
+  const float* transition = place(transitions, part * kPart, kRows * group);
+  Rows m[kPart];
   auto const load_transition = [&](int i) {
-    if constexpr (kReverse) {
-      bool const exists = 2 * pair < problem.head_dim;
-      float4 columns[2] = {};
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        if (exists) columns[j] = *reinterpret_cast<const float4*>(transition + j * kDim + i);
-      }
-      m[i] = {columns[0].x, columns[1].x};
-      m[i + 1] = {columns[0].y, columns[1].y};
-      m[i + 2] = {columns[0].z, columns[1].z};
-      m[i + 3] = {columns[0].w, columns[1].w};
-    } else {
-#pragma unroll
-      for (int term = i; term < i + 4; ++term) {
-        bool const exists = part * kPart + term < problem.head_dim;
-        m[term] = exists ? *reinterpret_cast<const float2*>(transition + term * kDim) : float2{};
-      }
+    for (int term = i; term < i + 4; ++term) {
+      bool const exists = part * kPart + term < problem.head_dim && has_rows;
+      m[term] = exists ? *reinterpret_cast<const Rows*>(transition + term * kDim) : Rows{};
     }
   };
   // The transition from the boundary that is known: of the segment after it, or of that before it.
-  if constexpr (!kReverse) transition += transitions.sequence_stride;
+  if (!reverse) transition += transitions.sequence_stride;
 #pragma unroll
   for (int i = 0; i < kPart; i += 4) load_transition(i);
-  // When the parts are added up, the thread has two elements of this column of the state.
+  // When the parts are added up, the thread has its rows of this column of the state.
   int32_t const column = work.column + part;
   bool const exists = column < problem.head_dim_v;
-  float* to = place(states, column, 2 * pair);
-  float2& in_shared = reinterpret_cast<float2*>(state[part])[pair];
-  in_shared = exists ? *reinterpret_cast<const float2*>(to) : float2{};
+  float* to = place(states, column, kRows * group);
+  Rows& in_shared = reinterpret_cast<Rows*>(state[part])[group];
+  in_shared = exists ? *reinterpret_cast<const Rows*>(to) : Rows{};
   for (int32_t boundary = 1; boundary < boundaries; ++boundary) {
-    to += kReverse ? -states.sequence_stride : states.sequence_stride;
-    transition += kReverse ? -transitions.sequence_stride : transitions.sequence_stride;
-    float2 own = exists ? *reinterpret_cast<const float2*>(to) : float2{};  // b
+    to += step * states.sequence_stride;
+    transition += step * transitions.sequence_stride;
+    Rows own = exists ? *reinterpret_cast<const Rows*>(to) : Rows{};  // b
     __syncthreads();  // all of the first state is in shared memory
-    float2 sum[kColumns] = {};
+    Rows sum[kColumns] = {};
 #pragma unroll
     for (int i = 0; i < kPart; i += 4) {
 #pragma unroll
@@ -108,23 +105,25 @@ __device__ __forceinline__ void scan_boundaries(const ScanArgs& args, const Segm
         float const terms[4] = {s.x, s.y, s.z, s.w};
 #pragma unroll
         for (int term = 0; term < 4; ++term) {
-          sum[j].x = fmaf(m[i + term].x, terms[term], sum[j].x);
-          sum[j].y = fmaf(m[i + term].y, terms[term], sum[j].y);
+#pragma unroll
+          for (int row = 0; row < kRows; ++row) {
+            sum[j].at[row] = fmaf(m[i + term].at[row], terms[term], sum[j].at[row]);
+          }
         }
       }
       if (boundary + 1 < boundaries) load_transition(i);
     }
 #pragma unroll
-    for (int j = 0; j < kColumns; ++j) sums[part][j][pair] = sum[j];
+    for (int j = 0; j < kColumns; ++j) sums[part][j][group] = sum[j];
     __syncthreads();  // all parts are written, and the state has been read
 #pragma unroll
     for (int i = 0; i < Config::kParts; ++i) {
-      float2 const one = sums[i][part][pair];
-      own.x += one.x;
-      own.y += one.y;
+      Rows const one = sums[i][part][group];
+#pragma unroll
+      for (int row = 0; row < kRows; ++row) own.at[row] += one.at[row];
     }
     in_shared = own;
-    if (exists) *reinterpret_cast<float2*>(to) = own;
+    if (exists) *reinterpret_cast<Rows*>(to) = own;
   }
 }
 
@@ -139,7 +138,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   ptx::griddepcontrol_wait();  // pass 1 is complete
   auto const work = SegmentWork::before_boundary(args.problem, args.segments, args.column_tiles,
                                                  Config::kColumns);
-  scan_boundaries<Config>(args, work, state, sums);
+  scan_boundaries<Config>(args, work, false, state, sums);
 }
 
 }  // namespace flashvar::gated_delta_rule

@@ -25,7 +25,7 @@ struct ChainsLaunch {
   using SegmentReverse = ReverseChain<Target, Dtype, kDim, Extent::kSegment, 1, 1>;
   using InnerStates = StatesChain<Target, Dtype, kDim, Extent::kInner, 1, 2>;
   using InnerReverse = ReverseChain<Target, Dtype, kDim, Extent::kInner, 1, 2>;
-  using Scan = ScanConfig<kDim>;
+  using Scan = ScanConfig<kDim, 4>;
   static constexpr int kThreads = kChainThreads<Extent::kSequence>;
   static constexpr int kSegmentThreads = kChainThreads<Extent::kSegment>;
   // With one block per SM, a block asks for all of the shared memory, so that no other block shares
@@ -108,7 +108,7 @@ struct ChainsLaunch {
                             {problem, of.segments, of.grads, scans},
                             problem.sequences <= of.boundaries};
     shape = {2 * std::min(ends, inner) * scans, Scan::kThreads, 0, true};
-    error = launch_kernel<chain_scan_kernel<kDim>>(scan, shape, device, stream);
+    error = launch_kernel<chain_scan_kernel<Scan>>(scan, shape, device, stream);
     if (error != cudaSuccess) return error;
     shape = {inner * (narrow + wide), kSegmentThreads, kLastMemory, true};
     return launch_kernel<last_chains_kernel<SegmentStates, SegmentReverse>>(args, shape, device,

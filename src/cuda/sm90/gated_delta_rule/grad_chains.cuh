@@ -132,32 +132,26 @@ __global__ void __launch_bounds__(kChainThreads<Extent::kSegment>, 1)
 }
 
 // Pass 2. Grid: 2 x rows x heads x column tiles of V; the second half is of gradients. Rows are
-// sequences, or boundaries where there are fewer.
-template <int kDim>
-__global__ void __launch_bounds__(ScanConfig<kDim>::kThreads)
+// sequences, or boundaries where there are fewer. Two blocks share an SM.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 2)
     chain_scan_kernel(const __grid_constant__ GradScanArgs args) {
-  using States = ScanConfig<kDim>;
-  using Grads = ScanConfig<kDim, true>;
-  __shared__ ScanState<States> state;
-  __shared__ ScanSums<States> sums;
+  __shared__ ScanState<Config> state;
+  __shared__ ScanSums<Config> sums;
   // Also in blocks without work: the next grid waits for this grid only, so this one must not be
   // complete before the preceding one is.
   ptx::griddepcontrol_wait();  // pass 1 is complete
   uint32_t const scans = gridDim.x / 2;
-  bool const of_states = blockIdx.x < scans;
-  uint32_t const block = of_states ? blockIdx.x : blockIdx.x - scans;
-  const ScanArgs& of = args.states;
+  bool const reverse = blockIdx.x >= scans;
+  uint32_t const block = reverse ? blockIdx.x - scans : blockIdx.x;
+  const ScanArgs& of = reverse ? args.grads : args.states;
   auto work =
       args.by_sequences
-          ? SegmentWork::of_first(of.problem, of.segments, of.column_tiles, States::kColumns, block)
-          : SegmentWork::before_boundary(of.problem, of.segments, of.column_tiles, States::kColumns,
+          ? SegmentWork::of_first(of.problem, of.segments, of.column_tiles, Config::kColumns, block)
+          : SegmentWork::before_boundary(of.problem, of.segments, of.column_tiles, Config::kColumns,
                                          block);
   work.exists = work.after >= 0;
-  if (of_states) {
-    scan_boundaries<States>(args.states, work, state, sums);
-  } else {
-    scan_boundaries<Grads>(args.grads, work, state, sums);
-  }
+  scan_boundaries<Config>(of, work, reverse, state, sums);
 }
 
 }  // namespace flashvar::sm90::gated_delta_rule
