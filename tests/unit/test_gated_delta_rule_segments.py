@@ -163,8 +163,8 @@ int main() {
 """
 
 
-# Which chunks the chains of passes 1 and 3 go through: prints how many do not have one reverse chain
-# and one of states, and how many segments lie between others.
+# Which chunks the chains of passes 1 and 3 go through: prints how many do not have one reverse
+# chain and one of states, and how many segments lie between others.
 WORK = """
 struct WorkArgs {
   FwdProblem problem;
@@ -278,10 +278,10 @@ def test_many_packed_sequences_are_not_divided(
     [
         # Halves: three blocks in both passes, as the chains of two segments start from what is
         # known. Thirds: six, three of them of the inner segment; one boundary in 32 tiles of 8
-        # columns. Quarters: nine, in two waves. Memory: two boundaries' states, transitions and
-        # gradients.
-        (1, [960, 480 + 480, 32 * 12 + 4 + 32 * 10, 48 * 12 + 4 * 2 + 48 * 10, 2048, 2, 8]),
-        (2, [960, 480 + 480, 64 * 12 + 8 + 64 * 10, 72 * 12 + 8 * 2 + 72 * 10, 0, 0, 0]),
+        # columns, in pairs. Quarters: nine, in two waves. Memory: two boundaries' states,
+        # gradients, and transitions twice.
+        (1, [960, 480 + 480, 32 * 12 + 2 + 32 * 10, 48 * 12 + 2 * 2 + 48 * 10, 2048, 2, 8]),
+        (2, [960, 480 + 480, 64 * 12 + 4 + 64 * 10, 72 * 12 + 4 * 2 + 72 * 10, 0, 0, 0]),
     ],
 )
 def test_costs_of_the_backward(heads: int, expected: list[int], tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ struct GradChainCosts {
   int64_t output;       // a chunk of 64 columns of a reverse chain, with its results; or of 128
                         // columns of a chain of states, which takes less
   int64_t inner;        // a chunk of 128 columns without results
-  int64_t scan;         // a boundary of 8 columns of V
+  int64_t scan;         // a boundary of 8 columns of V, of two blocks that share a multiprocessor
   int64_t start;        // per block: launch, first loads, loads and stores of states
 };
 
@@ -50,8 +50,7 @@ inline int64_t chain_cost(const Problem& problem, const GradChainCosts& costs, i
   int64_t const length = tiles(chunks, count), inner = count - 2;
   int64_t const blocks = narrow + wide + inner * (2 * wide + tiles(problem.head_dim, 128));
   int64_t const of_chunk = inner > 0 ? std::max(costs.output, costs.inner) : costs.output;
-  return time(chains * blocks, length * of_chunk) +
-         time(2 * chains * tiles(v, 8), inner * costs.scan) +
+  return time(chains * blocks, length * of_chunk) + time(chains * tiles(v, 8), inner * costs.scan) +
          time(chains * (count - 1) * (narrow + wide), length * costs.output);
 }
 
