@@ -19,10 +19,9 @@ struct ChainsLaunch {
   using States = StatesChain<Target, Dtype, kDim, Extent::kSequence, kBlocks, 1>;
   template <int kBlocks>
   using Reverse = ReverseChain<Target, Dtype, kDim, Extent::kSequence, kBlocks, 1>;
-  // Of segments. With results a reverse chain takes longer than one of states: columns of its own
-  // for each block even that out.
-  using SegmentStates = StatesChain<Target, Dtype, kDim, Extent::kSegment, 1, 2>;
-  using SegmentReverse = ReverseChain<Target, Dtype, kDim, Extent::kSegment, 1, 1>;
+  // Of segments. With results, 64 columns of a reverse chain take longer than 128 of one of states.
+  using StatesOfSegment = StatesChain<Target, Dtype, kDim, Extent::kSegment, 1, 2>;
+  using ReverseOfSegment = ReverseChain<Target, Dtype, kDim, Extent::kSegment, 1, 1>;
   using InnerStates = StatesChain<Target, Dtype, kDim, Extent::kInner, 1, 2>;
   using InnerReverse = ReverseChain<Target, Dtype, kDim, Extent::kInner, 1, 2>;
   using Scan = ScanConfig<kDim, 4>;
@@ -35,7 +34,7 @@ struct ChainsLaunch {
       kBlocks == 1 ? Target::kSharedMemory
                    : std::max(States<kBlocks>::kSharedMemory, Reverse<kBlocks>::kSharedMemory);
   static constexpr int kLastMemory =
-      std::max(SegmentStates::kSharedMemory, SegmentReverse::kSharedMemory);
+      std::max(StatesOfSegment::kSharedMemory, ReverseOfSegment::kSharedMemory);
   static constexpr int kSegmentMemory =
       std::max({kLastMemory, InnerStates::kSharedMemory, InnerReverse::kSharedMemory});
 
@@ -100,7 +99,7 @@ struct ChainsLaunch {
     LaunchShape shape{ends * (narrow + wide) + inner * (2 * wide + args.wide_keys), kSegmentThreads,
                       kSegmentMemory, true};
     cudaError_t error = launch_kernel<
-        chain_segments_kernel<SegmentStates, SegmentReverse, InnerStates, InnerReverse>>(
+        chain_segments_kernel<StatesOfSegment, ReverseOfSegment, InnerStates, InnerReverse>>(
         args, shape, device, stream);
     if (error != cudaSuccess) return error;
     int32_t const scans = tiles(problem.head_dim_v, Scan::kColumns);
@@ -111,8 +110,8 @@ struct ChainsLaunch {
     error = launch_kernel<chain_scan_kernel<Scan>>(scan, shape, device, stream);
     if (error != cudaSuccess) return error;
     shape = {inner * (narrow + wide), kSegmentThreads, kLastMemory, true};
-    return launch_kernel<last_chains_kernel<SegmentStates, SegmentReverse>>(args, shape, device,
-                                                                            stream);
+    return launch_kernel<last_chains_kernel<StatesOfSegment, ReverseOfSegment>>(args, shape, device,
+                                                                                stream);
   }
 
   template <int kBlocks>

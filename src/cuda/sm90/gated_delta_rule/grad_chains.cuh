@@ -1,7 +1,6 @@
 // The second kernel of the backward: both chains, in blocks of their own. They are independent.
 // Where sequences are divided, the three passes over segments (grad_segments.h) are in its place.
 #pragma once
-#include <algorithm>
 #include <cstdint>
 
 #include "gated_delta_rule/segment_scan.cuh"
@@ -74,7 +73,7 @@ __global__ void __launch_bounds__(kChainThreads<Extent::kSequence>, 2)
 // Pass 1 of segments. Grid, on one axis: sequences x heads x column tiles of V, for the reverse
 // chains of last segments; boundaries x heads x wide tiles of V, for those of inner ones; then for
 // the other chains, where the inner segments' tiles are those of V, followed by those of the
-// transitions. Blocks of inner segments that are none exit at once.
+// transitions. Blocks of segments that are not between others exit at once.
 template <class States, class Reverse, class InnerStates, class InnerReverse>
 __global__ void __launch_bounds__(kChainThreads<Extent::kSegment>, 1)
     chain_segments_kernel(const __grid_constant__ ChainArgs args) {
@@ -107,9 +106,9 @@ __global__ void __launch_bounds__(kChainThreads<Extent::kSegment>, 1)
   }
 }
 
-// Pass 3 of segments: the chains that pass 1 has not gone through for good. Grid, on one axis:
-// boundaries x heads x column tiles of V, for the reverse chains of the segments that end at a
-// boundary; boundaries x heads x wide tiles, for the other chains of those that start at one.
+// Pass 3 of segments. Grid, on one axis: boundaries x heads x column tiles of V, for the reverse
+// chains of the segments that end at a boundary; boundaries x heads x wide tiles, for the other
+// chains of those that start at one.
 template <class States, class Reverse>
 __global__ void __launch_bounds__(kChainThreads<Extent::kSegment>, 1)
     last_chains_kernel(const __grid_constant__ ChainArgs args) {
