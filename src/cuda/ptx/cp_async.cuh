@@ -28,6 +28,20 @@ __device__ __forceinline__ void cp_async(void* shared, const void* gmem) {
   }
 }
 
+// Writes kBytes (4 or 16), the first `bytes` of them copied, the others zeros. Reads nothing else.
+template <int kBytes>
+__device__ __forceinline__ void cp_async_part(uint32_t smem, const void* gmem, int bytes) {
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(smem), "l"(gmem),
+                 "r"(bytes)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2, %3;" ::"r"(smem), "l"(gmem),
+                 "n"(kBytes), "r"(bytes)
+                 : "memory");
+  }
+}
+
 // Closes the thread's open group.
 __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");

@@ -1,4 +1,4 @@
-// Accesses of 2, 8 and 16 bytes: fp32 reductions into global memory (sm_90 and newer), and
+// Accesses of 2, 4, 8 and 16 bytes: fp32 reductions into global memory (sm_90 and newer), and
 // loads and stores of shared memory. The asm is volatile, so the compiler does not move them across
 // barriers.
 #pragma once
@@ -11,6 +11,18 @@ __device__ __forceinline__ void global_add(float* global, float a, float b, floa
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(global), "f"(a),
                "f"(b), "f"(c), "f"(d)
                : "memory");
+}
+
+// Adds `a` to *global atomically where `valid`.
+__device__ __forceinline__ void global_add(float* global, float a, bool valid) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.s32 p, %2, 0;\n"
+      "@p red.relaxed.gpu.global.add.f32 [%0], %1;\n"
+      "}" ::"l"(global),
+      "f"(a), "r"(static_cast<int>(valid))
+      : "memory");
 }
 
 __device__ __forceinline__ void shared_store(uint32_t smem, float a, float b, float c, float d) {
@@ -32,6 +44,11 @@ __device__ __forceinline__ uint4 shared_load_words(uint32_t smem) {
                : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
                : "r"(smem)
                : "memory");
+  return x;
+}
+__device__ __forceinline__ float shared_load(uint32_t smem) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(smem) : "memory");
   return x;
 }
 __device__ __forceinline__ float2 shared_load2(uint32_t smem) {

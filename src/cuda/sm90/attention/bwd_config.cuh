@@ -12,6 +12,8 @@ enum class BwdVariant {
   kModifiers,      // evaluates ScoreModifiers except the bias
   kNoDq,           // does not compute dQ; bwd_dq.cuh then does
   kNoDqModifiers,  // both of these
+  kBias,           // evaluates all ScoreModifiers of a call with a bias
+  kNoDqBias,       // and does not compute dQ
 };
 
 // How the two consumer warpgroups of a CTA split the work of a key tile.
@@ -26,15 +28,16 @@ struct BwdTile {
   int block_q;       // queries of one main-loop step
   int stages;        // buffers of Q, and of dO
   int score_stages;  // buffers of dS (kGemms: of P)
+  int bias_stages;   // as stages, where a bias takes shared memory; 0: no variant takes a bias
 };
 
 // The first row whose max_head_dim suffices is used. Measured on an H200 (docs/hopper-ledger.md).
 // clang-format off
 inline constexpr BwdTile kBwdTiles[] = {
-    { 64, WorkSplit::kKeys,     128, 3, 2},
-    {128, WorkSplit::kKeys,      64, 2, 3},
-    {192, WorkSplit::kGemms,  64, 3, 2},
-    {256, WorkSplit::kGemms,  64, 2, 2},
+    { 64, WorkSplit::kKeys,  128, 3, 2, 2},
+    {128, WorkSplit::kKeys,   64, 2, 3, 2},
+    {192, WorkSplit::kGemms,  64, 3, 2, 0},
+    {256, WorkSplit::kGemms,  64, 2, 2, 0},
 };
 // clang-format on
 
@@ -59,12 +62,16 @@ template <class Target, class Dtype_, int kHeadDim_, int kHeadDimV_, BwdVariant 
 struct BwdConfig {
   using Dtype = Dtype_;
   static constexpr bool kVarlen = kVariant != BwdVariant::kDense;
-  static constexpr bool kModifiers =
-      kVariant == BwdVariant::kModifiers || kVariant == BwdVariant::kNoDqModifiers;
+  static constexpr bool kBias =
+      kVariant == BwdVariant::kBias || kVariant == BwdVariant::kNoDqBias;
+  static constexpr bool kGradBias = kBias;  // computes the gradient of the bias, if wanted
+  static constexpr bool kModifiers = kBias || kVariant == BwdVariant::kModifiers ||
+                                     kVariant == BwdVariant::kNoDqModifiers;
   static constexpr BwdTile kTile = bwd_tile(kHeadDim_ > kHeadDimV_ ? kHeadDim_ : kHeadDimV_);
   static constexpr bool kSplitsKeys = kTile.split == WorkSplit::kKeys;
   static constexpr bool kGradQ =
-      kSplitsKeys && kVariant != BwdVariant::kNoDq && kVariant != BwdVariant::kNoDqModifiers;
+      kSplitsKeys && kVariant != BwdVariant::kNoDq && kVariant != BwdVariant::kNoDqModifiers &&
+      kVariant != BwdVariant::kNoDqBias;
   // Steps without software pipelining: no wgmma is in flight between them.
   static constexpr bool kSerial = kSplitsKeys && (kModifiers || !kGradQ);
   static constexpr int kHeadDim = padded_head_dim(kHeadDim_);
@@ -75,7 +82,7 @@ struct BwdConfig {
   static constexpr int kBlockKV = kSplitsKeys ? 128 : 64;
   static constexpr int kScoreColumns = kBlockQ;
   static constexpr int kConsumers = 2;
-  static constexpr int kStages = kTile.stages;
+  static constexpr int kStages = kBias ? kTile.bias_stages : kTile.stages;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   // setmaxnreg split, in registers per thread: 24 + 2 * 240 = 3 * 168, those at kernel entry.
   static constexpr int kProducerRegisters = 24;
@@ -104,9 +111,13 @@ struct BwdConfig {
   static constexpr int kBytesScores = kBlockQ * kBlockKV * (!kSplitsKeys ? 4 : kGradQ ? 2 : 0);
   static constexpr int kScoreStages = kTile.score_stages;
   static constexpr int kBarrierBytes = 1024;  // mbarriers and work tiles (smem.cuh)
-  static constexpr int kSharedMemory = kBarrierBytes + kBytesK + kBytesV +
-                                       kStages * (kBytesQ + kBytesGradOut) +
-                                       kScoreStages * kBytesScores + 2 * kStages * kRowBytes;
+  // What a warp's BiasStage holds, up to fp32.
+  static constexpr int kBiasQueries = kBlockQ, kBiasKeys = 16;
+  static constexpr int kBytesBias = kBias ? kBiasQueries * kBiasKeys * 4 : 0;
+  static constexpr int kBiasOffset = kBarrierBytes + kBytesK + kBytesV +
+                                     kStages * (kBytesQ + kBytesGradOut) +
+                                     kScoreStages * kBytesScores + 2 * kStages * kRowBytes;
+  static constexpr int kSharedMemory = kBiasOffset + 4 * kConsumers * kBytesBias;
   static_assert(kSharedMemory <= Target::kSharedMemory, "the tile must fit a block");
 };
 
@@ -114,16 +125,17 @@ struct BwdConfig {
 struct BwdDqTile {
   int max_head_dim;
   int block_kv;
-  int stages;    // buffers of K
-  int stages_v;  // buffers of V
+  int stages;         // buffers of K
+  int stages_v;       // buffers of V
+  int bias_block_kv;  // as block_kv, where a bias takes shared memory
 };
 
 // clang-format off
 inline constexpr BwdDqTile kBwdDqTiles[] = {
-    { 64, 128, 2, 2},
-    {128, 128, 2, 2},
-    {192,  64, 2, 2},
-    {256,  64, 2, 1},
+    { 64, 128, 2, 2, 128},
+    {128, 128, 2, 2,  64},
+    {192,  64, 2, 2,   0},
+    {256,  64, 2, 1,   0},
 };
 // clang-format on
 
@@ -134,10 +146,13 @@ constexpr BwdDqTile bwd_dq_tile(int head_dim) {
   return {};
 }
 
-template <class Target, class Dtype_, int kHeadDim_, int kHeadDimV_, bool kModifiers_>
+// kBias: as BwdVariant::kBias; also kModifiers.
+template <class Target, class Dtype_, int kHeadDim_, int kHeadDimV_, bool kModifiers_, bool kBias_>
 struct BwdDqConfig {
   using Dtype = Dtype_;
   static constexpr bool kModifiers = kModifiers_;
+  static constexpr bool kBias = kBias_;
+  static constexpr bool kGradBias = false;  // the dK and dV kernel does
   static constexpr int kLargest = kHeadDim_ > kHeadDimV_ ? kHeadDim_ : kHeadDimV_;
   static constexpr BwdDqTile kTile = bwd_dq_tile(kLargest);
   static constexpr int kHeadDim = padded_head_dim(kHeadDim_);
@@ -146,7 +161,7 @@ struct BwdDqConfig {
   static constexpr int kColBlocksV = (kHeadDimV + kColBlockCols - 1) / kColBlockCols;
   static constexpr int kConsumers = 2;
   static constexpr int kBlockQ = 64 * kConsumers;
-  static constexpr int kBlockKV = kTile.block_kv;
+  static constexpr int kBlockKV = kBias ? kTile.bias_block_kv : kTile.block_kv;
   static constexpr int kScoreColumns = kBlockKV;
   static constexpr int kStages = kTile.stages;
   static constexpr int kStagesV = kTile.stages_v;
@@ -164,8 +179,12 @@ struct BwdDqConfig {
   static constexpr int kBytesK = kColBlocks * kColBlockBytesKV;
   static constexpr int kBytesV = kColBlocksV * kColBlockBytesKV;
   static constexpr int kBarrierBytes = 1024;
-  static constexpr int kSharedMemory =
+  // What a warp's BiasStage holds, up to fp32.
+  static constexpr int kBiasQueries = 16, kBiasKeys = kBlockKV;
+  static constexpr int kBytesBias = kBias ? kBiasQueries * kBiasKeys * 4 : 0;
+  static constexpr int kBiasOffset =
       kBarrierBytes + kBytesQ + kStages * kBytesK + kStagesV * kBytesV;
+  static constexpr int kSharedMemory = kBiasOffset + 4 * kConsumers * kBytesBias;
   static_assert(kSharedMemory <= Target::kSharedMemory, "the tile must fit a block");
   static_assert(kStagesV <= kStages, "mbarriers are numbered by K's stages");
 };

@@ -39,6 +39,16 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
     if (tile.has_queries()) {
       typename S::Registers rS;
       QueryIterator it(args, tile);
+      auto bias_stage = [&] {
+        uint32_t const warp = warpgroup * 4 + ptx::thread_index() / 32 % 4;
+        return BiasStage<Config>{smem.bias(warp)};
+      };
+      // Starts to load the bias of the iterator's step.
+      auto load_bias = [&] {
+        bias_stage().load(problem, tile.batch, it.number / args.query_tiles,
+                          it.m * Config::kBlockQ,
+                          first_key + ptx::thread_index() / 32 % 4 * 16);
+      };
       auto start_scores = [&] {
         ptx::mbarrier_wait(smem.full_q(step.stage()), step.phase());  // Q is loaded
         gemm_scores_t<Config, Config::kHeadDim>(rS, smem.k() + offset, smem.q(step.stage()));
@@ -119,10 +129,11 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
         ptx::wgmma_wait<0>();
         ptx::wgmma_fence_operand(rS);
         ptx::wgmma_fence_operand(rdP);
+        if constexpr (Config::kBias) bias_stage().wait();
         if constexpr (Config::kModifiers) {
-          differentiate_with_modifiers<Config>(rS, rdP, rP, rdS, problem, tile, head,
-                                               ColumnValues(smem.lse(s)),
-                                               ColumnValues(smem.delta(s)), first_key, first_query);
+          differentiate_with_modifiers<Config>(
+              rS, rdP, rP, rdS, problem, tile, head, ColumnValues(smem.lse(s)),
+              ColumnValues(smem.delta(s)), first_key, first_query, bias_stage().smem);
           mask_transposed<Config>(tile.mask, first_key, first_query, [&](int n, int half, int e) {
             S::clear(rP, n, half, e);
             S::clear(rdS, n, half, e);
@@ -133,7 +144,8 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
           differentiate_softmax<Config>(rS, rdP, smem.delta(s));
           S::pack(rdP, rdS);
         }
-        bool const later = Config::kGradQ && it.previous != it.kNone;
+        uint32_t const added = it.previous;  // whose dQ is added
+        bool const later = Config::kGradQ && added != it.kNone;
         float rdQ[Config::kGradQCols / 2];
         if constexpr (Config::kGradQ) {
           publish_ds(rdS, scores);
@@ -143,13 +155,17 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
         }
         gemm_grad_kv<Config, Config::kHeadDimV>(rdV, rP, smem.grad_out(s));
         gemm_grad_kv<Config, Config::kHeadDim>(rdK, rdS, smem.q(s));
+        if constexpr (Config::kBias) {
+          it.advance(args);
+          if (it.left > 0) load_bias();
+        }
         if constexpr (Config::kGradQ) {
           ptx::wgmma_wait<2>();
           ptx::wgmma_fence_operand(rdQ);
         }
         if (later) {
           if (first_lane) ptx::mbarrier_arrive(smem.empty_scores(previous.stage()));
-          add_grad_q<Config>(rdQ, grad_q_part<Config>(args, it.previous, warpgroup));
+          add_grad_q<Config>(rdQ, grad_q_part<Config>(args, added, warpgroup));
         }
         ptx::wgmma_wait<1>();
         ptx::wgmma_fence_operand(rdV);
@@ -158,8 +174,13 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
         ptx::wgmma_fence_operand(rdK);
         if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));  // dK has read Q
         step.advance();
-        it.advance(args);
+        if constexpr (Config::kBias) {
+          smem.base = __shfl_sync(0xffffffffu, smem.base, 0);  // as in run_step
+        } else {
+          it.advance(args);
+        }
       };
+      if constexpr (Config::kBias) load_bias();
       ptx::mbarrier_wait(smem.full_k(), kv.phase());  // K is loaded
       if constexpr (Config::kSerial) {
         ptx::mbarrier_wait(smem.full_v(), kv.phase());  // V is loaded

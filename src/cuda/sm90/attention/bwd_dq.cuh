@@ -163,6 +163,13 @@ __device__ __forceinline__ void dq_consume(const BwdDqArgs& args, const QueryTil
     if (!tile.has_keys()) release(smem.empty_q());
     uint32_t const sQ = smem.q() + warpgroup * 64 * 128, sGradOut = sQ + Config::kGradOutOffset;
     bool const zero_tail = foreign_tail && tile.mask.seqlen_k < tile.end * Config::kBlockKV;
+    uint32_t const warp = warpgroup * 4 + threadIdx.x / 32 % 4;
+    // Starts to load the bias of key block n.
+    auto load_bias = [&](int32_t n) {
+      BiasStage<Config>{smem.bias(warp)}.load(problem, tile.batch, tile.head,
+                                              tile.first_query + warp * 16, n * Config::kBlockKV);
+    };
+    if (Config::kBias && tile.has_keys()) load_bias(tile.end - 1);
     for (int32_t n = tile.end - 1; n >= tile.begin; --n) {
       int32_t const first_key = n * Config::kBlockKV;
       typename S::Registers rS, rdP;
@@ -181,8 +188,10 @@ __device__ __forceinline__ void dq_consume(const BwdDqArgs& args, const QueryTil
       v.advance();
       if (n == tile.begin) release(smem.empty_q());
       if constexpr (Config::kModifiers) {
+        if constexpr (Config::kBias) BiasStage<Config>{smem.bias(warp)}.wait();
         differentiate_with_modifiers<Config>(rS, rdP, rP, rdS, problem, tile, tile.head, lse, delta,
-                                             first_key, first_query);
+                                             first_key, first_query, smem.bias(warp));
+        if (Config::kBias && n > tile.begin) load_bias(n - 1);
       } else {
 #pragma unroll
         for (int i = 0; i < 4 * S::kMmaCols; ++i) {

@@ -1,5 +1,5 @@
-// Softcap, ALiBi and dropout in the backward. Calls with a bias go to the mma.sync kernels: its
-// gradient takes a global atomic per score, which takes longer than the GEMMs.
+// Score modifiers and dropout in the backward. Kernels with kBias evaluate all of them, those with
+// kModifiers alone all but the bias.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -7,21 +7,34 @@
 #include "attention/dropout.cuh"
 #include "attention/score_modifiers.cuh"
 #include "ptx/special_registers.cuh"
+#include "sm90/attention/bias_stage.cuh"
+#include "sm90/attention/bwd_grad_bias.cuh"
 #include "sm90/attention/bwd_scores.cuh"
 
 namespace flashvar::sm90::attention {
 
 // Specialisations of the element-wise loop. Most calls have exactly one modifier; its loop then has
-// no branches and no registers for the others.
-enum class Modifier { kSoftcap, kAlibi, kDropout, kSeveral };
+// no branches and no registers for the others. kBias, kBiasFp32: a bias of q's dtype or fp32, whose
+// gradient is not wanted; kGradBias: a bias whose gradient is wanted.
+enum class Modifier { kSoftcap, kAlibi, kDropout, kSeveral, kBias, kBiasFp32, kGradBias };
 
 // Calls `evaluate` with the call's Modifier as a compile-time constant.
-template <class Evaluate>
-__device__ __forceinline__ void dispatch_modifier(const ScoreModifiers& modifiers,
-                                                  Evaluate&& evaluate) {
+template <class Config, class Evaluate>
+__device__ __forceinline__ void dispatch_modifier(const BwdProblem& problem, Evaluate&& evaluate) {
+  const ScoreModifiers& modifiers = problem.modifiers;
   bool const softcap = modifiers.softcap != 0.f, alibi = modifiers.alibi_slopes != nullptr;
   bool const dropout = modifiers.rng != nullptr;
-  if (alibi && !softcap && !dropout) {
+  if constexpr (Config::kBias) {
+    if (softcap || alibi || dropout) {
+      evaluate(std::integral_constant<Modifier, Modifier::kSeveral>{});
+    } else if (Config::kGradBias && problem.grad_bias.data != nullptr) {
+      evaluate(std::integral_constant<Modifier, Modifier::kGradBias>{});
+    } else if (modifiers.bias_is_fp32) {
+      evaluate(std::integral_constant<Modifier, Modifier::kBiasFp32>{});
+    } else {
+      evaluate(std::integral_constant<Modifier, Modifier::kBias>{});
+    }
+  } else if (alibi && !softcap && !dropout) {
     evaluate(std::integral_constant<Modifier, Modifier::kAlibi>{});
   } else if (softcap && !alibi && !dropout) {
     evaluate(std::integral_constant<Modifier, Modifier::kSoftcap>{});
@@ -50,6 +63,8 @@ __device__ __forceinline__ void differentiate_dropped(const float* factors, floa
 template <class Config, Modifier kModifier, class Values>
 struct ModifierStep {
   static constexpr bool kRowsAreKeys = Values::kRepeat == 1;
+  static constexpr bool kWantsGradBias =
+      Config::kGradBias && (kModifier == Modifier::kSeveral || kModifier == Modifier::kGradBias);
   const ScoreModifiers& modifiers;
   float scale_log2;
   int32_t key, query;
@@ -60,12 +75,22 @@ struct ModifierStep {
   // fragments later as a false dependency; without it ptxas hoists Philox for all fragments and
   // spills registers.
   uint32_t chain[2] = {0, 0};
+  // Config::kBias alone:
+  uint32_t bias;        // address of the warp's BiasStage
+  uint32_t lane;
+  float derivative[8];  // of softcap, of the last fragment
+  GradBias grad_bias;
 
+  // `bias_`: see above.
   template <class Tile>
   __device__ __forceinline__ ModifierStep(const BwdProblem& problem, const Tile& tile,
-                                          uint32_t head, int32_t first_key, int32_t first_query)
-      : modifiers(problem.modifiers), scale_log2(problem.modifiers.scale * (1.f / kLn2)) {
+                                          uint32_t head, int32_t first_key, int32_t first_query,
+                                          uint32_t bias_)
+      : modifiers(problem.modifiers),
+        scale_log2(problem.modifiers.scale * (1.f / kLn2)),
+        bias(bias_) {
     uint32_t const thread = ptx::thread_index();
+    lane = thread % 32;
     int32_t const row = thread / 32 % 4 * 16 + thread % 32 / 4, column = thread % 4 * 2;
     key = first_key + (kRowsAreKeys ? row : column);
     query = first_query + (kRowsAreKeys ? column : row);
@@ -77,6 +102,9 @@ struct ModifierStep {
     if (has(Modifier::kDropout)) {
       rng = DropoutRng(modifiers.rng, tile.batch * problem.heads_q + head);
     }
+    if constexpr (kWantsGradBias) {
+      grad_bias = GradBias(problem, tile.mask, tile.batch, head, key, query);
+    }
   }
 
   // Whether the call has the modifier: a constant, or for kSeveral a branch.
@@ -86,13 +114,18 @@ struct ModifierStep {
            : which == Modifier::kAlibi ? modifiers.alibi_slopes != nullptr
                                        : modifiers.rng != nullptr;
   }
+  __device__ __forceinline__ bool bias_is_fp32() const {
+    if constexpr (kModifier == Modifier::kBias) return false;
+    if constexpr (kModifier == Modifier::kBiasFp32) return true;
+    return modifiers.bias_is_fp32;
+  }
 
   // Computes P of one fragment from S (`scores`), packed as operand A without dropout_scale, which
   // is applied to dV. `scores` then holds what dP - delta is to be multiplied by: P times the
-  // derivative of softcap, negative where the element is dropped.
+  // derivative of softcap (kBias: P), negative where the element is dropped.
   __device__ __forceinline__ void exponentiate(int kk, const Values& lse, float* scores,
                                                uint32_t (&packed)[4]) {
-    float exponent[8];  // log2 of P but for the term of the score: ALiBi - LSE
+    float exponent[8];  // log2 of P but for the term of the score: ALiBi + bias - LSE
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       float2 const shift = lse.of_tile(2 * kk + j);
@@ -108,6 +141,12 @@ struct ModifierStep {
         exponent[i] = fmaf(slope_log2, fabsf(kRowsAreKeys ? distance + offset : distance - offset),
                            exponent[i]);
       }
+    }
+    if constexpr (Config::kBias) {
+      float added[8];
+      BiasStage<Config>{bias}.template read<kRowsAreKeys>(kk, lane, bias_is_fp32(), added);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) exponent[i] = fmaf(added[i], 1.f / kLn2, exponent[i]);
     }
     float p[8];
     if (has(Modifier::kSoftcap)) {
@@ -144,7 +183,14 @@ struct ModifierStep {
       packed[i] = Config::Dtype::pack_positive(p[2 * i], p[2 * i + 1]);
     }
 #pragma unroll
-    for (int i = 0; i < 8; ++i) scores[i] *= p[i];
+    for (int i = 0; i < 8; ++i) {
+      if constexpr (Config::kBias) {
+        derivative[i] = scores[i];
+        scores[i] = p[i];
+      } else {
+        scores[i] *= p[i];
+      }
+    }
     chain[kk % 2] = packed[3] >> 31;
   }
 
@@ -161,19 +207,25 @@ struct ModifierStep {
         attention::differentiate_tile<Values>(&factors[4 * j], &grads[4 * j], sums);
       }
     }
+    if constexpr (kWantsGradBias) grad_bias.add(kk, grads);
+    if (Config::kBias && has(Modifier::kSoftcap)) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) grads[i] *= derivative[i];
+    }
   }
 };
 
 // Computes P and dS, packed, from S and dP. Goes fragment by fragment, so that intermediates of a
-// score are neither kept nor recomputed.
+// score are neither kept nor recomputed. `bias`: kBias: the address of the warp's BiasStage.
 template <class Config, class Values, class Tile>
 __device__ __forceinline__ void differentiate_with_modifiers(
     typename Scores<Config>::Registers& scores, typename Scores<Config>::Registers& grads,
     typename Scores<Config>::Packed& packed_p, typename Scores<Config>::Packed& packed_ds,
     const BwdProblem& problem, const Tile& tile, uint32_t head, const Values& lse,
-    const Values& delta, int32_t first_key, int32_t first_query) {
-  dispatch_modifier(problem.modifiers, [&](auto modifier) {
-    ModifierStep<Config, modifier.value, Values> step(problem, tile, head, first_key, first_query);
+    const Values& delta, int32_t first_key, int32_t first_query, uint32_t bias = 0) {
+  dispatch_modifier<Config>(problem, [&](auto modifier) {
+    ModifierStep<Config, modifier.value, Values> step(problem, tile, head, first_key, first_query,
+                                                      bias);
 #pragma unroll
     for (int kk = 0; kk < Scores<Config>::kSteps; ++kk) {
       step.exponentiate(kk, lse, &scores[8 * kk], packed_p[kk]);
@@ -189,8 +241,9 @@ __device__ __forceinline__ void exponentiate_with_modifiers(
     typename Scores<Config>::Registers& scores, typename Scores<Config>::Packed& packed,
     const BwdProblem& problem, const Tile& tile, uint32_t head, const Values& lse,
     int32_t first_key, int32_t first_query) {
-  dispatch_modifier(problem.modifiers, [&](auto modifier) {
-    ModifierStep<Config, modifier.value, Values> step(problem, tile, head, first_key, first_query);
+  dispatch_modifier<Config>(problem, [&](auto modifier) {
+    ModifierStep<Config, modifier.value, Values> step(problem, tile, head, first_key, first_query,
+                                                      0);
 #pragma unroll
     for (int kk = 0; kk < Scores<Config>::kSteps; ++kk) {
       step.exponentiate(kk, lse, &scores[8 * kk], packed[kk]);

@@ -28,9 +28,10 @@ struct BwdWgmmaLaunch {
   // All variants have the tiles of this one.
   using Dense = Config<BwdVariant::kDense>;
   using Workspace = BwdWorkspace<Dense>;
+  static constexpr bool kSupportsBias = Dense::kTile.bias_stages > 0;
 
   static constexpr KernelFactsList<3> facts(const char* row) {
-    using Dq = BwdDqConfig<Target, Dtype, kHeadDim, kHeadDimV, false>;
+    using Dq = BwdDqConfig<Target, Dtype, kHeadDim, kHeadDimV, false, false>;
     KernelFactsMaker const maker{row, "wgmma",
                                  "rows start on 16 bytes, so that TMA can address them; not with "
                                  "packed sequences of fewer than 32 queries on average, a bias"};
@@ -45,7 +46,7 @@ struct BwdWgmmaLaunch {
   // Whether the wgmma kernels support the call: TMA requires rows that start at multiples of 16
   // bytes.
   static bool supports(const BwdProblem& problem) {
-    return bwd_unsupported(problem) == nullptr && problem.rows_are_aligned() &&
+    return bwd_unsupported(problem, kSupportsBias) == nullptr && problem.rows_are_aligned() &&
            is_addressable(problem) && tensor_map_encoder() != nullptr;
   }
 
@@ -59,6 +60,13 @@ struct BwdWgmmaLaunch {
   static uint64_t workspace(const BwdProblem& problem) { return Workspace(problem).end; }
 
   static cudaError_t launch(const BwdProblem& problem, int device, cudaStream_t stream) {
+    if constexpr (kSupportsBias) {
+      if (problem.modifiers.bias.data != nullptr) {
+        return problem.deterministic
+                   ? launch_variant<Config<BwdVariant::kNoDqBias>>(problem, device, stream)
+                   : launch_variant<Config<BwdVariant::kBias>>(problem, device, stream);
+      }
+    }
     if constexpr (Dense::kGradQ) {
       if (problem.deterministic) {
         return problem.has_modifiers()
@@ -97,7 +105,7 @@ struct BwdWgmmaLaunch {
     if (!ctas || query_tiles * problem.heads_q > INT32_MAX) {
       return cudaErrorInvalidConfiguration;
     }
-    using DqConfig = BwdDqConfig<Target, Dtype, kHeadDim, kHeadDimV, C::kModifiers>;
+    using DqConfig = BwdDqConfig<Target, Dtype, kHeadDim, kHeadDimV, C::kModifiers, C::kBias>;
     BwdDqArgs dq_args;
     if (!C::kGradQ)
       error = make_dq_args<DqConfig>(dq_args, args, args.counters + 1, multiprocessors);

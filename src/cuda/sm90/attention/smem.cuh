@@ -30,6 +30,11 @@ struct QueryTileSmem {
     return k(Config::kStages) + stage * Config::kBytesV;
   }
 
+  // The BiasStage of a consumer warp, `warp` of all.
+  __device__ __forceinline__ uint32_t bias(uint32_t warp) const {
+    return base + Config::kBiasOffset + warp * Config::kBytesBias;
+  }
+
   // full: the tile is loaded. empty: all consumers have released it.
   __device__ __forceinline__ uint32_t full_q() const { return base; }
   __device__ __forceinline__ uint32_t empty_q() const { return base + 8; }
@@ -80,6 +85,10 @@ struct KeyTileSmem {
   }
   __device__ __forceinline__ uint32_t delta(uint32_t stage) const {
     return lse(Config::kStages) + stage * Config::kRowBytes;
+  }
+  // The BiasStage of a consumer warp, `warp` of all.
+  __device__ __forceinline__ uint32_t bias(uint32_t warp) const {
+    return base + Config::kBiasOffset + warp * Config::kBytesBias;
   }
 
   // full: loaded (LSE and delta share the mbarriers of dO). empty_kv: all consumers have released K
