@@ -91,7 +91,7 @@ __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTile
        work_tile = WorkTile::receive(smem, q.count)) {
     WorkTile::release(smem);
     QueryTile<Config> const tile(args, work_tile);
-    FwdConsumer<Config> consumer;
+    FwdConsumer<Config> consumer{{smem.bias(warpgroup * 4 + threadIdx.x / 32 % 4)}};
     ptx::mbarrier_wait(smem.full_q(), q.phase());  // Q is loaded
     q.advance();
     if (!tile.has_keys()) {
@@ -134,6 +134,10 @@ __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTile
     // block that zero_rows() completes is never skipped: all consumers meet there.
     bool const zero_tail = foreign_tail && tile.mask.seqlen_k < tile.end * Config::kBlockKV;
     int32_t const own_end = zero_tail ? tile.end : tile.key_blocks_end(warpgroup);
+    if constexpr (Config::kModifiers) {
+      consumer.load_bias(problem, tile, tile.first_query + warpgroup * 64,
+                         (own_end - 1) * Config::kBlockKV);
+    }
 #pragma unroll 1
     for (; n >= own_end; --n) {
       ptx::mbarrier_wait(smem.full_k(k.stage()), k.phase());  // K(n) is loaded

@@ -97,7 +97,11 @@ struct FwdConfig {
   static constexpr int kBytesK = kColBlocks * kColBlockBytesKV;
   static constexpr int kBytesV = kColBlocksV * kColBlockBytesKV;
   static constexpr int kBarrierBytes = 1024;  // mbarriers and work tile (smem.cuh)
-  static constexpr int kSharedMemory = kBarrierBytes + kBytesQ + kStages * (kBytesK + kBytesV);
+  // What a warp's BiasStage holds, up to fp32.
+  static constexpr int kBiasQueries = 16, kBiasKeys = kBlockKV;
+  static constexpr int kBytesBias = kModifiers ? kBiasQueries * kBiasKeys * 4 : 0;
+  static constexpr int kBiasOffset = kBarrierBytes + kBytesQ + kStages * (kBytesK + kBytesV);
+  static constexpr int kSharedMemory = kBiasOffset + 4 * kConsumers * kBytesBias;
   static_assert(kSharedMemory <= Target::kSharedMemory, "the tile must fit a block");
 };
 

@@ -15,6 +15,7 @@
 #include "ptx/mma_sync.cuh"
 #include "ptx/special_registers.cuh"
 #include "ptx/wgmma.cuh"
+#include "sm90/attention/bias_stage.cuh"
 #include "sm90/attention/hide_scores.cuh"
 #include "sm90/attention/lazy_softmax.cuh"
 #include "sm90/attention/query_tile.cuh"
@@ -34,8 +35,9 @@ struct FwdConsumer {
   float rO[4 * kMmaColsV];
   std::conditional_t<Config::kLazy, LazySoftmax<2>, OnlineSoftmax<2>> softmax;
   float factor[2];  // per row, by which rO is still to be rescaled
+  BiasStage<Config> bias;  // kModifiers: the warp's
 
-  __device__ __forceinline__ FwdConsumer() {
+  explicit __device__ __forceinline__ FwdConsumer(BiasStage<Config> bias) : bias(bias) {
 #pragma unroll
     for (float& x : rO) x = 0.f;
   }
@@ -49,6 +51,14 @@ struct FwdConsumer {
   // Issues rO += P V.
   __device__ __forceinline__ void gemm_pv(uint32_t sV) {
     gemm_rs<Dtype, Config::kHeadDimV>(rO, rP, MnMajor<Config::kColBlockBytesKV>(sV));
+  }
+
+  // Starts to load the bias, if any, of the warpgroup's rows and the key block from first_key on.
+  __device__ __forceinline__ void load_bias(const FwdProblem& problem,
+                                            const QueryTile<Config>& tile, int32_t first_row,
+                                            int32_t first_key) const {
+    if (problem.modifiers.bias.data == nullptr) return;
+    bias.load(problem, tile.batch, tile.head, first_row + threadIdx.x / 32 % 4 * 16, first_key);
   }
 
   // Computes P of key block n from S in rS, relative to the updated running maximum.
@@ -291,7 +301,8 @@ struct FwdConsumer {
     }
   }
 
-  // Applies scale, softcap, ALiBi and bias: from q . k to scores in natural-log units.
+  // Applies scale, softcap, ALiBi and bias: from q . k to scores in natural-log units. Starts to
+  // load the bias of the next key block, the one before.
   __device__ __forceinline__ void modify_scores(const FwdProblem& problem,
                                                 const QueryTile<Config>& tile, int32_t first_row,
                                                 int32_t first_key) {
@@ -316,21 +327,26 @@ struct FwdConsumer {
       scale = 1.f;
     }
     if (modifiers.bias.data != nullptr) {
+      bias.wait();
       if (modifiers.bias_is_fp32) {
-        add_bias<dtype::fp32>(problem, tile, row, key, scale);
+        add_bias<true>(scale);
       } else {
-        add_bias<Dtype>(problem, tile, row, key, scale);
+        add_bias<false>(scale);
+      }
+      if (first_key > tile.begin * Config::kBlockKV) {
+        load_bias(problem, tile, first_row, first_key - Config::kBlockKV);
       }
     }
   }
 
-  template <class Element>
-  __device__ __forceinline__ void add_bias(const FwdProblem& problem, const QueryTile<Config>& tile,
-                                           int32_t row, int32_t key, float scale) {
-    Bias<Element> const bias(problem, tile.batch, tile.head);
+  template <bool kIsFp32>
+  __device__ __forceinline__ void add_bias(float scale) {
 #pragma unroll
-    for (int i = 0; i < 4 * kMmaCols; ++i) {
-      rS[i] = rS[i] * scale + bias(row + i / 2 % 2 * 8, key + i / 4 * 8 + i % 2);
+    for (int kk = 0; kk < kMmaCols / 2; ++kk) {
+      float added[8];
+      bias.template read<false>(kk, threadIdx.x % 32, kIsFp32, added);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) rS[8 * kk + i] = rS[8 * kk + i] * scale + added[i];
     }
   }
 
