@@ -17,12 +17,18 @@ inline Index threadIdx, blockIdx, blockDim;
 struct uint2 {
   uint32_t x, y;
 };
+struct float2 {
+  float x, y;
+};
 struct uint4 {
   uint32_t x, y, z, w;
 };
 struct float4 {
   float x, y, z, w;
 };
+
+// Shared memory, where sources address it by 32 bits.
+alignas(1024) inline unsigned char shared_memory[232448];
 
 struct Barrier {
   int threads, arrived = 0, round = 0;
@@ -128,6 +134,7 @@ To bits_of(From from) {
 inline float __int_as_float(int32_t bits) { return bits_of<float>(bits); }
 inline float __uint_as_float(uint32_t bits) { return bits_of<float>(bits); }
 inline uint32_t __float_as_uint(float value) { return bits_of<uint32_t>(value); }
+inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float value) { return 1.f / std::sqrt(value); }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(bits); }

@@ -64,6 +64,7 @@ struct BiasStage {
         copy_elements(bias, first_query, first_key);
       }
     }
+    ptx::cp_async_commit();
   }
 
   // Waits until all that load() copies is there.
@@ -72,8 +73,8 @@ struct BiasStage {
     __syncwarp();  // all lanes have waited
   }
 
-  // Reads a lane's elements of fragment kk, in the order of its accumulators. The fragment is the 16
-  // queries (kRowsAreKeys) or the 16 keys from 16 kk on.
+  // Reads a lane's elements of fragment kk, in the order of its accumulators. The fragment is the
+  // 16 queries (kRowsAreKeys) or the 16 keys from 16 kk on.
   template <bool kRowsAreKeys>
   __device__ __forceinline__ void read(int kk, uint32_t lane, bool is_fp32,
                                        float (&bias)[8]) const {

@@ -62,16 +62,15 @@ template <class Target, class Dtype_, int kHeadDim_, int kHeadDimV_, BwdVariant 
 struct BwdConfig {
   using Dtype = Dtype_;
   static constexpr bool kVarlen = kVariant != BwdVariant::kDense;
-  static constexpr bool kBias =
-      kVariant == BwdVariant::kBias || kVariant == BwdVariant::kNoDqBias;
+  static constexpr bool kBias = kVariant == BwdVariant::kBias || kVariant == BwdVariant::kNoDqBias;
   static constexpr bool kGradBias = kBias;  // computes the gradient of the bias, if wanted
-  static constexpr bool kModifiers = kBias || kVariant == BwdVariant::kModifiers ||
-                                     kVariant == BwdVariant::kNoDqModifiers;
+  static constexpr bool kModifiers =
+      kBias || kVariant == BwdVariant::kModifiers || kVariant == BwdVariant::kNoDqModifiers;
   static constexpr BwdTile kTile = bwd_tile(kHeadDim_ > kHeadDimV_ ? kHeadDim_ : kHeadDimV_);
   static constexpr bool kSplitsKeys = kTile.split == WorkSplit::kKeys;
-  static constexpr bool kGradQ =
-      kSplitsKeys && kVariant != BwdVariant::kNoDq && kVariant != BwdVariant::kNoDqModifiers &&
-      kVariant != BwdVariant::kNoDqBias;
+  static constexpr bool kGradQ = kSplitsKeys && kVariant != BwdVariant::kNoDq &&
+                                 kVariant != BwdVariant::kNoDqModifiers &&
+                                 kVariant != BwdVariant::kNoDqBias;
   // Steps without software pipelining: no wgmma is in flight between them.
   static constexpr bool kSerial = kSplitsKeys && (kModifiers || !kGradQ);
   static constexpr int kHeadDim = padded_head_dim(kHeadDim_);

@@ -45,8 +45,7 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
       };
       // Starts to load the bias of the iterator's step.
       auto load_bias = [&] {
-        bias_stage().load(problem, tile.batch, it.number / args.query_tiles,
-                          it.m * Config::kBlockQ,
+        bias_stage().load(problem, tile.batch, it.number / args.query_tiles, it.m * Config::kBlockQ,
                           first_key + ptx::thread_index() / 32 % 4 * 16);
       };
       auto start_scores = [&] {

@@ -26,7 +26,8 @@ struct BwdLaunch {
   // alignment, are known.
   static uint64_t workspace(const BwdProblem& problem) {
     uint64_t const size = MmaSync::workspace(for_mma_sync(problem));
-    return bwd_unsupported(problem, Wgmma::kSupportsBias) == nullptr ? std::max(size, Wgmma::workspace(problem)) : size;
+    return Wgmma::unsupported(problem) == nullptr ? std::max(size, Wgmma::workspace(problem))
+                                                  : size;
   }
 
   static cudaError_t launch(const BwdProblem& problem, int device, cudaStream_t stream) {
@@ -35,7 +36,7 @@ struct BwdLaunch {
   }
 
   static void explain(const BwdProblem& problem, Text& text) {
-    const char* unsupported = bwd_unsupported(problem, Wgmma::kSupportsBias);
+    const char* unsupported = Wgmma::unsupported(problem);
     if (unsupported == nullptr && !Wgmma::is_addressable(problem)) {
       unsupported = "tensors lie so low in memory that tensor maps would begin below address 0";
     }
@@ -46,7 +47,7 @@ struct BwdLaunch {
   // (deterministic mode): the workspace would be much larger, for the unaligned tensors alone that
   // fall back to them.
   static BwdProblem for_mma_sync(BwdProblem problem) {
-    if (bwd_unsupported(problem, Wgmma::kSupportsBias) == nullptr && !Wgmma::Workspace::sums_grad_q(problem))
+    if (Wgmma::unsupported(problem) == nullptr && !Wgmma::Workspace::sums_grad_q(problem))
       problem.deterministic = true;
     return problem;
   }

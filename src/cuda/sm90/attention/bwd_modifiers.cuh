@@ -76,7 +76,7 @@ struct ModifierStep {
   // spills registers.
   uint32_t chain[2] = {0, 0};
   // Config::kBias alone:
-  uint32_t bias;        // address of the warp's BiasStage
+  uint32_t bias;  // address of the warp's BiasStage
   uint32_t lane;
   float derivative[8];  // of softcap, of the last fragment
   GradBias grad_bias;

@@ -29,12 +29,16 @@ struct BwdWgmmaLaunch {
   using Dense = Config<BwdVariant::kDense>;
   using Workspace = BwdWorkspace<Dense>;
   static constexpr bool kSupportsBias = Dense::kTile.bias_stages > 0;
+  static constexpr const char* kWhen =
+      "rows start on 16 bytes, so that TMA can address them; not with packed sequences of fewer "
+      "than 32 queries on average";
+  static constexpr const char* kWhenWithoutBias =
+      "rows start on 16 bytes, so that TMA can address them; not with packed sequences of fewer "
+      "than 32 queries on average, a bias";
 
   static constexpr KernelFactsList<3> facts(const char* row) {
     using Dq = BwdDqConfig<Target, Dtype, kHeadDim, kHeadDimV, false, false>;
-    KernelFactsMaker const maker{row, "wgmma",
-                                 "rows start on 16 bytes, so that TMA can address them; not with "
-                                 "packed sequences of fewer than 32 queries on average, a bias"};
+    KernelFactsMaker const maker{row, "wgmma", kSupportsBias ? kWhen : kWhenWithoutBias};
     return {{maker.make("bwd_kernel", Dense::kThreads, Dense::kSharedMemory, Dense::kBlockQ,
                         Dense::kBlockKV),
              maker.make("bwd_preprocess_kernel", kPreprocessThreads, 0, Dense::kBlockQ),
@@ -43,10 +47,15 @@ struct BwdWgmmaLaunch {
                                         Dq::kBlockQ, Dq::kBlockKV)}};
   }
 
+  // As bwd_unsupported().
+  static const char* unsupported(const BwdProblem& problem) {
+    return bwd_unsupported(problem, kSupportsBias);
+  }
+
   // Whether the wgmma kernels support the call: TMA requires rows that start at multiples of 16
   // bytes.
   static bool supports(const BwdProblem& problem) {
-    return bwd_unsupported(problem, kSupportsBias) == nullptr && problem.rows_are_aligned() &&
+    return unsupported(problem) == nullptr && problem.rows_are_aligned() &&
            is_addressable(problem) && tensor_map_encoder() != nullptr;
   }
 

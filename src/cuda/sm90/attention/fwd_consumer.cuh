@@ -34,7 +34,7 @@ struct FwdConsumer {
   uint32_t rP[kMmaCols / 2][4];  // P in 16 bits, operand A of P V
   float rO[4 * kMmaColsV];
   std::conditional_t<Config::kLazy, LazySoftmax<2>, OnlineSoftmax<2>> softmax;
-  float factor[2];  // per row, by which rO is still to be rescaled
+  float factor[2];         // per row, by which rO is still to be rescaled
   BiasStage<Config> bias;  // kModifiers: the warp's
 
   explicit __device__ __forceinline__ FwdConsumer(BiasStage<Config> bias) : bias(bias) {

@@ -1,0 +1,80 @@
+"""Which calls the wgmma backward leaves to the mma.sync kernels, whatever their addresses."""
+
+from __future__ import annotations
+
+import host_program
+import pytest
+
+pytestmark = host_program.needs_compiler
+
+# What the tiles' header takes of another, which needs the driver's headers.
+_PIPELINE = """
+#pragma once
+namespace flashvar::sm90 {
+inline constexpr int kColBlockCols = 64;
+}
+"""
+# A line for each call: why, or "wgmma".
+_PROGRAM = """
+#include <cuda_runtime.h>
+
+#include <cstdio>
+
+#include "sm90/attention/bwd_config.cuh"
+#include "sm90/attention/bwd_support.h"
+
+using namespace flashvar::sm90::attention;
+
+void print(const BwdProblem& problem, int head_dim = 64) {
+  const char* why = bwd_unsupported(problem, bwd_tile(head_dim).bias_stages > 0);
+  std::printf("%s\\n", why == nullptr ? "wgmma" : why);
+}
+
+int main() {
+  static const int32_t offsets[3] = {0, 3, 80};
+  BwdProblem plain{};
+  plain.batch = 2;
+  plain.queries.seqlen = plain.keys.seqlen = 70;
+  print(plain);
+  BwdProblem biased = plain;
+  biased.modifiers.bias.data = &biased;
+  for (int head_dim : {32, 64, 80, 96, 128, 192, 256}) print(biased, head_dim);
+  biased.grad_bias.data = &biased;
+  biased.deterministic = true;
+  biased.modifiers.bias_is_fp32 = true;
+  print(biased);
+  BwdProblem packed = plain;
+  packed.queries.offsets = offsets;
+  for (int64_t rows : {63, 64}) {
+    packed.queries.total = rows;
+    print(packed);
+  }
+  plain.keys.seqlen = 0;
+  print(plain);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    code, text = host_program.run(
+        _PROGRAM, tmp_path_factory.mktemp("support"), {"sm90/pipeline.cuh": _PIPELINE}
+    )
+    assert code == 0
+    return text.splitlines()
+
+
+def test_a_bias_is_supported_up_to_head_dim_128(printed: list[str]) -> None:
+    assert printed[1:6] == ["wgmma"] * 5
+    assert printed[6:8] == ["the wgmma backward does not support a bias above head dim 128"] * 2
+
+
+def test_the_gradient_of_a_bias_is_supported(printed: list[str]) -> None:
+    assert printed[8] == "wgmma"
+
+
+def test_other_calls(printed: list[str]) -> None:
+    assert printed[0] == "wgmma"
+    assert "fewer than 32 queries" in printed[9]
+    assert printed[10] == "wgmma"
+    assert printed[11] == "there are no scores"
