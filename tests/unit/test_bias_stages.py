@@ -171,6 +171,7 @@ void read_bias(int offset, int stride, bool is_fp32) {
   problem.modifiers.bias = {is_fp32 ? static_cast<void*>(word32 + kFirst + offset)
                                     : static_cast<void*>(word16 + kFirst + offset),
                             0, 0, stride};
+  problem.modifiers.bias_alignment = problem.modifiers.bias.alignment(is_fp32 ? 4 : 2);
   run_blocks(read_all, problem, 2, 128);
 }
 

@@ -136,6 +136,7 @@ inline attention::ScoreModifiers score_modifiers(const flashvar_attention_proble
           p.alibi_batch_stride,
           bias_view(p.bias),
           p.bias_dtype == 1,
+          bias_view(p.bias).alignment(p.bias_dtype == 1 ? 4 : 2),
           p.rng,
           dropped << 16,
           65536.f / static_cast<float>(65536 - dropped)};

@@ -19,6 +19,14 @@ struct BiasView {
   int64_t batch_stride;
   int64_t head_stride;
   int64_t query_stride;
+
+  // The largest of 16, 4 and 2 bytes of which the addresses of all rows are multiples.
+  int32_t alignment(int64_t element_bytes) const {
+    uint64_t const all =
+        reinterpret_cast<uintptr_t>(data) |
+        static_cast<uint64_t>((batch_stride | head_stride | query_stride) * element_bytes);
+    return all % 16 == 0 ? 16 : all % 4 == 0 ? 4 : 2;
+  }
 };
 
 // Score modifiers: what is applied to q . k before the mask, and dropout, which is applied to P
@@ -31,6 +39,7 @@ struct ScoreModifiers {
   int64_t alibi_batch_stride;  // elements
   BiasView bias;               // of q's dtype, or fp32
   int32_t bias_is_fp32;
+  int32_t bias_alignment;      // BiasView::alignment()
   const int64_t* rng;          // [2], seed and offset of Philox; null: no dropout
   uint32_t dropout_threshold;  // kept: elements whose 16 random bits << 16 are at least this
   float dropout_scale;         // 1 / (1 - dropout probability), of the kept elements

@@ -94,11 +94,6 @@ struct Bias {
     return Element::unpack(data[row * row_stride + column]);
   }
 
-  // Whether every row starts at a multiple of `bytes`.
-  __device__ __forceinline__ bool is_aligned(int bytes) const {
-    return (reinterpret_cast<uintptr_t>(data) | row_stride * sizeof(Word)) % bytes == 0;
-  }
-
   // Whether the elements at an even column and the next may be read in one access.
   __device__ __forceinline__ bool has_pairs() const {
     return reinterpret_cast<uintptr_t>(data) % (2 * sizeof(Word)) == 0 && row_stride % 2 == 0 &&

@@ -5,6 +5,7 @@
 // orders its copies and reads.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 #include "attention/problem.h"
 #include "attention/score_modifiers.cuh"
@@ -47,19 +48,29 @@ struct BiasStage {
   __device__ __forceinline__ void load(const Problem& problem, uint32_t batch, uint32_t head,
                                        int32_t first_query, int32_t first_key) const {
     __syncwarp();  // all lanes have read the previous elements
+    int32_t const alignment = problem.modifiers.bias_alignment;
+    auto copy_all = [&](const auto& bias, auto copy) {
+      if (first_query + kQueries <= bias.rows && first_key + kKeys <= bias.columns) {
+        copy(bias, std::true_type{});
+      } else {
+        copy(bias, std::false_type{});
+      }
+    };
+    auto by_16 = [&](const auto& bias, auto whole) {
+      copy<16, whole.value>(bias, first_query, first_key);
+    };
+    auto by_4 = [&](const auto& bias, auto whole) {
+      copy<4, whole.value>(bias, first_query, first_key);
+    };
     if (problem.modifiers.bias_is_fp32) {
       Bias<dtype::fp32> const bias(problem, batch, head);
-      if (bias.is_aligned(16)) {
-        copy<16>(bias, first_query, first_key);
-      } else {
-        copy<4>(bias, first_query, first_key);
-      }
+      alignment == 16 ? copy_all(bias, by_16) : copy_all(bias, by_4);
     } else {
       Bias<Dtype> const bias(problem, batch, head);
-      if (bias.is_aligned(16)) {
-        copy<16>(bias, first_query, first_key);
-      } else if (bias.is_aligned(4)) {
-        copy<4>(bias, first_query, first_key);
+      if (alignment == 16) {
+        copy_all(bias, by_16);
+      } else if (alignment == 4) {
+        copy_all(bias, by_4);
       } else {
         copy_elements(bias, first_query, first_key);
       }
@@ -86,13 +97,14 @@ struct BiasStage {
   }
 
  private:
-  // Copies pieces of kBytes: lanes that are neighbours copy neighbouring pieces of a query.
-  template <int kBytes, class Element>
+  // Copies pieces of kBytes: lanes that are neighbours copy neighbouring pieces of a query. kWhole:
+  // all elements are in the tensor.
+  template <int kBytes, bool kWhole, class Element>
   __device__ __forceinline__ void copy(const Bias<Element>& bias, int32_t first_query,
                                        int32_t first_key) const {
     using Layout = BiasLayout<Element, kKeys>;
     constexpr int kElements = kBytes / Layout::kElementBytes;
-    for_each_piece<kElements, kBytes == 16>(
+    for_each_piece<kElements, kBytes == 16, kWhole>(
         bias, first_query, first_key,
         [&](uint32_t query, uint32_t key, const typename Element::Word* from, int32_t count) {
           ptx::cp_async_part<kBytes>(
@@ -104,7 +116,7 @@ struct BiasStage {
   // Copies 16-bit elements of any alignment.
   __device__ __forceinline__ void copy_elements(const Bias<Dtype>& bias, int32_t first_query,
                                                 int32_t first_key) const {
-    for_each_piece<8, false>(
+    for_each_piece<8, false, false>(
         bias, first_query, first_key,
         [&](uint32_t query, uint32_t key, const uint16_t* from, int32_t count) {
           uint32_t words[4];
@@ -120,7 +132,7 @@ struct BiasStage {
 
   // Calls visit(query, key, from, count) for a lane's share of the pieces of kElements: where it
   // lies in the stage, where in the tensor, and how many of its elements are in the tensor.
-  template <int kElements, bool kUnrolled, class Element, class Visit>
+  template <int kElements, bool kUnrolled, bool kWhole, class Element, class Visit>
   __device__ __forceinline__ void for_each_piece(const Bias<Element>& bias, int32_t first_query,
                                                  int32_t first_key, Visit&& visit) const {
     constexpr int kPieces = kKeys / kElements;  // of a query
@@ -133,11 +145,11 @@ struct BiasStage {
     for (int piece = 0; piece < kPieces; piece += kLanes) {
       uint32_t const key = (piece + lane % kLanes) * kElements;
       int32_t const column = first_key + key;
-      int32_t const count = min(max(bias.columns - column, 0), kElements);
+      int32_t const count = kWhole ? kElements : min(max(bias.columns - column, 0), kElements);
       const auto* from = bias.data + row * bias.row_stride + column;
 #pragma unroll kUnroll
       for (int query = 0; query < kQueries; query += kStep) {
-        visit(query + lane / kLanes, key, from, row + query < bias.rows ? count : 0);
+        visit(query + lane / kLanes, key, from, kWhole || row + query < bias.rows ? count : 0);
         from += kStep * bias.row_stride;
       }
     }
