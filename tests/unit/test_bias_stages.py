@@ -122,6 +122,8 @@ void read_all(const Problem& problem) {
   __syncthreads();  // the next stages lie elsewhere
   read<true, 64, 16>(problem);
   __syncthreads();
+  read<false, 16, 32>(problem);
+  __syncthreads();
   read<false, 16, 64>(problem);
   __syncthreads();
   read<false, 16, 128>(problem);
@@ -186,6 +188,7 @@ int main() {
   }
   std::printf("right, %d conflicts",
               conflicts<dtype::bf16, 16>(true) + conflicts<dtype::fp32, 16>(true) +
+                  conflicts<dtype::bf16, 32>(false) + conflicts<dtype::fp32, 32>(false) +
                   conflicts<dtype::bf16, 64>(false) + conflicts<dtype::fp32, 64>(false) +
                   conflicts<dtype::bf16, 128>(false) + conflicts<dtype::fp32, 128>(false));
 }

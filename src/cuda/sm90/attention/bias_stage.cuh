@@ -1,8 +1,8 @@
 // The bias of a warp's scores, staged in shared memory.
 //
-// A warp copies the elements of its own scores of the next step, asynchronously and without
-// registers, while the GEMMs of this step run. No other warp reads them, so that the warp alone
-// orders its copies and reads.
+// A warp copies the elements of its own scores of the next step while the GEMMs of this step run:
+// asynchronously and without registers. No other warp reads them, so that the warp alone orders its
+// copies and reads.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -113,7 +113,8 @@ struct BiasStage {
         });
   }
 
-  // Copies 16-bit elements of any alignment.
+  // Copies 16-bit elements of any alignment, through registers: the warp waits for them. cp.async
+  // takes at least 4 bytes.
   __device__ __forceinline__ void copy_elements(const Bias<Dtype>& bias, int32_t first_query,
                                                 int32_t first_key) const {
     for_each_piece<8, false, false>(

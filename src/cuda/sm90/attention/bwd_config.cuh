@@ -28,16 +28,17 @@ struct BwdTile {
   int block_q;       // queries of one main-loop step
   int stages;        // buffers of Q, and of dO
   int score_stages;  // buffers of dS (kGemms: of P)
-  int bias_stages;   // as stages, where a bias takes shared memory; 0: no variant takes a bias
+  int bias_stages;   // as stages and score_stages, where a bias takes shared memory
+  int bias_score_stages;
 };
 
 // The first row whose max_head_dim suffices is used. Measured on an H200 (docs/hopper-ledger.md).
 // clang-format off
 inline constexpr BwdTile kBwdTiles[] = {
-    { 64, WorkSplit::kKeys,  128, 3, 2, 2},
-    {128, WorkSplit::kKeys,   64, 2, 3, 2},
-    {192, WorkSplit::kGemms,  64, 3, 2, 0},
-    {256, WorkSplit::kGemms,  64, 2, 2, 0},
+    { 64, WorkSplit::kKeys,  128, 3, 2, 2, 2},
+    {128, WorkSplit::kKeys,   64, 2, 3, 2, 3},
+    {192, WorkSplit::kGemms,  64, 3, 2, 2, 2},
+    {256, WorkSplit::kGemms,  64, 2, 2, 2, 1},
 };
 // clang-format on
 
@@ -63,11 +64,11 @@ struct BwdConfig {
   using Dtype = Dtype_;
   static constexpr bool kVarlen = kVariant != BwdVariant::kDense;
   static constexpr bool kBias = kVariant == BwdVariant::kBias || kVariant == BwdVariant::kNoDqBias;
-  static constexpr bool kGradBias = kBias;  // computes the gradient of the bias, if wanted
   static constexpr bool kModifiers =
       kBias || kVariant == BwdVariant::kModifiers || kVariant == BwdVariant::kNoDqModifiers;
   static constexpr BwdTile kTile = bwd_tile(kHeadDim_ > kHeadDimV_ ? kHeadDim_ : kHeadDimV_);
   static constexpr bool kSplitsKeys = kTile.split == WorkSplit::kKeys;
+  static constexpr bool kGradBias = kBias && kSplitsKeys;  // the gradient too, if wanted
   static constexpr bool kGradQ = kSplitsKeys && kVariant != BwdVariant::kNoDq &&
                                  kVariant != BwdVariant::kNoDqModifiers &&
                                  kVariant != BwdVariant::kNoDqBias;
@@ -108,15 +109,16 @@ struct BwdConfig {
   static constexpr int kRowBytes = kBlockQ * 4;  // bytes of a stage of LSE, and of delta
   // A buffer of dS in 16 bits (kGemms: of P in fp32); none without dQ.
   static constexpr int kBytesScores = kBlockQ * kBlockKV * (!kSplitsKeys ? 4 : kGradQ ? 2 : 0);
-  static constexpr int kScoreStages = kTile.score_stages;
+  static constexpr int kScoreStages = kBias ? kTile.bias_score_stages : kTile.score_stages;
   static constexpr int kBarrierBytes = 1024;  // mbarriers and work tiles (smem.cuh)
-  // What a warp's BiasStage holds, up to fp32.
+  // What a BiasStage holds, up to fp32; one for each warp that computes S.
   static constexpr int kBiasQueries = kBlockQ, kBiasKeys = 16;
+  static constexpr int kBiasWarps = kSplitsKeys ? 4 * kConsumers : 4;
   static constexpr int kBytesBias = kBias ? kBiasQueries * kBiasKeys * 4 : 0;
   static constexpr int kBiasOffset = kBarrierBytes + kBytesK + kBytesV +
                                      kStages * (kBytesQ + kBytesGradOut) +
                                      kScoreStages * kBytesScores + 2 * kStages * kRowBytes;
-  static constexpr int kSharedMemory = kBiasOffset + 4 * kConsumers * kBytesBias;
+  static constexpr int kSharedMemory = kBiasOffset + kBiasWarps * kBytesBias;
   static_assert(kSharedMemory <= Target::kSharedMemory, "the tile must fit a block");
 };
 
@@ -133,8 +135,8 @@ struct BwdDqTile {
 inline constexpr BwdDqTile kBwdDqTiles[] = {
     { 64, 128, 2, 2, 128},
     {128, 128, 2, 2,  64},
-    {192,  64, 2, 2,   0},
-    {256,  64, 2, 1,   0},
+    {192,  64, 2, 2,  64},
+    {256,  64, 2, 1,  32},
 };
 // clang-format on
 

@@ -42,6 +42,14 @@ __device__ __forceinline__ void bwd_consume_dv(const BwdArgs& args,
     if (tile.has_queries()) {
       typename S::Registers rS;
       QueryIterator it(args, tile);
+      BiasStage<Config> const bias{smem.bias(threadIdx.x / 32 % 4)};
+      // Starts to load the bias, if any, of the iterator's step.
+      auto load_bias = [&] {
+        if constexpr (Config::kBias) {
+          bias.load(problem, tile.batch, it.number / args.query_tiles, it.m * Config::kBlockQ,
+                    tile.first_key + threadIdx.x / 32 % 4 * 16);
+        }
+      };
       auto start_scores = [&] {
         ptx::mbarrier_wait(smem.full_q(step.stage()), step.phase());  // Q is loaded
         gemm_scores_t<Config, Config::kHeadDim>(rS, smem.k(), smem.q(step.stage()));
@@ -54,10 +62,12 @@ __device__ __forceinline__ void bwd_consume_dv(const BwdArgs& args,
         typename S::Packed rP;
         if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));    // S has read Q
         ptx::mbarrier_wait(smem.full_grad_out(s), step.phase());  // dO and LSE are loaded
+        if constexpr (Config::kBias) bias.wait();
         if constexpr (Config::kModifiers) {
           uint32_t const head = it.number / args.query_tiles;
-          exponentiate_with_modifiers<Config>(
-              rS, rP, problem, tile, head, ColumnValues(smem.lse(s)), tile.first_key, first_query);
+          exponentiate_with_modifiers<Config>(rS, rP, problem, tile, head,
+                                              ColumnValues(smem.lse(s)), tile.first_key,
+                                              first_query, bias.smem);
           mask_transposed<Config>(tile.mask, tile.first_key, first_query,
                                   [&](int n, int half, int e) {
                                     S::clear(rP, n, half, e);
@@ -79,6 +89,7 @@ __device__ __forceinline__ void bwd_consume_dv(const BwdArgs& args,
         gemm_grad_kv<Config, Config::kHeadDimV>(rdV, rP, smem.grad_out(s));
         step.advance();
         it.advance(args);
+        if constexpr (!last.value) load_bias();
         if constexpr (!last.value) start_scores();
         ptx::wgmma_wait<last.value ? 0 : 1>();
         ptx::wgmma_fence_operand(rdV);
@@ -88,6 +99,7 @@ __device__ __forceinline__ void bwd_consume_dv(const BwdArgs& args,
           ptx::wgmma_fence_operand(rS);
         }
       };
+      load_bias();
       ptx::mbarrier_wait(smem.full_k(), kv.phase());  // K is loaded
       start_scores();
       ptx::wgmma_wait<0>();

@@ -75,7 +75,7 @@ struct ModifierStep {
   // fragments later as a false dependency; without it ptxas hoists Philox for all fragments and
   // spills registers.
   uint32_t chain[2] = {0, 0};
-  // Config::kBias alone:
+  // Config::kBias alone (derivative and grad_bias: kGradBias):
   uint32_t bias;  // address of the warp's BiasStage
   uint32_t lane;
   float derivative[8];  // of softcap, of the last fragment
@@ -122,7 +122,7 @@ struct ModifierStep {
 
   // Computes P of one fragment from S (`scores`), packed as operand A without dropout_scale, which
   // is applied to dV. `scores` then holds what dP - delta is to be multiplied by: P times the
-  // derivative of softcap (kBias: P), negative where the element is dropped.
+  // derivative of softcap (kGradBias: P), negative where the element is dropped.
   __device__ __forceinline__ void exponentiate(int kk, const Values& lse, float* scores,
                                                uint32_t (&packed)[4]) {
     float exponent[8];  // log2 of P but for the term of the score: ALiBi + bias - LSE
@@ -184,7 +184,7 @@ struct ModifierStep {
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      if constexpr (Config::kBias) {
+      if constexpr (Config::kGradBias) {
         derivative[i] = scores[i];
         scores[i] = p[i];
       } else {
@@ -208,7 +208,7 @@ struct ModifierStep {
       }
     }
     if constexpr (kWantsGradBias) grad_bias.add(kk, grads);
-    if (Config::kBias && has(Modifier::kSoftcap)) {
+    if (Config::kGradBias && has(Modifier::kSoftcap)) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) grads[i] *= derivative[i];
     }
@@ -235,15 +235,15 @@ __device__ __forceinline__ void differentiate_with_modifiers(
   });
 }
 
-// Computes P, packed, from S; `scores` becomes the factor of dP - delta.
+// Computes P, packed, from S; `scores` becomes the factor of dP - delta. `bias`: as above.
 template <class Config, class Values, class Tile>
 __device__ __forceinline__ void exponentiate_with_modifiers(
     typename Scores<Config>::Registers& scores, typename Scores<Config>::Packed& packed,
     const BwdProblem& problem, const Tile& tile, uint32_t head, const Values& lse,
-    int32_t first_key, int32_t first_query) {
+    int32_t first_key, int32_t first_query, uint32_t bias) {
   dispatch_modifier<Config>(problem, [&](auto modifier) {
     ModifierStep<Config, modifier.value, Values> step(problem, tile, head, first_key, first_query,
-                                                      0);
+                                                      bias);
 #pragma unroll
     for (int kk = 0; kk < Scores<Config>::kSteps; ++kk) {
       step.exponentiate(kk, lse, &scores[8 * kk], packed[kk]);

@@ -18,14 +18,14 @@ inline bool are_short(const Sequences& sequences, int64_t batch) {
 }
 
 // Why a problem goes to the mma.sync kernels whatever its addresses; null: it does not.
-// `supports_bias`: whether the wgmma kernels for its head dims evaluate a bias.
-inline const char* bwd_unsupported(const BwdProblem& problem, bool supports_bias) {
+// `supports_grad_bias`: whether the wgmma kernels for its head dims compute the gradient of a bias.
+inline const char* bwd_unsupported(const BwdProblem& problem, bool supports_grad_bias) {
   if (are_short(problem.queries, problem.batch)) {
     return "the wgmma backward does not support packed sequences of fewer than 32 queries on "
            "average";
   }
-  if (problem.modifiers.bias.data != nullptr && !supports_bias) {
-    return "the wgmma backward does not support a bias above head dim 128";
+  if (problem.grad_bias.data != nullptr && !supports_grad_bias) {
+    return "the wgmma backward does not support the gradient of a bias above head dim 128";
   }
   if (problem.queries.seqlen == 0 || problem.keys.seqlen == 0) return "there are no scores";
   return nullptr;

@@ -28,17 +28,17 @@ struct BwdWgmmaLaunch {
   // All variants have the tiles of this one.
   using Dense = Config<BwdVariant::kDense>;
   using Workspace = BwdWorkspace<Dense>;
-  static constexpr bool kSupportsBias = Dense::kTile.bias_stages > 0;
+  static constexpr bool kSupportsGradBias = Config<BwdVariant::kBias>::kGradBias;
   static constexpr const char* kWhen =
       "rows start on 16 bytes, so that TMA can address them; not with packed sequences of fewer "
       "than 32 queries on average";
-  static constexpr const char* kWhenWithoutBias =
+  static constexpr const char* kWhenNoGradBias =
       "rows start on 16 bytes, so that TMA can address them; not with packed sequences of fewer "
-      "than 32 queries on average, a bias";
+      "than 32 queries on average, the gradient of a bias";
 
   static constexpr KernelFactsList<3> facts(const char* row) {
     using Dq = BwdDqConfig<Target, Dtype, kHeadDim, kHeadDimV, false, false>;
-    KernelFactsMaker const maker{row, "wgmma", kSupportsBias ? kWhen : kWhenWithoutBias};
+    KernelFactsMaker const maker{row, "wgmma", kSupportsGradBias ? kWhen : kWhenNoGradBias};
     return {{maker.make("bwd_kernel", Dense::kThreads, Dense::kSharedMemory, Dense::kBlockQ,
                         Dense::kBlockKV),
              maker.make("bwd_preprocess_kernel", kPreprocessThreads, 0, Dense::kBlockQ),
@@ -49,7 +49,7 @@ struct BwdWgmmaLaunch {
 
   // As bwd_unsupported().
   static const char* unsupported(const BwdProblem& problem) {
-    return bwd_unsupported(problem, kSupportsBias);
+    return bwd_unsupported(problem, kSupportsGradBias);
   }
 
   // Whether the wgmma kernels support the call: TMA requires rows that start at multiples of 16
@@ -69,12 +69,13 @@ struct BwdWgmmaLaunch {
   static uint64_t workspace(const BwdProblem& problem) { return Workspace(problem).end; }
 
   static cudaError_t launch(const BwdProblem& problem, int device, cudaStream_t stream) {
-    if constexpr (kSupportsBias) {
-      if (problem.modifiers.bias.data != nullptr) {
-        return problem.deterministic
-                   ? launch_variant<Config<BwdVariant::kNoDqBias>>(problem, device, stream)
-                   : launch_variant<Config<BwdVariant::kBias>>(problem, device, stream);
+    if (problem.modifiers.bias.data != nullptr) {
+      if constexpr (Dense::kGradQ) {
+        if (problem.deterministic) {
+          return launch_variant<Config<BwdVariant::kNoDqBias>>(problem, device, stream);
+        }
       }
+      return launch_variant<Config<BwdVariant::kBias>>(problem, device, stream);
     }
     if constexpr (Dense::kGradQ) {
       if (problem.deterministic) {
