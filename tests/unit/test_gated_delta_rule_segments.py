@@ -60,9 +60,6 @@ DEVICE = """#include <cmath>
 #include <random>
 #include <vector>
 #include "device.h"
-struct float2 {
-  float x, y;
-};
 inline int __clz(uint32_t x) { return x == 0 ? 32 : __builtin_clz(x); }
 #define __CUDACC__
 #include "gated_delta_rule/segment_scan.cuh"
