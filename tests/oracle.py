@@ -55,6 +55,7 @@ class Call:
     window: tuple[int, int] = (-1, -1)
     softcap: float = 0.0
     bias: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
     alibi_slopes: torch.Tensor | None = None
     dropout_p: float = 0.0
     rng_state: torch.Tensor | None = None
@@ -137,14 +138,18 @@ class Call:
         v = self.v.transpose(1, 2).to(dtype).repeat_interleave(group, 1)
         scores = self.added((q @ k.mT) * self.factor, dtype)
         scores = scores.masked_fill(self.hidden(), -torch.inf)
+        keys = scores.shape[-1]
+        if self.sinks is not None:  # one more column, whose value nobody has
+            column = self.sinks.to(dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+            scores = torch.cat([scores, column], -1)
         # Softmax of a row that sees nothing is 0 / 0: such rows are set aside, gradients too.
         blind = (scores == -torch.inf).all(-1, keepdim=True)
         seen = scores.masked_fill(blind, 0.0)
-        if self.k.shape[1] == 0:
+        if scores.shape[-1] == 0:
             lse = scores.new_full(scores.shape[:-1], -torch.inf)
         else:
             lse = seen.logsumexp(-1).masked_fill(blind.squeeze(-1), -torch.inf)
-        weights = seen.softmax(-1).masked_fill(blind, 0.0)
+        weights = seen.softmax(-1).masked_fill(blind, 0.0)[..., :keys]
         if self.dropout_p > 0:
             weights = weights * self.kept().to(dtype) / (1 - dropped(self.dropout_p) / 2**16)
         return Answer((weights @ v).transpose(1, 2), lse, scores)
@@ -180,10 +185,10 @@ class Call:
         grad_out: torch.Tensor | None,
         grad_lse: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Gradients of q, k, v (and bias), by autograd through the formula in `dtype`."""
+        """Gradients of q, k, v (and bias, sinks), by autograd through the formula in `dtype`."""
         leaves = {
             name: tensor.detach().to(dtype, copy=True).requires_grad_()
-            for name in ("q", "k", "v", "bias")
+            for name in ("q", "k", "v", "bias", "sinks")
             if (tensor := getattr(self, name)) is not None
         }
         answer = replace(self, **leaves).written_out(dtype)

@@ -34,6 +34,7 @@ class Case:
     softcap: float = 0.0
     dropout: float = 0.0
     bias: tuple[int, int] | None = None  # its batch and heads
+    sinks: str | None = None  # their dtype
     alibi: bool = False
     packed: tuple[int, ...] | None = None  # lengths of the queries' sequences
     packed_k: tuple[int, ...] | None = None
@@ -52,6 +53,7 @@ class Case:
         words += ["softcap"] if self.softcap else []
         words += ["dropout"] if self.dropout else []
         words += [f"bias{self.bias}"] if self.bias else []
+        words += [f"sinks-{self.sinks}"] if self.sinks else []
         words += ["alibi"] if self.alibi else []
         words += [f"packed{self.packed}"] if self.packed else []
         words += [f"used{self.used}"] if self.used else []
@@ -83,6 +85,10 @@ CASES = [
     Case(32, (0, 0), packed=(0, 40, 3, 0), packed_k=(5, 70, 0, 0), causal=True, alibi=True),
     Case(24, (0, 0), packed=(33, 70), packed_k=(70, 20), window=(9, 3), used=(50, 0), dropout=0.2),
     Case(16, (0, 60), packed=(1, 30, 0), used=(17, 60, 5), heads=(6, 2)),
+    Case(32, (40, 70), sinks="float", causal=True, heads=(4, 2), batch=2, grad_lse=True),
+    Case(16, (70, 40), sinks="half", window=(9, 0), dropout=0.3, scale=-0.3, grad_lse=True),
+    Case(16, (33, 47), sinks="half", bias=(1, 2), softcap=2.0, heads=(2, 2)),
+    Case(24, (0, 0), packed=(33, 5), packed_k=(20, 0), sinks="float", causal=True, grad_lse=True),
 ]
 
 
@@ -128,9 +134,11 @@ def made(case: Case) -> Call:
 
     sizes_k = sizes_of(case, case.lengths[1], case.packed_k, case.heads[1])
     batch = case.batch if case.packed is None else len(case.packed)
-    bias, slopes, rng, used = None, None, None, None
+    bias, sinks, slopes, rng, used = None, None, None, None, None
     if case.bias is not None:
         bias = torch.randn(*case.bias, *case.lengths)
+    if case.sinks is not None:
+        sinks = torch.randn(case.heads[0]).to(getattr(torch, case.sinks)) + 1
     if case.alibi:
         slopes = torch.rand(batch, case.heads[0])
     if case.dropout:
@@ -146,6 +154,7 @@ def made(case: Case) -> Call:
         window=case.window,
         softcap=case.softcap,
         bias=bias,
+        sinks=sinks,
         alibi_slopes=slopes,
         dropout_p=case.dropout,
         rng_state=rng,
@@ -162,6 +171,7 @@ def run(case: Case) -> str:
 
     from flashvar.backends.triton.attention import prepare_backward, prepare_forward
     from flashvar.ops.attention.problem import Gradients, Inputs, Options
+    from flashvar.ops.attention.sinks import gradient
     from flashvar.ops.attention.validate import inspect, inspect_backward
     from flashvar.selection.candidates import CandidateResult
 
@@ -177,7 +187,7 @@ def run(case: Case) -> str:
 
     inputs = Inputs(
         *(users(tensor) for tensor in (call.q, call.k, call.v)),
-        *(call.bias, call.alibi_slopes, call.rng_state),
+        *(call.bias, call.sinks, call.alibi_slopes, call.rng_state),
         *(call.cu_seqlens_q, call.cu_seqlens_k, call.seqused_k),
     )
     plant_nan(call, case)
@@ -201,13 +211,16 @@ def run(case: Case) -> str:
         *(torch.full_like(tensor, torch.nan) for tensor in inputs[:3]),
         None if call.bias is None else torch.zeros(call.bias.shape),
     )
-    prepare_backward(backward, result)(inputs, out, lse, grad_out, grad_lse, grads)
+    delta = torch.full_like(lse, torch.nan)
+    prepare_backward(backward, result)(inputs, out, lse, grad_out, grad_lse, grads, delta)
     try:
         assert_right(call, returned(out), lse)
         found = {name: users(getattr(grads, name)) for name in "qkv"}
         found["bias"] = grads.bias
         if call.bias is None:
             del found["bias"]
+        if call.sinks is not None:
+            found["sinks"] = gradient(call.sinks, lse, delta)
         assert_gradients_right(call, found, returned(grad_out), grad_lse)
     except AssertionError as error:
         return str(error) or "wrong"

@@ -26,6 +26,7 @@ from flashvar.selection.candidates import CandidateResult
 from flashvar.selection.request import Request
 
 _DTYPES = (torch.bfloat16, torch.float16)
+_SINKS = (*_DTYPES, torch.float32)
 _CAUSAL, _LEFT, _RIGHT, _DETERMINISTIC = 1, 2, 4, 8
 _REFERENCE = CandidateResult("reference", "reference", True, "")
 _BINARY = CandidateResult("cuda", "cuda", True, "", binary=cast("Binary", object()))
@@ -59,7 +60,8 @@ class SimulatedBinary:
         )
         grad_out = _view(given.grad_out, (*rows, problem.head_dim_v), out.dtype)
         grad_lse = _memory(given.grad_lse, lse.shape, lse.stride(), lse.dtype)
-        backward.attention_bwd(problem, inputs, out, lse, grad_out, grad_lse, grads)
+        delta = _memory(given.problem.delta, lse.shape, lse.stride(), lse.dtype)
+        backward.attention_bwd(problem, inputs, out, lse, grad_out, grad_lse, grads, delta)
 
     def _read(
         self, what: str, given: Any
@@ -78,6 +80,7 @@ class SimulatedBinary:
             _view(given.k, (*rows_k, asked.head_dim), dtype),
             _view(given.v, (*rows_k, asked.head_dim_v), dtype),
             _memory(bias.data, scores, strides, bias_dtype),
+            _memory(asked.sinks, (asked.heads_q,), (1,), _SINKS[asked.sinks_dtype]),
             _memory(
                 asked.alibi_slopes,
                 (batch, asked.heads_q),

@@ -19,6 +19,7 @@ enum {
 
 /* What forward and backward share. A score is
  *   s = scale * (q . k);  s = softcap * tanh(s / softcap);  s += bias - slope * |i + d - j|;  mask.
+ * P is exp(s) / (sum of exp(s) + exp(sink)); without sinks, exp(sink) is 0.
  *
  * Varlen: with cu_seqlens_q, tensors with query rows are [total_q, heads_q, dim], sequence b is
  * rows cu_seqlens_q[b] to cu_seqlens_q[b + 1], batch strides are ignored, lse is [heads_q, total_q]
@@ -50,6 +51,12 @@ typedef struct flashvar_attention_problem {
   const int64_t* rng;   /* [2], seed and offset of the dropout mask; NULL iff dropout_p is 0 */
   flashvar_tensor bias; /* [batch, seqlen_q, heads_q, seqlen_k]: its seq_stride is that of queries,
                            keys are contiguous; data may be NULL; not with varlen */
+  const void* sinks; /* [heads_q] contiguous, or NULL: one more score of each row of a head, natural
+                        log, not scaled, of a key without a value */
+  float* delta; /* backward only: like lse, written: rowsum(grad_out o out) - grad_lse, or 0 where
+                   lse is -inf; rows of no sequence are left as they are; may be NULL */
+  uint32_t sinks_dtype; /* flashvar_dtype of sinks */
+  uint32_t reserved;    /* 0 */
 } flashvar_attention_problem;
 
 typedef struct flashvar_attention_fwd_params {
@@ -79,13 +86,14 @@ typedef struct flashvar_attention_bwd_params {
   flashvar_attention_problem problem; /* as in the forward */
 } flashvar_attention_bwd_params;
 
-/* out = softmax(scores) v and its log-sum-exp. Rows that see no key give out 0 and lse -inf, and so
- * do varlen rows before the first sequence and after the last. Enqueues on the stream and returns;
- * where there is nothing to write it returns without a launch. */
+/* out = softmax(scores) v and its log-sum-exp, which includes the sink. Rows that see no key give
+ * out 0 and lse -inf, or with sinks their sink; varlen rows before the first sequence and after the
+ * last give 0 and -inf. Enqueues on the stream and returns; where there is nothing to write it
+ * returns without a launch. */
 FLASHVAR_API flashvar_status flashvar_attention_fwd(const flashvar_attention_fwd_params* params);
 
-/* The gradients of flashvar_attention_fwd, also through its log-sum-exp. Enqueues on the stream and
- * returns. */
+/* The gradients of flashvar_attention_fwd, also through its log-sum-exp. That of a sink is the sum
+ * of -exp(sink - lse) * delta over the rows of its head. Enqueues on the stream and returns. */
 FLASHVAR_API flashvar_status flashvar_attention_bwd(const flashvar_attention_bwd_params* params);
 
 /* Writes to `size` the bytes of workspace that a call needs. They depend on sizes, strides, flags

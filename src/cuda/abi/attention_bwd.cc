@@ -52,6 +52,7 @@ struct AttentionBwd {
             view(p.grad_v, varlen_k),
             bias_view(p.grad_bias),
             p.grad_lse,
+            p.problem.delta,
             static_cast<unsigned char*>(p.call.workspace),
             (p.problem.flags & FLASHVAR_DETERMINISTIC) != 0};
   }

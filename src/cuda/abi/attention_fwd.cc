@@ -19,8 +19,12 @@ struct AttentionFwd {
 
   static flashvar_status prepare(const Params& p, const Kernel*& kernel) {
     flashvar_status const status = check_attention(p.problem);
-    return status == FLASHVAR_OK ? find_kernel(kName, kAttentionFwdKernels, p.problem, kernel)
-                                 : status;
+    if (status != FLASHVAR_OK) return status;
+    if (p.problem.delta != nullptr) {
+      return fail(FLASHVAR_INVALID_ARGUMENT,
+                  "delta is written by the backward, found its address in a forward: pass NULL");
+    }
+    return find_kernel(kName, kAttentionFwdKernels, p.problem, kernel);
   }
 
   static bool is_empty(const Params& p) {
@@ -36,7 +40,10 @@ struct AttentionFwd {
   }
 
   static attention::FwdProblem problem(const Params& p) {
-    return {attention_problem(p, p.lse), static_cast<unsigned char*>(p.call.workspace)};
+    return {attention_problem(p, p.lse),
+            static_cast<unsigned char*>(p.call.workspace),
+            p.problem.sinks,
+            p.problem.sinks_dtype};
   }
 };
 

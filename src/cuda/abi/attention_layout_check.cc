@@ -4,7 +4,7 @@
 #include "abi/attention.h"
 
 using Problem = flashvar_attention_problem;
-static_assert(sizeof(Problem) == 168);
+static_assert(sizeof(Problem) == 192);
 static_assert(offsetof(Problem, batch) == 0);
 static_assert(offsetof(Problem, seqlen_q) == 8);
 static_assert(offsetof(Problem, seqlen_k) == 16);
@@ -29,9 +29,13 @@ static_assert(offsetof(Problem, alibi_slopes) == 112);
 static_assert(offsetof(Problem, alibi_batch_stride) == 120);
 static_assert(offsetof(Problem, rng) == 128);
 static_assert(offsetof(Problem, bias) == 136);
+static_assert(offsetof(Problem, sinks) == 168);
+static_assert(offsetof(Problem, delta) == 176);
+static_assert(offsetof(Problem, sinks_dtype) == 184);
+static_assert(offsetof(Problem, reserved) == 188);
 
 using Fwd = flashvar_attention_fwd_params;
-static_assert(sizeof(Fwd) == 344);
+static_assert(sizeof(Fwd) == 368);
 static_assert(offsetof(Fwd, call) == 0);
 static_assert(offsetof(Fwd, q) == 40);
 static_assert(offsetof(Fwd, k) == 72);
@@ -41,7 +45,7 @@ static_assert(offsetof(Fwd, lse) == 168);
 static_assert(offsetof(Fwd, problem) == 176);
 
 using Bwd = flashvar_attention_bwd_params;
-static_assert(sizeof(Bwd) == 512);
+static_assert(sizeof(Bwd) == 536);
 static_assert(offsetof(Bwd, call) == 0);
 static_assert(offsetof(Bwd, q) == 40);
 static_assert(offsetof(Bwd, k) == 72);

@@ -56,6 +56,13 @@ inline flashvar_status check_modifiers(const flashvar_attention_problem& p) {
   if (!std::isfinite(p.scale)) {
     return fail(FLASHVAR_INVALID_ARGUMENT, "scale must be finite, found %g", p.scale);
   }
+  if (p.sinks_dtype > FLASHVAR_FP32) {
+    return fail(FLASHVAR_INVALID_ARGUMENT, "sinks_dtype must be 0, 1 or 2, found %u",
+                p.sinks_dtype);
+  }
+  if (p.reserved != 0) {
+    return fail(FLASHVAR_INVALID_ARGUMENT, "reserved must be 0, found %u", p.reserved);
+  }
   return FLASHVAR_OK;
 }
 

@@ -1,7 +1,10 @@
 // The backward's preprocess kernel, the same on every architecture. It computes delta = rowsum(dO o
 // O) - dLSE and the LSE in base 2, both padded to whole query tiles, and writes the zeros that
 // later kernels rely on: the fp32 sums of dQ, the tile schedulers' counters, and gradient rows
-// outside all sequences.
+// outside all sequences. Callers that need delta for the gradient of sinks get it in the LSE's
+// layout.
+//
+// Rows that see no key have LSE -inf, or their sink; masks hide all of their P.
 #pragma once
 #include <cstdint>
 
@@ -115,6 +118,9 @@ __global__ void __launch_bounds__(kPreprocessThreads)
     if (!empty && problem.grad_lse != nullptr) sum -= problem.grad_lse[lse_row + row];
     args.lse_log2[padded + i] = empty ? infinity() : lse * (1.f / kLn2);
     args.delta[padded + i] = empty ? 0.f : sum;
+    if (valid && problem.delta_out != nullptr) {
+      problem.delta_out[lse_row + row] = empty ? 0.f : sum;
+    }
   }
 }
 

@@ -82,6 +82,8 @@ struct Problem {
 // The forward: `lse` may be null.
 struct FwdProblem : Problem {
   unsigned char* workspace;
+  const void* sinks;     // [heads_q]: one more score of each row, natural log (add_sink); or null
+  uint32_t sinks_dtype;  // kAbi of a dtype
 };
 
 // The backward: `lse` is what the forward wrote.
@@ -89,6 +91,7 @@ struct BwdProblem : Problem {
   Tensor grad_out, grad_q, grad_k, grad_v;
   BiasView grad_bias;     // fp32, added to; data may be null
   const float* grad_lse;  // gradient of lse, laid out like it; may be null
+  float* delta_out;       // delta for the caller, laid out like lse, written; may be null
   unsigned char* workspace;
   bool deterministic;  // no atomic sums: the same bits on every run
 

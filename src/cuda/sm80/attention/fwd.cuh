@@ -11,6 +11,7 @@
 #include "attention/online_softmax.cuh"
 #include "attention/outside_rows.cuh"
 #include "attention/problem.h"
+#include "attention/sinks.cuh"
 #include "ptx/block_barrier.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/ldmatrix.cuh"
@@ -120,12 +121,14 @@ __device__ __forceinline__ void store_output(const FwdProblem& problem, Softmax<
   uint16_t* const gO =
       problem.out.data + tile.query_offset(problem.out) + warp_row * problem.out.seq_stride;
   float const scale_log2 = Config::kModifiers ? 1.f / kLn2 : problem.scale_log2;
+  float const sink = sink_of(problem, tile.head);
 #pragma unroll
   for (int m = 0; m < rO.kMmaRows; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float row_lse;
       float inverse = softmax.finish(m * 2 + half, scale_log2, row_lse);
+      add_sink(sink, row_lse, inverse);
       if constexpr (Config::kModifiers) inverse *= problem.modifiers.dropout_scale;
       int const row = m * 16 + half * 8 + lane / 4;
       if (problem.lse != nullptr && lane % 4 == 0 && row < rows) gLSE[row] = row_lse;

@@ -9,6 +9,7 @@
 #include "attention/dropout.cuh"
 #include "attention/online_softmax.cuh"
 #include "attention/score_modifiers.cuh"
+#include "attention/sinks.cuh"
 #include "core/math.cuh"
 #include "core/quad.cuh"
 #include "ptx/ldmatrix.cuh"
@@ -162,6 +163,7 @@ struct FwdConsumer {
                : (int64_t{tile.batch} * problem.heads_q + tile.head) * problem.queries.seqlen;
     uint16_t* const gO = problem.out.data + tile.batch * problem.out.batch_stride +
                          tile.head * problem.out.head_stride + tile.row_q * problem.out.seq_stride;
+    float const sink = sink_of(problem, tile.head);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int32_t const row =
@@ -169,6 +171,7 @@ struct FwdConsumer {
       bool const exists = row < tile.mask.seqlen_q;
       float lse;
       float inverse = softmax.finish(half, scale_log2_of(problem), lse);
+      add_sink(sink, lse, inverse);
       if constexpr (Config::kModifiers) inverse *= problem.modifiers.dropout_scale;
       if (problem.lse != nullptr && lane % 4 == 0 && exists) problem.lse[gLSE + row] = lse;
       uint16_t* const target = gO + row * problem.out.seq_stride;

@@ -34,14 +34,16 @@ _SIZES: Final = struct.Struct(
     "iiiiII"  # heads_q heads_kv head_dim head_dim_v dtype flags
     "ffiifI"  # scale softcap window_left window_right dropout_p bias_dtype
 )
-# cu_seqlens_q cu_seqlens_k seqused_k alibi_slopes alibi_batch_stride rng bias
-_PROBLEM: Final = struct.Struct(f"<{_SIZES.size}sQQQQqQ{TENSOR}")
+# cu_seqlens_q cu_seqlens_k seqused_k alibi_slopes alibi_batch_stride rng bias; sinks delta
+# sinks_dtype reserved
+_PROBLEM: Final = struct.Struct(f"<{_SIZES.size}sQQQQqQ{TENSOR}QQII")
 # flashvar_attention_fwd_params: q, k, v and out, then lse.
 _FORWARD: Final = struct.Struct(f"<{CALL}{'Q24s' * 4}Q{_PROBLEM.size}s")
 # flashvar_attention_bwd_params: q, k, v, out, grad_out, grad_q, grad_k, grad_v and grad_bias, then
 # lse and grad_lse.
 _BACKWARD: Final = struct.Struct(f"<{CALL}{'Q24s' * 9}QQ{_PROBLEM.size}s")
 _NO_TENSOR: Final = (0, 0, 0, 0)
+_NO_SINKS: Final = (0, 0, 0, 0)
 _ALIGNED: Final = 256  # a placeholder for addresses: aligned, and not NULL
 
 _CAUSAL: Final = 1
@@ -201,6 +203,7 @@ def _backward(
         grad_out: torch.Tensor,
         grad_lse: torch.Tensor | None,
         grads: Gradients,
+        delta: torch.Tensor | None = None,
     ) -> _Result:
         workspace = (
             torch.empty(workspace_size, dtype=torch.uint8, device=lse.device)
@@ -233,7 +236,7 @@ def _backward(
                 grad_bias_strides,
                 lse.data_ptr(),
                 0 if grad_lse is None else grad_lse.data_ptr(),
-                constant or tail(inputs),
+                constant or tail(inputs, delta),
             )
         )
 
@@ -282,12 +285,13 @@ def _sizes(problem: Problem) -> bytes:
     )
 
 
-def _tail(problem: Problem) -> tuple[bytes | None, Callable[[Inputs], bytes]]:
+def _tail(problem: Problem) -> tuple[bytes | None, Callable[..., bytes]]:
     """The packed problem if it is the same at every call, else None; and a function to pack it."""
     sizes, pack = _sizes(problem), _PROBLEM.pack
     alibi_stride = problem.alibi_batch_stride or 0
+    sinks_dtype = _sinks_dtype(problem)
 
-    def tail(inputs: Inputs) -> bytes:
+    def tail(inputs: Inputs, delta: torch.Tensor | None = None) -> bytes:
         return pack(
             sizes,
             _address(inputs.cu_seqlens_q),
@@ -298,11 +302,15 @@ def _tail(problem: Problem) -> tuple[bytes | None, Callable[[Inputs], bytes]]:
             # The ABI requires NULL unless dropout_p is positive.
             _address(inputs.rng_state) if problem.dropout_p > 0 else 0,
             *_bias(inputs.bias, problem.bias),
+            _address(inputs.sinks),
+            _address(delta),
+            sinks_dtype,
+            0,
         )
 
     if _has_tensors(problem):
         return None, tail
-    return pack(sizes, 0, 0, 0, 0, alibi_stride, 0, *_NO_TENSOR), tail
+    return pack(sizes, 0, 0, 0, 0, alibi_stride, 0, *_NO_TENSOR, *_NO_SINKS), tail
 
 
 def _placeholder(problem: Problem) -> bytes:
@@ -315,7 +323,8 @@ def _placeholder(problem: Problem) -> bytes:
         _ALIGNED if problem.alibi_batch_stride is not None else 0,
         problem.alibi_batch_stride or 0,
         _ALIGNED if problem.dropout_p > 0 else 0,
-        *((0, 0, 0, 0) if problem.bias is None else (_ALIGNED, *_bias_strides(problem.bias))),
+        *(_NO_TENSOR if problem.bias is None else (_ALIGNED, *_bias_strides(problem.bias))),
+        *(0 if problem.sinks_dtype is None else _ALIGNED, 0, _sinks_dtype(problem), 0),
     )
 
 
@@ -325,9 +334,14 @@ def _has_tensors(problem: Problem) -> bool:
         or problem.total_k is not None
         or problem.has_seqused_k
         or problem.bias is not None
+        or problem.sinks_dtype is not None
         or problem.alibi_batch_stride is not None
         or problem.dropout_p > 0
     )
+
+
+def _sinks_dtype(problem: Problem) -> int:
+    return 0 if problem.sinks_dtype is None else DTYPES[problem.sinks_dtype]
 
 
 def _address(tensor: torch.Tensor | None) -> int:

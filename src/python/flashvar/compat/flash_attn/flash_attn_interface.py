@@ -253,9 +253,9 @@ def _backward(
         inputs = inputs._replace(rng_state=None)
     with torch.no_grad():
         grads = torch.ops.flashvar.attention_bwd.default(
-            dout, None, out, softmax_lse, False, *inputs, *options
+            dout, None, out, softmax_lse, False, False, *inputs, *options
         )
-        # The last gradient is that of the bias, which these functions do not have.
+        # The last gradients are those of bias and sinks, which these functions do not have.
         for grad, target in zip(grads[:3], targets, strict=True):
             if target is not None:
                 target.copy_(grad)

@@ -22,7 +22,7 @@ from flashvar.integrations.serving import unserved
 from flashvar.integrations.tally import Tally
 from flashvar.ops.attention import plan as plans
 from flashvar.ops.attention.api import BackendName
-from flashvar.ops.attention.problem import Inputs, Options
+from flashvar.ops.attention.problem import Inputs, Options, Wanted
 
 __all__ = ["NAME", "SERVED", "Implementation", "serve_dtensors", "switch_off", "switch_on"]
 
@@ -294,9 +294,7 @@ def _gradients(
     """The gradients of q, k and v, each in the strides of its tensor."""
     permute, options = _layout(q, causal, scale)
     inputs = Inputs(permute(q), permute(k), permute(v))
-    grads = plans.backward(
-        permute(grad_out), None, inputs, permute(out), lse, options, wants_bias=False
-    )
+    grads = plans.backward(permute(grad_out), None, inputs, permute(out), lse, options, Wanted())
     pairs = zip((q, k, v), grads[:3], strict=True)
     return tuple(_with_strides_of(permute(grad), tensor) for tensor, grad in pairs)
 

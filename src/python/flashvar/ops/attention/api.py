@@ -26,6 +26,7 @@ def attention(
     window_size: tuple[int, int] = ...,
     softcap: float = ...,
     bias: torch.Tensor | None = ...,
+    sinks: torch.Tensor | None = ...,
     alibi_slopes: torch.Tensor | None = ...,
     dropout_p: float = ...,
     rng_state: torch.Tensor | None = ...,
@@ -47,6 +48,7 @@ def attention(
     window_size: tuple[int, int] = ...,
     softcap: float = ...,
     bias: torch.Tensor | None = ...,
+    sinks: torch.Tensor | None = ...,
     alibi_slopes: torch.Tensor | None = ...,
     dropout_p: float = ...,
     rng_state: torch.Tensor | None = ...,
@@ -67,6 +69,7 @@ def attention(
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     bias: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     rng_state: torch.Tensor | None = None,
@@ -85,7 +88,10 @@ def attention(
         s = softcap * tanh(s / softcap)
         s = s + bias - slope * |d(i) - j|
 
-    q, k, v and bias have gradients, also through the log-sum-exp. Second-order gradients and
+    and its probability is exp(s) / (sum of exp(s) over the visible keys + exp(sink)), without
+    exp(sink) if there are no sinks.
+
+    q, k, v, bias and sinks have gradients, also through the log-sum-exp. Second-order gradients and
     forward-mode differentiation are not supported.
 
     Args:
@@ -103,6 +109,9 @@ def attention(
         softcap: Bound of the scores before the bias is added; 0 means no bound.
         bias: Added to the scores: [batch or 1, heads_q or 1, seqlen_q, seqlen_k] in every layout,
             contiguous in the keys, in the dtype of q or float32.
+        sinks: [heads_q] in float32, bfloat16 or float16: the score of one more key of each query
+            head, which has no value. It is neither scaled, capped nor masked, and dropout does not
+            drop it. -inf means no sink.
         alibi_slopes: float32 [heads_q] or [batch, heads_q] (Press et al. 2022); no gradient.
         dropout_p: The probability with which an element of P, the softmax of the scores, becomes 0:
             below 1, rounded to a multiple of 2^-16. The others are multiplied by
@@ -122,8 +131,10 @@ def attention(
     Returns:
         The output, contiguous, in the dtype of q: [batch, seqlen_q, heads_q, head_dim_v], or in the
         order of the layout. With `return_lse` also the natural log-sum-exp [batch, heads_q,
-        seqlen_q] in float32 (float64 for float64 inputs), which dropout does not change. A query
-        that sees no key has output 0 and log-sum-exp -inf.
+        seqlen_q] in float32 (float64 for float64 inputs), which dropout does not change and which
+        includes the sink. A query that sees no key has output 0 and log-sum-exp -inf, or that of
+        its sink alone, which is the sink. To merge parts of the keys with `merge_states`, pass the
+        sinks to one of the parts.
 
     Raises:
         InvalidInputError: a shape, dtype, device, stride or option is not supported (ShapeError,
@@ -133,11 +144,11 @@ def attention(
     """
     # The usual types first: calls of functions take most of the time of these lines.
     drops_none = (type(dropout_p) is float or is_number(dropout_p)) and dropout_p == 0.0
-    if bias is None and alibi_slopes is None and rng_state is None and drops_none:
+    if bias is sinks is alibi_slopes is rng_state is None and drops_none:
         tensors = NO_TENSORS
     else:
         rng_state = rng_state_of(q, dropout_p, rng_state)
-        tensors = pack_tensors(bias, alibi_slopes, rng_state)
+        tensors = pack_tensors(bias, sinks, alibi_slopes, rng_state)
     usual = type(window_size) is tuple and len(window_size) == 2
     left, right = window_size if usual else window_pair(window_size)
     if return_lse is not False and return_lse is not True:

@@ -14,7 +14,7 @@ import torch
 from flashvar.errors import InvalidInputError
 from flashvar.ops.attention import plan as plans
 from flashvar.ops.attention.plan import Plan
-from flashvar.ops.attention.problem import NO_TENSORS, Inputs, OptionalTensors, Options
+from flashvar.ops.attention.problem import NO_TENSORS, Inputs, OptionalTensors, Options, Wanted
 from flashvar.ops.attention.spec import BACKWARD
 from flashvar.ops.derivatives import (
     Refused,
@@ -31,6 +31,8 @@ _TENSORS: Final = len(Inputs._fields)
 # Arguments of _Attention before the inputs.
 _BEFORE: Final = 3
 _BIAS: Final = Inputs._fields.index("bias")
+_SINKS: Final = Inputs._fields.index("sinks")
+_NOTHING_MORE: Final = Wanted()
 _SLOPES: Final = Inputs._fields.index("alibi_slopes")
 
 _INSTEAD: Final = "torch.nn.functional.scaled_dot_product_attention with SDPBackend.MATH there"
@@ -93,10 +95,12 @@ def _gradients(ctx: Any, before: int, grad_out: Any, grad_lse: Any) -> Any:
     if grad_out is None and grad_lse is None:
         return (None,) * len(needed)
     saved = ctx.saved_tensors
-    bias = needed[before + _BIAS] if len(needed) > before + _BIAS else False
-    grads = _gradients_of((grad_out, grad_lse), saved, ctx.options, bias)
+    wanted = _NOTHING_MORE
+    if len(needed) > before + _SINKS:
+        wanted = Wanted(needed[before + _BIAS], needed[before + _SINKS])
+    grads = _gradients_of((grad_out, grad_lse), saved, ctx.options, wanted)
     found: list[torch.Tensor | None] = [None] * len(needed)
-    # A forward may have left out the bias, whose gradient is the last.
+    # A forward may have left out bias and sinks, whose gradients are the last.
     for place, wanted in enumerate(needed[before : before + len(grads)]):
         if wanted:
             found[before + place] = grads[place]
@@ -107,24 +111,24 @@ def _gradients_of(
     given: tuple[torch.Tensor | None, torch.Tensor | None],
     saved: tuple[torch.Tensor | None, ...],
     options: tuple[Any, ...],
-    bias: bool,
+    wanted: Wanted,
 ) -> Sequence[torch.Tensor | None]:
     """The gradients of a backward, without the dispatcher where it may be skipped."""
     out, lse = saved[-2:]
     grads: Sequence[torch.Tensor | None]
     known = None
     if not is_compiling() and not torch.is_grad_enabled():
-        known = plans.known_backward(given, saved, options, bias)
+        known = plans.known_backward(given, saved, options, wanted)
     if known is not None:
         grads = recorded(BACKWARD, known.run, plans.saved_inputs(saved), out, lse, *given)
     elif skips_dispatcher(*given, *saved):
         options = Options._make(options)
-        arguments = (*given, plans.saved_inputs(saved), out, lse, options, bias)
+        arguments = (*given, plans.saved_inputs(saved), out, lse, options, wanted)
         grads = recorded(BACKWARD, plans.backward, *arguments)
-        plans.remember_backward(given, saved, options, bias)
+        plans.remember_backward(given, saved, options, wanted)
     else:
         backward = torch.ops.flashvar.attention_bwd.default
-        grads = backward(*given, out, lse, bias, *plans.saved_inputs(saved), *options)
+        grads = backward(*given, out, lse, *wanted, *plans.saved_inputs(saved), *options)
     return grads
 
 

@@ -50,7 +50,7 @@ def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: SharedAr
     rng_state = rng_state_of(q, arguments.dropout_p)
     tensors = NO_TENSORS
     if rng_state is not None or arguments.alibi_slopes is not None:
-        tensors = pack_tensors(None, arguments.alibi_slopes, rng_state)
+        tensors = pack_tensors(None, None, arguments.alibi_slopes, rng_state)
     return _attend(q, k, v, tensors, arguments, (None, None))
 
 
@@ -84,7 +84,7 @@ def varlen(
         k, v, lengths = read(k, v, cu_seqlens_k, bounds[1], block_table=block_table)
     rng_state = rng_state_of(q, arguments.dropout_p)
     tensors = pack_tensors(
-        *(None, arguments.alibi_slopes, rng_state, cu_seqlens_q),
+        *(None, None, arguments.alibi_slopes, rng_state, cu_seqlens_q),
         *(cu_seqlens_k if lengths is None else None, lengths),
     )
     return _attend(q, k, v, tensors, arguments, bounds)

@@ -31,6 +31,7 @@ def backward_flops(
     _out: Any,
     _lse: Any,
     _wants_bias: Any,
+    _wants_sinks: Any,
     *arguments: Any,
     **_: Any,
 ) -> int:

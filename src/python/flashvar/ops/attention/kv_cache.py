@@ -143,7 +143,7 @@ def _computed(given: Arguments, rotate: Rotate) -> tuple[torch.Tensor, torch.Ten
         used = used - begins
         keys, values = cache.read(begins, used, room)
     ends = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * rows
-    tensors = pack_tensors(None, given.alibi_slopes, None, ends, None, used.int())
+    tensors = pack_tensors(None, None, given.alibi_slopes, None, ends, None, used.int())
     options = pack_options(
         *(causal, plain_scale(given.softmax_scale), left, right, given.softcap, 0.0, False),
         *("bshd", "auto", rows, room),

@@ -1,13 +1,17 @@
-"""Checks of the optional tensors: packed offsets, lengths, bias, ALiBi slopes and rng_state."""
+"""Checks of the optional tensors: packed offsets, lengths, bias, sinks, slopes and rng_state."""
 
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Final
 
 import torch
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
 from flashvar.ops.attention.problem import BiasStrides, Inputs
+from flashvar.ops.dtypes import DTYPES
+
+_SINKS: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_integers(name: str, tensor: torch.Tensor, length: int, device: torch.device) -> None:
@@ -117,6 +121,26 @@ def check_bias(
             "call bias.contiguous()"
         )
     return bias_strides(bias)
+
+
+def check_sinks(sinks: torch.Tensor, q: torch.Tensor, heads_q: int) -> str:
+    """Check sinks; returns the name of their dtype."""
+    if sinks.dtype not in _SINKS and sinks.dtype != q.dtype:
+        raise DtypeError(
+            f"sinks must be float32, bfloat16 or float16, got {sinks.dtype}: cast them with "
+            ".float()"
+        )
+    _check_device("sinks", sinks, q.device)
+    if tuple(sinks.shape) != (heads_q,):
+        raise ShapeError(
+            f"sinks must have shape ({heads_q},), got {tuple(sinks.shape)}: pass one for each "
+            "query head"
+        )
+    if sinks.stride(0) != 1 and heads_q > 1:
+        raise LayoutError(
+            f"sinks must be contiguous, got stride {sinks.stride(0)}: call sinks.contiguous()"
+        )
+    return DTYPES[sinks.dtype]
 
 
 def bias_strides(bias: torch.Tensor) -> BiasStrides:

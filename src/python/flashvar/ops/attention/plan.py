@@ -32,9 +32,11 @@ from flashvar.ops.attention.problem import (
     OptionalTensors,
     Options,
     Problem,
+    Wanted,
     make_gradients,
     make_inputs,
 )
+from flashvar.ops.attention.sinks import fill_without_keys, gradient
 from flashvar.ops.attention.spec import BACKWARD, FORWARD
 from flashvar.ops.attention.trace import logged_backward, logged_forward
 from flashvar.ops.attention.validate import check_tensors, inspect, inspect_backward
@@ -68,7 +70,7 @@ class Plan:
         else:
             out.zero_()
             if lse is not None:
-                lse.fill_(-torch.inf)
+                fill_without_keys(lse, inputs)
         return out, lse
 
     def compute(
@@ -86,6 +88,7 @@ class BackwardPlan:
     launch: BackwardLaunch | None  # None: there is nothing to compute, or `pads`
     pads: bool  # whether the plan of the padded problem computes the gradients
     copies_grad_out: bool
+    wants_sinks: bool
     like: Gradients = field(repr=False)  # prototypes of the gradients, without memory
 
     def run(
@@ -104,13 +107,21 @@ class BackwardPlan:
         make = torch.zeros_like if self.launch is None else _empty_like
         like = self.like
         bias = None if like[3] is None else torch.zeros_like(like[3])
-        grads = make_gradients((make(like[0]), make(like[1]), make(like[2]), bias))
+        grads = make_gradients((make(like[0]), make(like[1]), make(like[2]), bias, None))
+        delta = None
         if self.launch is not None:
             if self.copies_grad_out:
                 grad_out = grad_out.contiguous()
             if grad_lse is not None:
                 grad_lse = grad_lse.contiguous()
-            self.launch(inputs, out.contiguous(), lse.contiguous(), grad_out, grad_lse, grads)
+            lse = lse.contiguous()
+            if self.wants_sinks:
+                delta = _empty_like(lse)
+            self.launch(inputs, out.contiguous(), lse, grad_out, grad_lse, grads, delta)
+        elif self.wants_sinks:
+            delta = torch.zeros_like(lse) if grad_lse is None else -grad_lse
+        if delta is not None and inputs.sinks is not None:
+            grads = grads._replace(sinks=gradient(inputs.sinks, lse, delta))
         if bias is None or inputs.bias is None:
             return grads
         return grads._replace(bias=bias.to(inputs.bias.dtype))
@@ -188,10 +199,10 @@ def known_backward(
     grads: tuple[torch.Tensor | None, torch.Tensor | None],
     saved: tuple[torch.Tensor | None, ...],
     options: tuple[Any, ...],
-    wants_bias: bool,
+    wanted: Wanted,
 ) -> BackwardPlan | None:
     """The plan of a recent backward like this one; `saved` is what a forward saved."""
-    key = (options, _kinds(options), wants_bias, _are_deterministic())
+    key = (options, _kinds(options), wanted, _are_deterministic())
     found = _backward_plans.recent(key, grads + saved)
     return None if found is None else found[0]
 
@@ -200,15 +211,15 @@ def remember_backward(
     grads: tuple[torch.Tensor | None, torch.Tensor | None],
     saved: tuple[torch.Tensor | None, ...],
     options: tuple[Any, ...],
-    wants_bias: bool,
+    wanted: Wanted,
 ) -> None:
     """Let `known_backward` find the plan of a backward that has been computed."""
     if grads[0] is None:
         return
     inputs, named = saved_inputs(saved), _deterministic_if_asked(Options._make(options))
-    found = backward_plan(inputs, _optional(inputs), named, grads[0], wants_bias)
+    found = backward_plan(inputs, _optional(inputs), named, grads[0], wanted)
     if not found.pads:
-        key = (options, _kinds(options), wants_bias, _are_deterministic())
+        key = (options, _kinds(options), wanted, _are_deterministic())
         _backward_plans.remember(key, grads + saved, found)
 
 
@@ -223,18 +234,18 @@ def backward_plan(
     optional: OptionalTensors,
     options: Options,
     grad_out: torch.Tensor,
-    wants_bias: bool,
+    wanted: Wanted,
 ) -> BackwardPlan:
     """The plan of a backward, made at the first call of its kind."""
     q, k, v = inputs[:3]
     key = (
         _key(q, k, v, optional, options),
         grad_out.stride(),
-        wants_bias,
+        wanted,
     )
     found = _backward_plans.get(key)
     if found is None:
-        found = _make_backward(inputs, options, grad_out, wants_bias)
+        found = _make_backward(inputs, options, grad_out, wanted)
         _backward_plans.keep(key, found)
     return found
 
@@ -254,9 +265,9 @@ def backward(
     out: torch.Tensor,
     lse: torch.Tensor,
     options: Options,
-    wants_bias: bool,
+    wanted: Wanted,
 ) -> Gradients:
-    """The gradients of q, k, v and, with `wants_bias`, of the bias.
+    """The gradients of q, k, v and those that are `wanted`.
 
     A `grad_out` or `grad_lse` of None stands for zeros.
     """
@@ -264,7 +275,7 @@ def backward(
     if grad_out is None:
         grad_out = torch.zeros_like(out)
     q, optional = inputs.q, _optional(inputs)
-    chosen = backward_plan(inputs, optional, options, grad_out, wants_bias)
+    chosen = backward_plan(inputs, optional, options, grad_out, wanted)
     _check_results(chosen.problem.forward, q.dtype, grad_out, out, grad_lse, lse)
     if not chosen.pads:
         return chosen.run(inputs, out, lse, grad_out, grad_lse)
@@ -275,7 +286,7 @@ def backward(
         pad(out),
         lse,
         options._replace(scale=chosen.problem.forward.scale),
-        wants_bias,
+        wanted,
     )
     return unpad_gradients(padded, inputs)
 
@@ -371,12 +382,12 @@ def _make_backward(
     inputs: Inputs,
     options: Options,
     grad_out: torch.Tensor,
-    wants_bias: bool,
+    wanted: Wanted,
 ) -> BackwardPlan:
     copies = grad_out.stride(-1) != 1 and grad_out.shape[-1] > 1
     if copies:
         grad_out = grad_out.contiguous()
-    problem = inspect_backward(inputs, options, grad_out, wants_bias)
+    problem = inspect_backward(inputs, options, grad_out, wanted.bias)
     forward = problem.forward
     pads = needs_padding(forward, options.backend)
     launch = None
@@ -386,11 +397,12 @@ def _make_backward(
         launch = logged_backward(launch, problem, chosen)
     q, k, v, bias = inputs[:4]
     grad_bias = None
-    if wants_bias and bias is not None:
+    if wanted.bias and bias is not None:
         grad_bias = prototype(bias.new_empty(bias.shape, dtype=forward.lse_dtype))
     grad_q, grad_k, grad_v = (prototype(_empty_like(x)) for x in (q, k, v))
     like = Gradients(grad_q, grad_k, grad_v, grad_bias)
-    return BackwardPlan(problem, launch, pads, copies, like)
+    wants_sinks = wanted.sinks and inputs.sinks is not None
+    return BackwardPlan(problem, launch, pads, copies, wants_sinks, like)
 
 
 def _check_results(

@@ -6,7 +6,9 @@ d(i) = i + seqlen_k - seqlen_q is the diagonal key of query i:
 
     s = scale * (q . k);  s = softcap * tanh(s / softcap);  s += bias - slope * |d(i) - j|
     visible: d(i) - window_left <= j <= d(i) + window_right
-    p = softmax(s);  out = dropout(p) v;  lse = log(sum(exp(s)))
+    p = exp(s) / (sum(exp(s)) + exp(sink));  out = dropout(p) v;  lse = log(sum(exp(s)) + exp(sink))
+
+Without sinks, exp(sink) is 0.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ class Inputs(NamedTuple):
     k: torch.Tensor
     v: torch.Tensor
     bias: torch.Tensor | None = None  # [batch or 1, heads_q or 1, seqlen_q, seqlen_k]
+    sinks: torch.Tensor | None = None  # [heads_q]
     alibi_slopes: torch.Tensor | None = None  # float32 [heads_q] or [batch, heads_q]
     rng_state: torch.Tensor | None = None  # int64 [2]: seed and offset of the dropout mask
     cu_seqlens_q: torch.Tensor | None = None  # int32 [batch + 1]
@@ -94,6 +97,7 @@ NO_TENSORS: Final[OptionalTensors] = (None,) * (len(Inputs._fields) - 3)
 
 def pack_tensors(
     bias: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
     rng_state: torch.Tensor | None = None,
     cu_seqlens_q: torch.Tensor | None = None,
@@ -101,7 +105,7 @@ def pack_tensors(
     seqused_k: torch.Tensor | None = None,
 ) -> OptionalTensors:
     """The fields of Inputs after q, k and v, in order."""
-    return (bias, alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, seqused_k)
+    return (bias, sinks, alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, seqused_k)
 
 
 class Gradients(NamedTuple):
@@ -111,12 +115,20 @@ class Gradients(NamedTuple):
     k: torch.Tensor
     v: torch.Tensor
     bias: torch.Tensor | None = None  # float32, zeros at the call; None: not wanted
+    sinks: torch.Tensor | None = None  # not by a launch, which writes delta instead
 
 
 # `Gradients._make`, three times as fast.
 make_gradients: Final[Callable[[tuple[torch.Tensor | None, ...]], Gradients]] = partial(
     tuple.__new__, Gradients
 )
+
+
+class Wanted(NamedTuple):
+    """Which optional gradients a backward computes."""
+
+    bias: bool = False
+    sinks: bool = False
 
 
 class Strides(NamedTuple):
@@ -171,10 +183,11 @@ class Problem:
     bias: BiasStrides | None
     bias_dtype: str | None  # that of q, or "fp32"
     alibi_batch_stride: int | None  # 0: the same slopes for the whole batch; None: no slopes
+    sinks_dtype: str | None  # None: no sinks
 
     @property
     def empty(self) -> bool:
-        """Whether no query sees any key: outputs are 0 and -inf, gradients 0."""
+        """Whether no query sees any key: outputs and gradients of q, k and v are 0."""
         queries = self.seqlen_q if self.total_q is None else self.total_q
         keys = self.seqlen_k if self.total_k is None else self.total_k
         return 0 in (self.batch, queries, keys)
@@ -213,7 +226,11 @@ class Launch(Protocol):
 
 
 class BackwardLaunch(Protocol):
-    """Writes every element of the gradients of q, k and v, and adds to the gradient of the bias."""
+    """Writes every element of the gradients of q, k and v, and adds to the gradient of the bias.
+
+    Where `delta` is given, it is like lse, and is written: rowsum(grad_out o out) - grad_lse. Rows
+    with lse -inf may be left as they are.
+    """
 
     def __call__(
         self,
@@ -223,6 +240,7 @@ class BackwardLaunch(Protocol):
         grad_out: torch.Tensor,
         grad_lse: torch.Tensor | None,
         grads: Gradients,
+        delta: torch.Tensor | None = None,
     ) -> None:
         """Enqueue and return; tensors come in the user's layout."""
         ...

@@ -17,8 +17,8 @@ from flashvar.ops.attention.problem import Inputs, Options
 from flashvar.ops.sharding import groups_stay_together, partial, register, replicate, shard
 
 _TENSORS: Final = len(Inputs._fields)
-# grad_out, grad_lse, out, lse and wants_bias.
-_BEFORE: Final = 5
+# grad_out, grad_lse, out, lse, wants_bias and wants_sinks.
+_BEFORE: Final = 6
 
 
 class Strategy(NamedTuple):
@@ -28,6 +28,7 @@ class Strategy(NamedTuple):
     out: Any
     lse: Any
     grad_bias: Any
+    grad_sinks: Any
 
 
 def register_sharding_rules() -> None:
@@ -49,17 +50,17 @@ def _forward(*arguments: Any) -> list[tuple[list[Any], list[Any]]]:
 
 
 def _backward(*arguments: Any) -> list[tuple[list[Any], list[Any]]]:
-    grad_out, grad_lse, wants_bias = arguments[0], arguments[1], arguments[_BEFORE - 1]
+    grad_out, grad_lse, _, _, wants_bias, wants_sinks = arguments[:_BEFORE]
     options = [None] * len(Options._fields)
     found = []
     for strategy in _strategies(arguments[_BEFORE:]):
         of_out = None if grad_out is None else strategy.out
         of_lse = None if grad_lse is None else strategy.lse
         grad_bias = strategy.grad_bias if wants_bias else replicate()
-        grads = [*strategy.inputs[:3], grad_bias]
-        found.append(
-            (grads, [of_out, of_lse, strategy.out, strategy.lse, None, *strategy.inputs, *options])
-        )
+        grad_sinks = strategy.grad_sinks if wants_sinks else replicate()
+        grads = [*strategy.inputs[:3], grad_bias, grad_sinks]
+        given = [of_out, of_lse, strategy.out, strategy.lse, None, None]
+        found.append((grads, [*given, *strategy.inputs, *options]))
     return found
 
 
@@ -67,9 +68,7 @@ def _strategies(arguments: tuple[Any, ...]) -> list[Strategy]:
     """All sharding strategies of a call with these specs and options."""
     given, options = Inputs._make(arguments[:_TENSORS]), Options._make(arguments[_TENSORS:])
     replicated = replicate()
-    strategies = [
-        _strategy(given, lambda name, spec: replicated, replicated, replicated, replicated)
-    ]
+    strategies = [_strategy(given, lambda name, spec: replicated, *[replicated] * 4)]
     if options.dropout_p == 0:
         packed = given.cu_seqlens_q is not None or given.cu_seqlens_k is not None
         heads = 1 if packed or options.layout != "bshd" else 2
@@ -91,11 +90,13 @@ def _by_heads(given: Inputs, heads: int, heads_out: int, heads_lse: int) -> Stra
             return shard(heads)
         if name == "bias":
             return shard(1) if spec.shape[1] > 1 else replicate()
+        if name == "sinks":
+            return shard(0)
         return shard(len(spec.shape) - 1) if name == "alibi_slopes" else replicate()
 
     bias_has_dim = given.bias is not None and given.bias.shape[1] > 1
     grad_bias = shard(1) if bias_has_dim else partial()
-    return _strategy(given, place, shard(heads_out), shard(heads_lse), grad_bias)
+    return _strategy(given, place, shard(heads_out), shard(heads_lse), grad_bias, shard(0))
 
 
 def _by_batch(given: Inputs) -> Strategy:
@@ -104,7 +105,8 @@ def _by_batch(given: Inputs) -> Strategy:
     def place(name: str, spec: Any) -> Any:
         one_bias = name == "bias" and spec.shape[0] == 1
         one_slope = name == "alibi_slopes" and len(spec.shape) == 1
-        return replicate() if one_bias or one_slope or name == "rng_state" else shard(0)
+        shared = one_bias or one_slope or name in ("sinks", "rng_state")
+        return replicate() if shared else shard(0)
 
     bias_has_dim = given.bias is not None and given.bias.shape[0] > 1
     return _strategy(
@@ -113,12 +115,18 @@ def _by_batch(given: Inputs) -> Strategy:
         shard(0),
         shard(0),
         shard(0) if bias_has_dim else partial(),
+        partial(),
     )
 
 
 def _strategy(
-    given: Inputs, place: Callable[[str, Any], Any], out: Any, lse: Any, grad_bias: Any
+    given: Inputs,
+    place: Callable[[str, Any], Any],
+    out: Any,
+    lse: Any,
+    grad_bias: Any,
+    grad_sinks: Any,
 ) -> Strategy:
     fields = given._asdict().items()
     made = (None if spec is None else place(name, spec) for name, spec in fields)
-    return Strategy(Inputs._make(made), out, lse, grad_bias)
+    return Strategy(Inputs._make(made), out, lse, grad_bias, grad_sinks)

@@ -14,7 +14,7 @@ from flashvar.ops import intact  # noqa: F401 (exported graphs of integrations h
 from flashvar.ops.attention import plan as plans
 from flashvar.ops.attention.autograd import backward_at_autograd_key, forward_at_autograd_key
 from flashvar.ops.attention.flops import backward_flops, forward_flops
-from flashvar.ops.attention.problem import Inputs, Options
+from flashvar.ops.attention.problem import Inputs, Options, Wanted
 from flashvar.ops.attention.validate import inspect_symbolic
 from flashvar.ops.attention.vmap import backward_batched, forward_batched
 from flashvar.ops.flop_formulas import add
@@ -23,21 +23,23 @@ _LIBRARY: Final = torch.library.Library("flashvar", "DEF")
 _TAGS: Final = (torch.Tag.pt2_compliant_tag,)
 
 _ARGUMENTS: Final = (
-    "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? alibi_slopes, Tensor? rng_state, "
-    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_k, bool causal, float? scale, "
-    "SymInt window_left, SymInt window_right, float softcap, float dropout_p, bool deterministic, "
-    "str layout, str backend, SymInt? max_seqlen_q, SymInt? max_seqlen_k"
+    "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? sinks, Tensor? alibi_slopes, "
+    "Tensor? rng_state, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_k, "
+    "bool causal, float? scale, SymInt window_left, SymInt window_right, float softcap, "
+    "float dropout_p, bool deterministic, str layout, str backend, SymInt? max_seqlen_q, "
+    "SymInt? max_seqlen_k"
 )
 _LIBRARY.define(f"attention_fwd({_ARGUMENTS}) -> (Tensor out, Tensor lse)", tags=_TAGS)
-# grad_bias is empty unless wants_bias.
+# grad_bias is empty unless wants_bias; likewise grad_sinks.
 _LIBRARY.define(
     "attention_bwd(Tensor? grad_out, Tensor? grad_lse, Tensor out, Tensor lse, bool wants_bias, "
-    f"{_ARGUMENTS}) -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_bias)",
+    f"bool wants_sinks, {_ARGUMENTS}) -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, "
+    "Tensor grad_bias, Tensor grad_sinks)",
     tags=_TAGS,
 )
 
 _TENSORS: Final = len(Inputs._fields)
-_Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+_Five = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _split(arguments: tuple[Any, ...]) -> tuple[Inputs, Options]:
@@ -64,11 +66,14 @@ def _attention_bwd(
     out: torch.Tensor,
     lse: torch.Tensor,
     wants_bias: bool,
+    wants_sinks: bool,
     *arguments: Any,
-) -> _Four:
+) -> _Five:
     inputs, options = _split(arguments)
-    grads = plans.backward(grad_out, grad_lse, inputs, out, lse, options, wants_bias)
-    return grads.q, grads.k, grads.v, lse.new_empty(0) if grads.bias is None else grads.bias
+    wanted = Wanted(wants_bias, wants_sinks)
+    grads = plans.backward(grad_out, grad_lse, inputs, out, lse, options, wanted)
+    of_bias, of_sinks = (lse.new_empty(0) if x is None else x for x in grads[3:])
+    return grads.q, grads.k, grads.v, of_bias, of_sinks
 
 
 def _attention_bwd_fake(
@@ -77,13 +82,15 @@ def _attention_bwd_fake(
     out: torch.Tensor,
     lse: torch.Tensor,
     wants_bias: bool,
+    wants_sinks: bool,
     *arguments: Any,
-) -> _Four:
-    q, k, v, bias = _split(arguments)[0][:4]
-    grad_bias = lse.new_empty(0)
-    if wants_bias and bias is not None:
-        grad_bias = bias.new_empty(bias.shape)
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), grad_bias
+) -> _Five:
+    q, k, v, bias, sinks = _split(arguments)[0][:5]
+    of_bias, of_sinks = (
+        x.new_empty(x.shape) if wanted and x is not None else lse.new_empty(0)
+        for x, wanted in ((bias, wants_bias), (sinks, wants_sinks))
+    )
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), of_bias, of_sinks
 
 
 for _key in ("CPU", "CUDA"):

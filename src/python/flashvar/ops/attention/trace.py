@@ -90,6 +90,7 @@ def logged_backward(
         grad_out: torch.Tensor,
         grad_lse: torch.Tensor | None,
         grads: Gradients,
+        delta: torch.Tensor | None = None,
     ) -> None:
         if explain is not None:
             explanation = explain(inputs, out, lse, grad_out, grad_lse, grads)
@@ -107,7 +108,7 @@ def logged_backward(
                 ],
             )
         _log_once("attention_bwd", forward, served_by, seen)
-        launch(inputs, out, lse, grad_out, grad_lse, grads)
+        launch(inputs, out, lse, grad_out, grad_lse, grads, delta)
 
     return logged
 

@@ -75,6 +75,9 @@ def inspect(inputs: Inputs, options: Options) -> Problem:
                 "use alibi_slopes"
             )
         bias = optional_tensors.check_bias(inputs.bias, q, (batch, heads_q, seqlen_q, seqlen_k))
+    sinks = None
+    if inputs.sinks is not None:
+        sinks = optional_tensors.check_sinks(inputs.sinks, q, heads_q)
     alibi = None
     if inputs.alibi_slopes is not None:
         alibi = optional_tensors.check_slopes(inputs.alibi_slopes, batch, heads_q, device)
@@ -111,6 +114,7 @@ def inspect(inputs: Inputs, options: Options) -> Problem:
         bias=bias,
         bias_dtype=None if inputs.bias is None else DTYPES[inputs.bias.dtype],
         alibi_batch_stride=alibi,
+        sinks_dtype=sinks,
     )
 
 

@@ -29,6 +29,7 @@ def attention_varlen(
     scale: float | None = ...,
     window_size: tuple[int, int] = ...,
     softcap: float = ...,
+    sinks: torch.Tensor | None = ...,
     alibi_slopes: torch.Tensor | None = ...,
     dropout_p: float = ...,
     rng_state: torch.Tensor | None = ...,
@@ -53,6 +54,7 @@ def attention_varlen(
     scale: float | None = ...,
     window_size: tuple[int, int] = ...,
     softcap: float = ...,
+    sinks: torch.Tensor | None = ...,
     alibi_slopes: torch.Tensor | None = ...,
     dropout_p: float = ...,
     rng_state: torch.Tensor | None = ...,
@@ -76,6 +78,7 @@ def attention_varlen(
     scale: float | None = None,
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     rng_state: torch.Tensor | None = None,
@@ -104,6 +107,7 @@ def attention_varlen(
         scale: As in attention.
         window_size: As in attention.
         softcap: As in attention.
+        sinks: As in attention.
         alibi_slopes: As in attention.
         dropout_p: As in attention.
         rng_state: As in attention.
@@ -113,7 +117,7 @@ def attention_varlen(
 
     Returns:
         The output [total_q, heads_q, head_dim_v]; with `return_lse` also the natural log-sum-exp
-        [heads_q, total_q] in float32.
+        [heads_q, total_q] in float32, -inf in rows of no sequence.
 
     Raises:
         InvalidInputError: as in attention. Offsets that decrease or exceed the tensor, and
@@ -131,7 +135,9 @@ def attention_varlen(
     if cu_seqlens_k is None and isinstance(k, torch.Tensor) and k.dim() == 3:
         cu_seqlens_k = cu_seqlens_q
     rng_state = rng_state_of(q, dropout_p, rng_state)
-    tensors = pack_tensors(None, alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, seqused_k)
+    tensors = pack_tensors(
+        None, sinks, alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, seqused_k
+    )
     left, right = window_pair(window_size)
     if return_lse is not False and return_lse is not True:
         return_lse = as_bool("return_lse", return_lse)

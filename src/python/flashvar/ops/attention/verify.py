@@ -25,7 +25,7 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
 
 
 def cases(dtype: torch.dtype, axes: tuple[Value, ...], random: torch.Generator) -> Iterator[Case]:
-    """Masks, modified scores, a bias, packed sequences and rows that start anywhere."""
+    """Masks, modified scores, a bias, sinks, packed sequences and rows that start anywhere."""
     (dims,) = axes
     assert not isinstance(dims, str)
     kind = f"{dtype}".removeprefix("torch.") + f" {'x'.join(map(str, dict.fromkeys(dims)))}"
@@ -46,6 +46,8 @@ def cases(dtype: torch.dtype, axes: tuple[Value, ...], random: torch.Generator) 
     yield Case(f"dropout {kind}", philox, _call(dropout_p=0.25), tuple(plain))
     biased = {**plain, "bias": made(1, _HEADS, _QUERIES, _KEYS)}
     yield Case(f"bias {kind}", biased, _call(), tuple(biased))
+    with_sinks = {**plain, "sinks": made(_HEADS)}
+    yield Case(f"sinks {kind}", with_sinks, _call(causal=True), tuple(with_sinks))
     ends = torch.tensor(_ENDS, dtype=torch.int32)
     packed = {
         "q": made(_QUERIES, _HEADS, dims[0]),

@@ -13,8 +13,8 @@ from flashvar.errors import BackendUnavailableError
 from flashvar.ops.attention.problem import Inputs
 
 _TENSORS: Final = len(Inputs._fields)
-# Arguments of a backward before its inputs: grad_out, grad_lse, out, lse and wants_bias.
-_BEFORE: Final = 5
+# Arguments of a backward before its inputs: grad_out, grad_lse, out, lse, wants_bias, wants_sinks.
+_BEFORE: Final = 6
 
 
 def forward_batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
@@ -31,18 +31,23 @@ def backward_batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tu
     outer = [_fold(x, dim, size) for x, dim in zip(arguments[:4], in_dims[:4], strict=True)]
     rest = arguments[_BEFORE:]
     inputs, batch = _fold_inputs(size, in_dims[_BEFORE:], rest, whole_bias=True)
-    wants_bias = arguments[4]
-    *grads, grad_bias = torch.ops.flashvar.attention_bwd.default(
-        *outer, wants_bias, *inputs, *rest[_TENSORS:]
+    wants_bias, wants_sinks = arguments[4:_BEFORE]
+    if wants_sinks:
+        raise BackendUnavailableError(
+            "the gradient of sinks cannot be mapped, got sinks that require one under torch.vmap: "
+            "detach() them, or loop over the calls"
+        )
+    *grads, grad_bias, grad_sinks = torch.ops.flashvar.attention_bwd.default(
+        *outer, wants_bias, wants_sinks, *inputs, *rest[_TENSORS:]
     )
     found = [grad.unflatten(0, (size, batch)) for grad in grads]
     bias = rest[Inputs._fields.index("bias")]
     if not wants_bias or bias is None:
-        return (*found, grad_bias), (0, 0, 0, None)
+        return (*found, grad_bias, grad_sinks), (0, 0, 0, None, None)
     grad_bias = grad_bias.unflatten(0, (size, batch))
     if _own_batch(bias, in_dims[_BEFORE + Inputs._fields.index("bias")]) == 1:
         grad_bias = grad_bias.sum(1, keepdim=True)
-    return (*found, grad_bias), (0, 0, 0, 0)
+    return (*found, grad_bias, grad_sinks), (0, 0, 0, 0, None)
 
 
 def _fold_inputs(
@@ -60,6 +65,11 @@ def _fold_inputs(
         raise BackendUnavailableError(
             "attention under torch.vmap takes one rng_state for all, got one for each entry: "
             "pass it unmapped, in_dims=None, or torch.vmap(..., randomness='same')"
+        )
+    if dims.sinks is not None:
+        raise BackendUnavailableError(
+            "attention under torch.vmap takes the same sinks for all, got some for each entry: "
+            "pass them unmapped, in_dims=None, or loop over the calls"
         )
     batch = _own_batch(inputs.q, dims.q)
     bias, slopes = inputs.bias, inputs.alibi_slopes

@@ -20,6 +20,7 @@ FEATURES: Final = {
     "softcap": "softcapped scores",
     "alibi": "ALiBi slopes",
     "bias": "an additive bias or mask",
+    "sinks": "attention sinks",
     "dropout": "dropout",
     "varlen": "packed sequences",
     "seqused": "a KV cache with per-sequence lengths",

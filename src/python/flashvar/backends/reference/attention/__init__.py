@@ -47,7 +47,8 @@ def prepare_backward(problem: BackwardProblem, chosen: CandidateResult) -> Backw
         grad_out: torch.Tensor,
         grad_lse: torch.Tensor | None,
         grads: Gradients,
+        delta: torch.Tensor | None = None,
     ) -> None:
-        attention_bwd(problem.forward, inputs, out, lse, grad_out, grad_lse, grads)
+        attention_bwd(problem.forward, inputs, out, lse, grad_out, grad_lse, grads, delta)
 
     return launch

@@ -38,8 +38,9 @@ def attention_bwd(
     grad_out: torch.Tensor,
     grad_lse: torch.Tensor | None,
     grads: Gradients,
+    delta: torch.Tensor | None = None,
 ) -> None:
-    """Write the gradients of q, k and v, and add to the gradient of the bias.
+    """Write the gradients of q, k and v, and delta; add to the gradient of the bias.
 
     With P the probabilities and dP = dO V^T, the gradient of the scores is P * (dP - delta).
     delta is the sum of P * dP over the keys, which equals the sum of dO * O over the head dim.
@@ -48,8 +49,27 @@ def attention_bwd(
         assert grad is not None
         grad.zero_()
     for part in parts(problem, inputs):
+        if delta is not None:
+            _write_delta(problem, out, grad_out, grad_lse, delta, part)
         if part.seqlen_k > 0 and part.seqlen_q > 0:
             _part(problem, inputs, out, lse, grad_out, grad_lse, grads, part)
+
+
+def _write_delta(
+    problem: Problem,
+    out: torch.Tensor,
+    grad_out: torch.Tensor,
+    grad_lse: torch.Tensor | None,
+    delta: torch.Tensor,
+    part: Part,
+) -> None:
+    outs, grad_outs = of_outputs(problem, out, part), of_outputs(problem, grad_out, part)
+    target = of_lse(problem, delta, part)
+    for rows in row_chunks(problem, part):
+        found = grad_outs[..., rows, :].to(delta.dtype) * outs[..., rows, :].to(delta.dtype)
+        target[..., rows] = found.sum(-1)
+    if grad_lse is not None:
+        target -= of_lse(problem, grad_lse, part)
 
 
 def _part(

@@ -11,6 +11,7 @@ from flashvar.backends.reference.attention.scores import (
     dropout_factors,
     row_chunks,
     scores,
+    sinks_of,
     times,
     without_autocast,
 )
@@ -36,7 +37,10 @@ def attention_fwd(
         lse.fill_(-torch.inf)
     dtype = compute_dtype(problem)
     for part in parts(problem, inputs):
+        sinks = sinks_of(problem, inputs.sinks)
         if part.seqlen_k == 0:
+            if sinks is not None and lse is not None:
+                of_lse(problem, lse, part).copy_(sinks[..., 0])
             continue
         queries, outs = of_queries(problem, inputs.q, part), of_outputs(problem, out, part)
         keys = of_keys(problem, inputs.k, part).to(dtype)
@@ -44,9 +48,14 @@ def attention_fwd(
         for rows in row_chunks(problem, part):
             found = scores(problem, inputs, part, rows, queries[..., rows, :].to(dtype), keys).final
             row_max = found.amax(-1, keepdim=True)
+            if sinks is not None:
+                row_max = torch.maximum(row_max, sinks)
             # A row that sees no key has maximum -inf; subtracting 0 instead avoids NaN.
-            unnormalized = torch.exp(found - row_max.masked_fill(row_max == -torch.inf, 0.0))
+            shift = row_max.masked_fill(row_max == -torch.inf, 0.0)
+            unnormalized = torch.exp(found - shift)
             row_sum = unnormalized.sum(-1, keepdim=True)
+            if sinks is not None:
+                row_sum = row_sum + torch.exp(sinks - shift)
             kept = dropout_factors(problem, inputs, part, rows, dtype)
             if kept is not None:
                 unnormalized = unnormalized * kept

@@ -90,6 +90,13 @@ def scores(
     return Scores(final, capped)
 
 
+def sinks_of(problem: Problem, sinks: torch.Tensor | None) -> torch.Tensor | None:
+    """Sinks [heads_kv, group, 1, 1] in the dtype of the computation."""
+    if sinks is None:
+        return None
+    return sinks.to(compute_dtype(problem)).view(problem.heads_kv, -1, 1, 1)
+
+
 def bias_of(problem: Problem, bias: torch.Tensor, part: Part, rows: slice) -> torch.Tensor:
     """View of a bias or its gradient, [batch or 1, heads_kv or 1, group or 1, rows, seqlen_k]."""
     if bias.shape[0] > 1:

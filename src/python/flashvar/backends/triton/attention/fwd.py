@@ -151,6 +151,7 @@ def _store(
     p_out,
     p_lse,
     p_rng,
+    p_sink,  # of the head; may be None
     out_stride,
     m_rows,
     b_acc,
@@ -163,9 +164,16 @@ def _store(
     HEAD_V: tl.constexpr,
     TAIL_V: tl.constexpr,
 ):
-    """Write the output and the log-sum-exp: 0 and -inf in a row that sees no key."""
+    """Write the output and the log-sum-exp: 0 and -inf, or the sink, in a row that sees no key."""
+    b_rescale = 1.0
+    if p_sink is not None:
+        sink = tl.load(p_sink).to(tl.float32) * LOG2E
+        b_max, b_before = tl.maximum(b_max, sink), b_max
+        b_finite_max = tl.where(b_max == float("-inf"), 0.0, b_max)
+        b_rescale = tl.exp2(b_before - b_finite_max)
+        b_sum = b_sum * b_rescale + tl.exp2(sink - b_finite_max)
     b_sum = tl.where(b_sum == 0.0, 1.0, b_sum)
-    b_scale = 1.0 / b_sum
+    b_scale = b_rescale / b_sum
     if p_rng is not None:
         b_scale = b_scale * dropout_scale
     store_rows(
@@ -204,6 +212,7 @@ def attention_fwd_kernel(
     p_out,  # [batch, seqlen_q, heads_q, HEAD_DIM_V], written
     p_lse,  # [batch, heads_q, seqlen_q] float32, written; may be None
     p_bias,  # [batch, heads_q, seqlen_q, seqlen_k]; strides in elements; may be None
+    p_sinks,  # [heads_q]; may be None
     p_slopes,  # [batch, heads_q] float32; may be None
     p_rng,  # int64 [2]; may be None
     p_offsets_q,  # int32 [batch + 1]; None: q is dense
@@ -293,7 +302,9 @@ def attention_fwd_kernel(
 
     if p_lse is not None:
         p_lse += i_batch * lse_batch + first_q + i_query
+    if p_sinks is not None:
+        p_sinks += i_head
     _store(
-        p_out, p_lse, p_rng, out_stride, o_rows < left, b_acc, b_acc_tail, b_max, b_sum,
+        p_out, p_lse, p_rng, p_sinks, out_stride, o_rows < left, b_acc, b_acc_tail, b_max, b_sum,
         dropout_scale, BLOCK_Q, HEAD_DIM_V, HEAD_V, TAIL_V,
     )  # fmt: skip

@@ -77,16 +77,17 @@ def prepare_backward(problem: BackwardProblem, chosen: CandidateResult) -> Backw
         grad_out: torch.Tensor,
         grad_lse: torch.Tensor | None,
         grads: Gradients,
+        delta: torch.Tensor | None = None,
     ) -> None:
         tensors = (inputs.q, inputs.k, inputs.v, grad_out)
         if run is not None and not any(one.data_ptr() % _LOAD_BYTES for one in tensors):
-            run(inputs, out, lse, grad_out, grad_lse, grads)
+            run(inputs, out, lse, grad_out, grad_lse, grads, delta)
             return
         copied, inputs = _copied(forward, inputs)
         grad_out = grad_out.clone(memory_format=torch.contiguous_format)
         strides = _strides_of(grad_out, forward.layout_out)
         copied_problem = replace(problem, forward=copied, grad_out=strides)
-        _backward(copied_problem)(inputs, out, lse, grad_out, grad_lse, grads)
+        _backward(copied_problem)(inputs, out, lse, grad_out, grad_lse, grads, delta)
 
     return launch
 
@@ -134,10 +135,12 @@ def backward(
         grad_out: torch.Tensor,
         grad_lse: torch.Tensor | None,
         grads: Gradients,
+        delta: torch.Tensor | None = None,
     ) -> None:
-        q, k, v, bias, slopes, rng, *sequences = inputs
+        q, k, v, bias, _, slopes, rng, *sequences = inputs
         optional = (bias, slopes, rng)
-        lse_log2, delta = torch.empty_like(lse), torch.empty_like(lse)
+        lse_log2 = torch.empty_like(lse)
+        delta = torch.empty_like(lse) if delta is None else delta
         given = (out, lse, grad_out, grad_lse)
         with _current_device(device):
             run_q(q, k, v, *given, grads.q, lse_log2, delta, *optional, *sequences)

@@ -18,7 +18,7 @@ from flashvar.machine.shared_memory import SHARED_MEMORY
 from flashvar.ops.attention import plan as plans
 from flashvar.ops.attention.padding import pad_inputs
 from flashvar.ops.attention.plan import plan
-from flashvar.ops.attention.problem import Gradients, Inputs, Options
+from flashvar.ops.attention.problem import Gradients, Inputs, Options, Wanted
 from flashvar.ops.attention.validate import inspect, inspect_backward
 from flashvar.ops.attention.warmup import Kind
 from flashvar.ops.dtypes import dtype_of
@@ -59,6 +59,7 @@ def inputs_of(kind: Kind, device: torch.device) -> Inputs:
         k,
         make(*rows, 1, kind.head_dim_v, dtype=dtype),
         bias=make(1, 1, _SEQLEN, _SEQLEN, dtype=dtype) if "bias" in kind.features else None,
+        sinks=make(1, dtype=dtype) if "sinks" in kind.features else None,
         alibi_slopes=make(1) if "alibi" in kind.features else None,
         rng_state=make(2, dtype=torch.int64) if "dropout" in kind.features else None,
         cu_seqlens_q=offsets,
@@ -74,7 +75,8 @@ def run(kind: Kind, device: int) -> None:
         plan(*inputs[:3], inputs[3:], options).run(inputs, with_lse=False)
     else:
         out, lse = plans.forward(inputs, options)
-        plans.backward(out, None, inputs, out, lse, options, inputs.bias is not None)
+        wanted = Wanted(inputs.bias is not None)
+        plans.backward(out, None, inputs, out, lse, options, wanted)
     torch.cuda.synchronize(device)
 
 

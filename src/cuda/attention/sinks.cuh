@@ -1,0 +1,34 @@
+// Attention sinks: one more score per row, the same for all rows of a head, of a key without a value.
+// Its exponential joins the sum of the row: P and the output shrink, the LSE grows. Added once, in
+// the epilogue: main loops do not know of it.
+#pragma once
+#include <cstdint>
+
+#include "attention/problem.h"
+#include "core/dtype.cuh"
+#include "core/math.cuh"
+
+namespace flashvar::attention {
+
+// The sink of a head, natural log; -inf: none.
+__device__ __forceinline__ float sink_of(const FwdProblem& problem, uint32_t head) {
+  if (problem.sinks == nullptr) return -infinity();
+  if (problem.sinks_dtype == dtype::fp32::kAbi) {
+    return static_cast<const float*>(problem.sinks)[head];
+  }
+  uint16_t const word = static_cast<const uint16_t*>(problem.sinks)[head];
+  return problem.sinks_dtype == dtype::bf16::kAbi ? dtype::bf16::unpack(word)
+                                                  : dtype::fp16::unpack(word);
+}
+
+// Adds the sink to a finished row: to its LSE (natural log; -inf: the row sees no key), and to what
+// its output is multiplied by. Relative to the larger of both, so that nothing overflows.
+__device__ __forceinline__ void add_sink(float sink, float& lse, float& inverse) {
+  if (sink == -infinity()) return;
+  float const smaller = exp2_approx(fabsf(sink - lse) * (-1.f / kLn2));
+  float const share = __fdividef(1.f, 1.f + smaller);  // of the larger
+  inverse *= sink > lse ? smaller * share : share;
+  lse = fmaxf(sink, lse) + __logf(1.f + smaller);
+}
+
+}  // namespace flashvar::attention
