@@ -87,7 +87,7 @@ def _contenders(device: str) -> dict[str, Contender]:
 
     def ours(backend: Literal["cuda", "triton"]) -> dict[str, Contender]:
         # The options of the op, as `attention` fills them in: no extras, no mask.
-        extras = (None,) * 6
+        extras = (None,) * 7
         options = (False, None, -1, -1, 0.0, 0.0, False, "bshd", backend, None, None)
 
         def forward(inputs: list[torch.Tensor]) -> torch.Tensor:

@@ -91,6 +91,14 @@ def biased(shape: tuple[int, ...], dim: int) -> dict[str, Any]:
     return compared(attention, tensors, places, attention)
 
 
+def with_sinks(dim: int, place: Any) -> dict[str, Any]:
+    def attention(q: Any, k: Any, v: Any, sinks: Any) -> torch.Tensor:
+        return flashvar.attention(q, k, v, sinks=sinks, causal=True)
+
+    tensors, places = [*qkv(HEADS, "bshd"), made(HEADS)], [*[Shard(dim)] * 3, place]
+    return compared(attention, tensors, places, attention)
+
+
 def packed() -> dict[str, Any]:
     lengths = torch.tensor([0, 2, 6], dtype=torch.int32)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -231,6 +239,9 @@ def main(folder: Path) -> None:
         "heads with bias": biased((BATCH, HEADS, ROWS, ROWS), 2),
         "heads with a bias for all": biased((BATCH, 1, ROWS, ROWS), 2),
         "batch with a bias for all": biased((1, HEADS, ROWS, ROWS), 0),
+        "heads with sinks": with_sinks(2, Shard(0)),
+        "heads with sinks of all": with_sinks(2, Replicate()),
+        "batch with sinks": with_sinks(0, Replicate()),
         "packed": packed(),
         "dropout": dropped(),
         "merged, heads": merged("bshd", 2),

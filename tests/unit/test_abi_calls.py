@@ -220,6 +220,19 @@ int main() {
     p.k.data = p.v.data = nullptr;
     p.problem.seqlen_k = 0;
   });
+  call("delta of a forward", flashvar_attention_fwd, [](Fwd& p) {
+    p.problem.delta = reinterpret_cast<float*>(memory);
+  });
+  call("sinks", flashvar_attention_fwd, [](Fwd& p) {
+    p.problem.sinks = memory;
+    p.problem.sinks_dtype = FLASHVAR_FP32;
+  });
+  call("dtype of sinks", flashvar_attention_fwd, [](Fwd& p) { p.problem.sinks_dtype = 3; });
+  call("end of the problem", flashvar_attention_bwd, [](Bwd& p) { p.problem.reserved = 1; });
+  call("a caller that knows no sinks", flashvar_attention_fwd, [](Fwd& p) {
+    p.problem.sinks_dtype = 3;
+    p.call.struct_size = 344;
+  });
   call("lse", flashvar_attention_bwd, [](Bwd& p) { p.lse = nullptr; });
   call("grad_v", flashvar_attention_bwd, [](Bwd& p) { p.grad_v.data = nullptr; });
   call("no queries", flashvar_attention_bwd, [](Bwd& p) {
@@ -337,6 +350,11 @@ EXPECTED: dict[str, str | None] = {
     "q": "attention_fwd needs the address of q.data, found NULL",
     "v": "attention_fwd needs the address of v.data, found NULL",
     "no keys": "",
+    "delta of a forward": "delta is written by the backward, found its address in a forward",
+    "sinks": "",
+    "dtype of sinks": "sinks_dtype must be 0, 1 or 2, found 3",
+    "end of the problem": "reserved must be 0, found 1",
+    "a caller that knows no sinks": "",
     "lse": "attention_bwd needs the address of lse, found NULL",
     "grad_v": "attention_bwd needs the address of grad_v.data, found NULL",
     "no queries": "",

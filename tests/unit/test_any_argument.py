@@ -126,6 +126,7 @@ _OPTIONS = {
     "scale": None,
     "window_size": (-1, -1),
     "softcap": 0.0,
+    "sinks": None,
     "alibi_slopes": None,
     "dropout_p": 0.0,
     "rng_state": None,

@@ -67,6 +67,19 @@ BAD_TENSORS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         DeviceError,
         "bias must be on the device of q",
     ),
+    "sinks dtype": ({"sinks": torch.zeros(4).double()}, DtypeError, "float32, bfloat16 or float16"),
+    "sinks shape": ({"sinks": torch.zeros(2)}, ShapeError, r"shape \(4,\), got \(2,\)"),
+    "sinks strided": ({"sinks": torch.zeros(8)[::2]}, LayoutError, "sinks must be contiguous"),
+    "sinks elsewhere": (
+        {"sinks": torch.zeros(4, device="meta")},
+        DeviceError,
+        "sinks must be on the device of q",
+    ),
+    "sinks are numbers": (
+        {"sinks": [0.0] * 4},
+        InvalidInputError,
+        "sinks must be a torch.Tensor, got list",
+    ),
     "slopes dtype": ({"alibi_slopes": torch.zeros(4).half()}, DtypeError, "must be torch.float32"),
     "slopes shape": (
         {"alibi_slopes": torch.zeros(2)},

@@ -39,6 +39,7 @@ SIZES = {
     **{"batch": 2, "seqlen_q": 3, "seqlen_k": 5, "heads_q": 6, "heads_kv": 2},
     **{"head_dim": 16, "head_dim_v": 8, "dtype": 1},
 }
+NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 CHOSEN = CandidateResult("cuda", "cuda", True, "", binary=cast("Binary", object()))
 
 
@@ -122,7 +123,7 @@ def test_forward_scalars(packed: list[bytes]) -> None:
     options = Options(causal=True, scale=-0.5, layout="bhsd")
     structs = forward(inputs(), options, packed)
     assert scalars(structs.found) == {"lse": structs.lse.data_ptr()}
-    call = {**CALL, "struct_size": 344, "workspace": 0, "workspace_size": 0}
+    call = {**CALL, "struct_size": 368, "workspace": 0, "workspace_size": 0}
     assert scalars(structs.found.call) == call
     problem = scalars(structs.found.problem)
     set_ones = {name: value for name, value in problem.items() if value}
@@ -178,7 +179,34 @@ def test_modifiers(packed: list[bytes]) -> None:
         "window_left": 2,
         "window_right": 1,
         "bias_dtype": 1,
+        "sinks": 0,
+        "delta": 0,
+        "sinks_dtype": 0,
+        "reserved": 0,
     }
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_sinks(dtype: torch.dtype, packed: list[bytes]) -> None:
+    given = inputs(sinks=torch.zeros(6, dtype=dtype))
+    found = forward(given, Options(layout="bhsd"), packed).found.problem
+    assert given.sinks is not None
+    assert found.sinks == given.sinks.data_ptr()
+    assert found.sinks_dtype == DTYPES[NAMES[dtype]]
+    assert found.delta == 0
+
+
+def test_delta_is_written_where_it_is_wanted(packed: list[bytes]) -> None:
+    given = inputs(sinks=torch.zeros(6))
+    out, lse, delta = torch.empty(2, 6, 3, 8, dtype=torch.half), *torch.empty(2, 2, 6, 3)
+    problem = inspect_backward(given, Options(layout="bhsd"), out, False)
+    problem = replace(problem, forward=on_device_3(problem.forward))
+    grads = Gradients(*(torch.empty_like(x) for x in given[:3] if x is not None))
+    launch = cuda.prepare_backward(problem, CHOSEN)
+    launch(given, out, lse, out, None, grads, delta)
+    launch(given, out, lse, out, None, grads)
+    found = [read(BWD, one).problem.delta for one in packed]
+    assert found == [delta.data_ptr(), 0]
 
 
 def test_packed_sequences(packed: list[bytes]) -> None:
@@ -215,7 +243,7 @@ def test_backward(packed: list[bytes]) -> None:
     launch(given, out, lse, grad_out, None, grads)
     with_lse, without = (read(BWD, one) for one in packed)
     assert scalars(with_lse) == {"lse": lse.data_ptr(), "grad_lse": grad_lse.data_ptr()}
-    call = {**CALL, "struct_size": 512, "workspace_size": 512}
+    call = {**CALL, "struct_size": 536, "workspace_size": 512}
     assert scalars(with_lse.call) == {**call, "workspace": with_lse.call.workspace}
     assert with_lse.call.workspace != 0
     set_ones = {name: value for name, value in scalars(with_lse.problem).items() if value}
@@ -246,7 +274,7 @@ def test_size_of_the_workspace_is_asked_for_as_of_a_call(packed: list[bytes]) ->
         launch = cuda.prepare_forward(problem, CHOSEN)
         launch(given, torch.empty(problem.out_shape, dtype=torch.half), None)
     before, after = read(FWD, asked[0]), read(FWD, packed[-1])
-    pointers = {"cu_seqlens_q", "cu_seqlens_k", "seqused_k", "alibi_slopes", "rng"}
+    pointers = {"cu_seqlens_q", "cu_seqlens_k", "seqused_k", "alibi_slopes", "rng", "sinks"}
     for name, value in scalars(after.problem).items():
         found = getattr(before.problem, name)
         assert bool(found) == bool(value) if name in pointers else found == value
@@ -282,7 +310,7 @@ def test_the_binary_explains_a_call(packed: list[bytes]) -> None:
     problem = on_device_3(inspect(given, Options(layout="bhsd")))
     explain = cuda.explain_forward(problem, CHOSEN)
     out = torch.empty(problem.out_shape, dtype=torch.half)
-    assert explain(given, out, None) == "344 bytes"
+    assert explain(given, out, None) == "368 bytes"
     assert packed == []
 
 

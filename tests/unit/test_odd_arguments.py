@@ -48,7 +48,7 @@ NO_TENSORS = [True, 1, "x", [1.0], np.float32(0.5), np.zeros((2, 5, 2, 8)), torc
 NO_NUMBERS = ["x", b"x", [1], (1,), {}, object(), torch.tensor(0.5), 1j]
 
 TENSORS = [
-    *((dense, name) for name in ("q", "k", "v", "bias", "alibi_slopes", "rng_state")),
+    *((dense, name) for name in ("q", "k", "v", "bias", "sinks", "alibi_slopes", "rng_state")),
     *((varlen, name) for name in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_k")),
     *((fa_dense, name) for name in ("q", "k", "v", "alibi_slopes")),
     *((fa_varlen, name) for name in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")),

@@ -78,6 +78,8 @@ def by_hand(call: Call, b: int, h: int, i: int) -> tuple[list[float], float]:
             s -= float(call.alibi_slopes.expand(2, 4)[b, h]) * abs(diagonal - j)
         if s > -math.inf:
             scores[j] = s
+    if call.sinks is not None:
+        scores[-1] = float(call.sinks[h])
     total = sum(math.exp(s) for s in scores.values())
     out = torch.zeros(call.v.shape[-1], dtype=torch.float64)
     mask = (
@@ -86,8 +88,9 @@ def by_hand(call: Call, b: int, h: int, i: int) -> tuple[list[float], float]:
         else torch.ones(2, 4, 99, 99)
     )
     for j, s in scores.items():
-        out += math.exp(s) / total * float(mask[b, h, i, j]) * call.v[b, j, kv]
-    return out.tolist(), math.log(total) if scores else -math.inf
+        if j >= 0:
+            out += math.exp(s) / total * float(mask[b, h, i, j]) * call.v[b, j, kv]
+    return out.tolist(), math.log(total) if total else -math.inf
 
 
 @pytest.mark.parametrize(
@@ -98,8 +101,9 @@ def by_hand(call: Call, b: int, h: int, i: int) -> tuple[list[float], float]:
         {"window": (0, -1), "bias": torch.randn(1, 4, 6, 9), "alibi_slopes": torch.rand(2, 4)},
         {"bias": torch.randn(2, 1, 6, 9).masked_fill(torch.rand(2, 1, 6, 9) < 0.2, -torch.inf)},
         {"causal": True, "window": (3, 2), "dropout_p": 0.25, "rng_state": RNG},
+        {"causal": True, "window": (1, 0), "sinks": torch.tensor([0.5, -1, 2, -torch.inf])},
     ],
-    ids=["causal", "softcap-alibi", "bias-alibi", "bias-batch", "dropout"],
+    ids=["causal", "softcap-alibi", "bias-alibi", "bias-batch", "dropout", "sinks"],
 )
 @pytest.mark.parametrize("lengths", [(6, 9), (6, 2)], ids=str)
 def test_every_row_is_what_the_semantics_say(

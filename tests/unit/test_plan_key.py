@@ -52,6 +52,7 @@ def full() -> Call:
     return {
         **plain(),
         "bias": torch.randn(1, 1, ROWS, KEYS).half(),
+        "sinks": torch.randn(HEADS),
         "alibi_slopes": torch.rand(BATCH, HEADS),
         "rng_state": torch.tensor([3, 4]),
         "dropout_p": 0.25,
@@ -108,6 +109,7 @@ TENSORS: dict[str, Pair] = {
 # The others: a call with it, what becomes of its shape, its strides and its dtype.
 FORMS = {
     "bias": (full, shape(BATCH, 1, ROWS, KEYS), strides(30, 30, 9, 1), torch.float32),
+    "sinks": (full, shape(HEADS + 1), strides(2), torch.bfloat16),
     "alibi_slopes": (full, shape(BATCH + 1, HEADS), strides(7, 1), torch.float64),
     "rng_state": (full, shape(3), strides(2), torch.int32),
     "cu_seqlens_q": (packed, shape(BATCH + 2), strides(2), torch.int64),
@@ -117,6 +119,7 @@ FORMS = {
 # A tensor where there was none; else, where that is refused, none where there was one.
 PRESENCE: dict[str, Pair] = {
     "bias": (lambda: {**full(), "bias": None}, "bias", lambda _: full()["bias"]),
+    "sinks": (lambda: {**full(), "sinks": None}, "sinks", lambda _: full()["sinks"]),
     "alibi_slopes": (
         lambda: {**full(), "alibi_slopes": None},
         "alibi_slopes",
@@ -181,6 +184,7 @@ BACKWARD: dict[str, Pair] = {
         value((640, 16, 128, 1)),
     ),
     "gradient of bias": (full, "wants_bias", value(True)),
+    "gradient of sinks": (full, "wants_sinks", value(True)),
 }
 
 
@@ -255,6 +259,7 @@ def answers(call: Call, binary: SimulatedBinary, differentiated: bool = True) ->
     binary.calls.clear()
     given = [call.get(name) for name in Inputs._fields]
     wanted = [0, 1, 2, *([3] if call.get("wants_bias") else [])] if differentiated else []
+    wanted += [4] if differentiated and call.get("wants_sinks") else []
     for place in wanted:
         given[place] = given[place].detach().requires_grad_()
     inputs = Inputs._make(given)
@@ -330,8 +335,12 @@ def test_no_part_of_the_key_can_be_left_out(
     assert not unnoticed
 
 
-OF_BACKWARD = [(name, (0, *path), pair) for name, path, pair in PARTS] + [
-    (name, (place + 1,), pair) for place, (name, pair) in enumerate(BACKWARD.items())
+# Where the parts of BACKWARD are in the key of a backward.
+PLACES = ((1,), (2, 0), (2, 1))
+# A backward reads sinks in the log-sum-exp alone; their gradient is computed outside of its launch.
+UNREAD = ("sinks", "dtype of sinks")
+OF_BACKWARD = [(name, (0, *path), pair) for name, path, pair in PARTS if name not in UNREAD] + [
+    (name, path, pair) for path, (name, pair) in zip(PLACES, BACKWARD.items(), strict=True)
 ]
 
 
@@ -362,4 +371,5 @@ def test_every_part_of_the_keys_is_left_out_somewhere(binary: SimulatedBinary) -
             assert len(part) == sum(path[:1] == (place,) and len(path) == 2 for path in places)
     facts = key[len(TENSORS)][0]
     assert len(facts) == sum(path[:2] == (len(TENSORS), 0) and len(path) == 3 for path in places)
-    assert len(backward) == 1 + len(BACKWARD)
+    assert len(backward) == 1 + len({path[0] for path in PLACES})
+    assert len(backward[2]) == sum(path[0] == 2 for path in PLACES)

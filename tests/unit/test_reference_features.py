@@ -28,6 +28,11 @@ FEATURES: dict[str, Callable[[int, int], Options]] = {
     "bias": lambda q, k: {"bias": torch.randn(2, 4, q, k)},
     "shared-bias": lambda q, k: {"bias": torch.randn(1, 1, q, k)},
     "expanded-bias": lambda q, k: {"bias": torch.randn(2, 1, 1, k).expand(-1, -1, q, -1)},
+    "sinks": lambda q, k: {"sinks": torch.randn(4) + 1, "causal": True},
+    "sinks-window": lambda q, k: {
+        "sinks": torch.tensor([0.0, -torch.inf, 9, -9]),
+        "window": (1, 0),
+    },
     "alibi": lambda q, k: {"alibi_slopes": torch.rand(4), "causal": True},
     "alibi-of-each": lambda q, k: {"alibi_slopes": torch.rand(2, 4)},
     "dropout": lambda q, k: {"dropout_p": 0.3, "rng_state": RNG},
@@ -36,6 +41,7 @@ FEATURES: dict[str, Callable[[int, int], Options]] = {
         "window": (6, -1),
         "softcap": 1.5,
         "bias": torch.randn(2, 1, q, k),
+        "sinks": torch.randn(4),
         "alibi_slopes": torch.rand(2, 4),
         "dropout_p": 0.2,
         "rng_state": RNG,
@@ -59,6 +65,7 @@ def asked(call: Call) -> Options:
         "window_size": call.window,
         "softcap": call.softcap,
         "bias": call.bias,
+        "sinks": call.sinks,
         "alibi_slopes": call.alibi_slopes,
         "dropout_p": call.dropout_p,
         "rng_state": call.rng_state,
@@ -67,11 +74,9 @@ def asked(call: Call) -> Options:
 
 
 def check(call: Call) -> None:
-    leaves = {name: getattr(call, name) for name in ("q", "k", "v", "bias")}
+    leaves = {name: getattr(call, name) for name in ("q", "k", "v", "bias", "sinks")}
     leaves = {name: x.detach().requires_grad_() for name, x in leaves.items() if x is not None}
-    out, lse = flashvar.attention(
-        leaves["q"], leaves["k"], leaves["v"], **{**asked(call), "bias": leaves.get("bias")}
-    )
+    out, lse = flashvar.attention(**{**asked(call), **leaves})
     assert_right(call, out.detach(), lse.detach())
     grad_out, grad_lse = torch.randn_like(out), torch.randn_like(lse)
     found = torch.autograd.grad((out, lse), list(leaves.values()), (grad_out, grad_lse))
@@ -96,7 +101,7 @@ def test_values_of_another_head_dim(head_dim_v: int) -> None:
     check(Call(*make(7, 9, torch.float32, head_dim_v), causal=True))
 
 
-@pytest.mark.parametrize("feature", ["plain", "softcap", "bias", "dropout", "everything"])
+@pytest.mark.parametrize("feature", ["plain", "softcap", "bias", "sinks", "dropout", "everything"])
 def test_half_precision(feature: str) -> None:
     check(Call(*make(33, 47, torch.bfloat16), **FEATURES[feature](33, 47)))
 
@@ -106,20 +111,18 @@ def test_half_precision(feature: str) -> None:
 def test_gradients_by_differences(feature: str, layout: str) -> None:
     q, k, v = (x.requires_grad_() for x in make(4, 6, torch.float64, 10))
     options = asked(Call(q, k, v, **FEATURES[feature](4, 6)))
-    bias = options.pop("bias")
-    bias = None if bias is None else bias.double().requires_grad_()
+    extras = {name: options.pop(name) for name in ("bias", "sinks")}
+    extras = {name: x.double().requires_grad_() for name, x in extras.items() if x is not None}
 
     def call(*leaves: torch.Tensor) -> list[torch.Tensor]:
         given = leaves[:3]
         if layout == "bhsd":
             given = tuple(x.transpose(1, 2) for x in given)
-        out, lse = flashvar.attention(
-            *given, bias=leaves[3] if len(leaves) > 3 else None, layout=layout, **options
-        )
+        more = dict(zip(extras, leaves[3:], strict=True))
+        out, lse = flashvar.attention(*given, **more, layout=layout, **options)
         return [out, lse.masked_fill(lse == -torch.inf, 0.0)]
 
-    leaves = (q, k, v) if bias is None else (q, k, v, bias)
-    assert torch.autograd.gradcheck(call, leaves, fast_mode=True)
+    assert torch.autograd.gradcheck(call, (q, k, v, *extras.values()), fast_mode=True)
 
 
 def test_gradients_of_rows_that_see_nothing_are_zero() -> None:
@@ -128,6 +131,45 @@ def test_gradients_of_rows_that_see_nothing_are_zero() -> None:
     grads = torch.autograd.grad((out, lse), (q, k, v), (torch.ones_like(out), torch.ones_like(lse)))
     assert all(grad.isfinite().all() for grad in grads)
     assert (grads[0][:, :5] == 0).all()
+
+
+def test_a_row_that_sees_no_key_has_its_sink() -> None:
+    q, k, v = make(9, 4, torch.float32)
+    sinks = torch.randn(4, requires_grad=True)
+    out, lse = flashvar.attention(q, k, v, causal=True, sinks=sinks, return_lse=True)
+    assert (out[:, :5] == 0).all()
+    torch.testing.assert_close(lse[:, :, :5], sinks[:, None].expand(2, 4, 5))
+    (found,) = torch.autograd.grad(lse[:, :, :5].sum(), sinks)
+    torch.testing.assert_close(found, torch.full((4,), 10.0))
+
+
+def test_sinks_of_a_call_without_keys() -> None:
+    q, k, v = make(3, 0, torch.float32)
+    sinks = torch.randn(4, requires_grad=True)
+    out, lse = flashvar.attention(q, k, v, sinks=sinks, return_lse=True)
+    assert (out == 0).all()
+    torch.testing.assert_close(lse, sinks[:, None].expand(2, 4, 3))
+    (found,) = torch.autograd.grad(lse.sum(), sinks)
+    torch.testing.assert_close(found, torch.full((4,), 6.0))
+
+
+def test_a_sink_is_merged_once() -> None:
+    q, k, v = make(5, 12, torch.float64)
+    sinks = torch.randn(4)
+    whole = flashvar.attention(q, k, v, sinks=sinks, return_lse=True)
+    parts = [
+        flashvar.attention(q, k[:, rows], v[:, rows], sinks=sink, return_lse=True)
+        for rows, sink in ((slice(0, 5), sinks), (slice(5, None), None))
+    ]
+    outs, lses = (list(one) for one in zip(*parts, strict=True))
+    torch.testing.assert_close(flashvar.merge_states(outs, lses), whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_gradients_of_sinks_have_their_dtype(dtype: torch.dtype) -> None:
+    sinks = torch.randn(4).to(dtype).requires_grad_()
+    out = flashvar.attention(*make(5, 7, torch.bfloat16), sinks=sinks)
+    assert torch.autograd.grad(out.sum(), sinks)[0].dtype == dtype
 
 
 def test_window_includes_both_ends() -> None:

@@ -26,6 +26,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "causal": {"causal": True},
     "window": {"window": (2, 1)},
     "softcap": {"softcap": 1.0},
+    "sinks": {"sinks": torch.randn(4), "causal": True},
     "alibi": {"alibi_slopes": torch.rand(4), "causal": True},
     "dropout": {"dropout_p": 0.4, "rng_state": RNG},
 }
@@ -42,10 +43,11 @@ def make(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
 
 
 def check(call: Call) -> None:
-    leaves = [x.detach().requires_grad_() for x in (call.q, call.k, call.v)]
+    leaves = {name: getattr(call, name) for name in ("q", "k", "v", "sinks")}
+    leaves = {name: x.detach().requires_grad_() for name, x in leaves.items() if x is not None}
     assert call.cu_seqlens_q is not None
     out, lse = flashvar.attention_varlen(
-        *leaves,
+        **leaves,
         cu_seqlens_q=call.cu_seqlens_q,
         cu_seqlens_k=call.cu_seqlens_k,
         seqused_k=call.seqused_k,
@@ -59,8 +61,8 @@ def check(call: Call) -> None:
     )
     assert_right(call, out.detach(), lse.detach())
     grad_out, grad_lse = torch.randn_like(out), torch.randn_like(lse)
-    found = torch.autograd.grad((out, lse), leaves, (grad_out, grad_lse))
-    assert_gradients_right(call, dict(zip("qkv", found, strict=True)), grad_out, grad_lse)
+    found = torch.autograd.grad((out, lse), list(leaves.values()), (grad_out, grad_lse))
+    assert_gradients_right(call, dict(zip(leaves, found, strict=True)), grad_out, grad_lse)
 
 
 @pytest.mark.parametrize("feature", FEATURES)

@@ -70,7 +70,7 @@ def test_opcheck_backward(absent: str) -> None:
     grad_lse = None if absent == "grad_lse" else torch.randn(2, 4, 9)
     inputs = make()
     out, lse = flashvar.attention(*inputs, return_lse=True)
-    arguments = (grad_out, grad_lse, out, lse, False, *inputs, *NO_TENSORS, *Options())
+    arguments = (grad_out, grad_lse, out, lse, False, False, *inputs, *NO_TENSORS, *Options())
     # What is traced of the forward for training has the backward in it.
     backward = torch.ops.flashvar.attention_bwd.default
     torch.library.opcheck(backward, arguments, test_utils=CHECKS)

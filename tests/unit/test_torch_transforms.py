@@ -32,6 +32,7 @@ def make(*lead: int, grad: bool = False, dtype: torch.dtype = torch.float32) -> 
 
 EXTRAS: dict[str, Any] = {
     "bias": {"bias": torch.randn(2, 1, 5, 7)},
+    "sinks": {"sinks": torch.randn(4)},
     "alibi": {"alibi_slopes": torch.rand(4)},
     "dropout": {"rng_state": RNG},
 }
@@ -57,18 +58,21 @@ def test_opcheck_of_packed_sequences() -> None:
     torch.library.opcheck(attention_fwd, (*inputs, *Options(max_seqlen_q=5)))
 
 
-def test_opcheck_of_a_backward_with_bias() -> None:
-    inputs = Inputs(*make(), bias=torch.randn(1, 4, 5, 7))
-    out, lse = flashvar.attention(*make(), bias=inputs.bias, return_lse=True)
-    arguments = (torch.randn_like(out), torch.randn_like(lse), out, lse, True)
+@pytest.mark.parametrize("extra", ["bias", "sinks"])
+def test_opcheck_of_a_backward_with_an_extra_gradient(extra: str) -> None:
+    inputs = Inputs(*make(), **EXTRAS[extra])
+    out, lse = flashvar.attention(*inputs[:3], **EXTRAS[extra], return_lse=True)
+    wanted = (extra == "bias", extra == "sinks")
+    arguments = (torch.randn_like(out), torch.randn_like(lse), out, lse, *wanted)
     torch.library.opcheck(
         torch.ops.flashvar.attention_bwd.default, (*arguments, *inputs, *Options())
     )
 
 
-@pytest.mark.parametrize("wanted", ["q", "k", "v", "bias"])
+@pytest.mark.parametrize("wanted", ["q", "k", "v", "bias", "sinks"])
 def test_gradient_of_one_input_alone(wanted: str) -> None:
     leaves = dict(zip(("q", "k", "v"), make(), strict=True), bias=torch.randn(1, 1, 5, 7))
+    leaves["sinks"] = torch.randn(4)
     every = {name: leaf.clone().requires_grad_() for name, leaf in leaves.items()}
     expected = torch.autograd.grad(flashvar.attention(**every).square().sum(), every[wanted])
     leaves[wanted].requires_grad_()
@@ -119,14 +123,15 @@ def test_packed_sequences_of_any_total_export() -> None:
 
 def test_features_compile() -> None:
     bias, slopes = torch.randn(1, 1, 5, 7, requires_grad=True), torch.rand(4)
+    options: dict[str, Any] = {"dropout_p": 0.3, "rng_state": RNG, "window_size": (3, -1)}
 
-    def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def step(*given: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = flashvar.attention(
-            q, k, v, bias=b, alibi_slopes=slopes, dropout_p=0.3, rng_state=RNG, window_size=(3, -1)
+            *given[:3], bias=given[3], sinks=given[4], alibi_slopes=slopes, **options
         )
         return out.square().sum()
 
-    leaves = (*make(grad=True), bias)
+    leaves = (*make(grad=True), bias, torch.randn(4, requires_grad=True))
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     found = torch.autograd.grad(compiled(*leaves), leaves)
     torch.testing.assert_close(found, torch.autograd.grad(step(*leaves), leaves))
@@ -277,6 +282,23 @@ def test_flops_of_packed_sequences() -> None:
     with FlopCounterMode(display=False) as counter:
         flashvar.attention_varlen(q, q, q, cu_seqlens_q=offsets)
     assert counter.get_total_flops() == 2 * (16 + 25) * 2 * 16
+
+
+def test_vmap_of_sinks() -> None:
+    q, k, v = make(3)
+    sinks = torch.randn(4)
+    found = torch.vmap(lambda q, k, v: flashvar.attention(q, k, v, sinks=sinks))(q, k, v)
+    expected = [flashvar.attention(*one, sinks=sinks) for one in zip(q, k, v, strict=True)]
+    torch.testing.assert_close(found, torch.stack(expected))
+    many = torch.randn(3, 4)
+    with pytest.raises(BackendUnavailableError, match="the same sinks for all"):
+        torch.vmap(lambda q, k, v, s: flashvar.attention(q, k, v, sinks=s))(q, k, v, many)
+
+    def gradient(q: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda s: flashvar.attention(q, k[0], v[0], sinks=s).sum())(sinks)
+
+    with pytest.raises(BackendUnavailableError, match="the gradient of sinks cannot be mapped"):
+        torch.vmap(gradient)(q)
 
 
 def test_options_of_the_op_are_those_of_options() -> None:

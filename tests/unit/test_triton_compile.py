@@ -30,7 +30,7 @@ DEVICES = {
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 TENSOR_CORES = {8: "mma.sync", 9: "wgmma.mma_async", 10: "tcgen05.mma", 12: "mma.sync"}
 FLOATS = ("p_lse", "p_lse_log2", "p_delta", "p_slopes", "p_grad_bias")
-ABSENT = ("p_grad_lse", "p_slopes", "p_offsets_q", "p_offsets_k", "p_used_k")
+ABSENT = ("p_grad_lse", "p_sinks", "p_slopes", "p_offsets_q", "p_offsets_k", "p_used_k")
 
 
 @cache
@@ -57,7 +57,7 @@ def compiled(
     drops = features == "dropout"
     bias = torch.empty(1, 2, 64, 64, dtype=torch.float32 if drops else q.dtype)
     rng = torch.zeros(2, dtype=torch.int64) if drops else None
-    inputs = Inputs(q, q, q, *((bias, None, rng) if features else ()))
+    inputs = Inputs(q, q, q, *((bias, None, None, rng) if features else ()))
     options = Options(causal=causal, dropout_p=0.1 if drops else 0.0)
     problem = inspect(inputs, options)
     tile = chosen(direction, capability, head_dim, bias.element_size() if features else 0)

@@ -113,6 +113,7 @@ def test_a_kind_is_a_call_with_its_features(features: tuple[str, ...]) -> None:
         for name, there in {
             "window": problem.window_left >= 0,
             "softcap": problem.softcap > 0,
+            "sinks": problem.sinks_dtype is not None,
             "alibi": problem.alibi_batch_stride is not None,
             "bias": problem.bias is not None,
             "dropout": problem.dropout_p > 0,
