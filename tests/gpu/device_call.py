@@ -137,6 +137,7 @@ def options(call: Call, max_seqlen: int | None = None) -> dict[str, Any]:
         "scale": call.scale,
         "window_size": call.window,
         "softcap": call.softcap,
+        "sinks": call.sinks,
         "alibi_slopes": call.alibi_slopes,
         "dropout_p": call.dropout_p,
         "rng_state": call.rng_state,
@@ -203,7 +204,7 @@ def differentiate(
     layout: str = "bshd",
     max_seqlen: int | None = None,
     deterministic: bool = False,
-    wanted: tuple[str, ...] = ("q", "k", "v", "bias"),
+    wanted: tuple[str, ...] = ("q", "k", "v", "bias", "sinks"),
 ) -> dict[str, torch.Tensor]:
     """Gradients by input name from `backend`, checked to be it, in poisoned memory."""
     for op in OPS:

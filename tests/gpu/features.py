@@ -116,6 +116,14 @@ def bias(
     return normal(batch, heads, *lengths, dtype=dtype)
 
 
+def sinks(heads: int, dtype: torch.dtype) -> torch.Tensor:
+    """Some that take much of a row, some that take nothing."""
+    values = torch.linspace(5, -3, heads, device=DEVICE)
+    if heads > 1:
+        values[-1] = -torch.inf
+    return values.to(dtype)
+
+
 def hiding_bias(dtype: torch.dtype) -> torch.Tensor:
     """One that hides some keys from everyone, some queries' all, and most of a tile."""
     values = bias(2, 4, dtype)
@@ -157,6 +165,21 @@ FEATURES: dict[str, Maker] = {
     "bias-per-batch": lambda d, t: Case(dense(d, t, bias=bias(2, 1, torch.float32))),
     "bias-for-all": lambda d, t: Case(dense(d, t, bias=bias(1, 1, torch.float32))),
     "bias-that-hides": lambda d, t: Case(dense(d, t, bias=hiding_bias(torch.float32))),
+    "sinks": lambda d, t: Case(dense(d, t, sinks=sinks(4, t))),
+    "sinks-causal": lambda d, t: Case(
+        dense(d, t, sinks=sinks(4, torch.float32), causal=True), layout="bhsd", lse_gradient=True
+    ),
+    "sinks-more-queries": lambda d, t: Case(
+        dense(d, t, (270, 150), sinks=sinks(4, t), causal=True), lse_gradient=True
+    ),
+    "sinks-window": lambda d, t: Case(
+        dense(d, t, sinks=sinks(4, t), window=(50, 0)), deterministic=True
+    ),
+    "sinks-softcap": lambda d, t: Case(dense(d, t, sinks=sinks(4, t), softcap=2.0)),
+    "sinks-bias": lambda d, t: Case(dense(d, t, sinks=sinks(4, t), bias=bias(1, 4, t))),
+    "sinks-dropout": lambda d, t: Case(
+        dense(d, t, sinks=sinks(4, t), dropout_p=0.2, rng_state=rng_state(), causal=True)
+    ),
     "dropout": lambda d, t: Case(dense(d, t, dropout_p=0.2, rng_state=rng_state())),
     "dropout-causal": lambda d, t: Case(
         dense(d, t, dropout_p=0.5, rng_state=rng_state(), causal=True)
@@ -170,6 +193,19 @@ FEATURES: dict[str, Maker] = {
     ),
     "packed-offset": lambda d, t: Case(
         packed(d, t, _Q, _K, outside=(7, 90), window=(30, 10)), max_seqlen=1024
+    ),
+    "packed-sinks": lambda d, t: Case(
+        packed(d, t, _NONE_Q, _NONE_K, sinks=sinks(4, t), outside=(7, 90), causal=True),
+        lse_gradient=True,
+    ),
+    "packed-sinks-cache": lambda d, t: Case(
+        packed(
+            *(d, t, _Q, (200,) * 4),
+            sinks=sinks(4, torch.float32),
+            dense_keys=True,
+            used=(90, 200, 130, 0),
+            causal=True,
+        )
     ),
     "packed-one-giant": lambda d, t: Case(packed(d, t, _MANY, _MANY, causal=True)),
     "packed-used": lambda d, t: Case(packed(d, t, _Q, _K, used=(90, 3, 0, 63))),

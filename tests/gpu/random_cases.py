@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from features import Case, bias, dense, packed, rng_state, slopes
+from features import Case, bias, dense, packed, rng_state, sinks, slopes
 from oracle import Call
 
 # What a case is drawn from. Any two values of two axes meet in some case.
@@ -16,7 +16,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "head_dim": (8, 16, 32, 40, 64, 72, 80, 96, 112, 128, 160, 192, 256),
     "dtype": ("bf16", "fp16"),
     "mask": ("full", "causal", "left", "both"),
-    "extra": ("none", "softcap", "alibi", "bias", "dropout"),
+    "extra": ("none", "softcap", "alibi", "bias", "sinks", "dropout"),
     "seqlen_q": (1, 7, 64, 65, 129, 333, 1000),
     "seqlen_k": (1, 7, 63, 128, 200, 1000),
     "heads": ((1, 1), (3, 3), (4, 2), (6, 1)),
@@ -98,6 +98,8 @@ class RandomCase:
             return {"softcap": 3.0}
         if self.extra == "alibi":
             return {"alibi_slopes": slopes(self.heads[0])}
+        if self.extra == "sinks":
+            return {"sinks": sinks(self.heads[0], DTYPES[self.dtype])}
         if self.extra == "dropout":
             return {"dropout_p": 0.3, "rng_state": rng_state()}
         if self.extra == "bias" and self.storage not in ("packed", "cache"):

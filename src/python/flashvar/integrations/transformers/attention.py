@@ -115,7 +115,7 @@ def attention(
         plain = known is not None and known.plain and attention_mask.shape == made_for
         if known is not None:
             causal, by_mask = known.causal, known.by_mask
-    if plain and s_aux is position_bias is None and _is_plain(others, query, by_mask):
+    if plain and position_bias is None and _is_plain(others, query, by_mask):
         # Fast path: look-ups dominate the time of small calls. Refused calls take the general path.
         try:
             out = dense(
@@ -123,6 +123,7 @@ def attention(
                 causal=causal,
                 scale=scaling,
                 softcap=softcap or 0.0,
+                sinks=s_aux,
                 dropout_p=dropout,
                 layout="bhsd->bshd",
             )
@@ -297,8 +298,8 @@ def _served(call: Call, layout: Layout) -> torch.Tensor:
         "scale": call.scaling,
         "window_size": layout.window,
         "softcap": call.softcap or 0.0,
+        "sinks": call.s_aux,
         "dropout_p": call.dropout,
-        "return_lse": call.s_aux is not None,
     }
     rows = layout.rows
     out: Any
@@ -316,9 +317,6 @@ def _served(call: Call, layout: Layout) -> torch.Tensor:
             max_seqlen_k=rows.longest_k,
             **options,
         )
-    if call.s_aux is not None:
-        out, lse = out
-        out = _with_sinks(out, lse, call.s_aux)
     return out if rows is None else _unpacked(out, rows.indices_q, q.shape[0], q.shape[1])
 
 
@@ -342,9 +340,3 @@ def _unpacked(
     if indices is not None:
         out = out.new_zeros((batch * seqlen, *out.shape[1:])).index_copy(0, indices, out)
     return out.unflatten(0, (batch, seqlen))
-
-
-def _with_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """The output with attention sinks: one more key per head, without a value, in each softmax."""
-    share = torch.sigmoid(lse.transpose(-1, -2) - sinks.float())
-    return out * share.unsqueeze(-1).to(out.dtype)
