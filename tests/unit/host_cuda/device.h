@@ -12,7 +12,7 @@
 struct Index {
   uint32_t x;
 };
-inline Index threadIdx, blockIdx, blockDim;
+inline Index threadIdx, blockIdx, blockDim, gridDim;
 
 struct uint2 {
   uint32_t x, y;
@@ -208,6 +208,7 @@ template <class Kernel, class Args>
 void run_blocks(Kernel* kernel, const Args& args, int64_t blocks, int threads) {
   auto const call = [kernel, &args] { kernel(args); };
   using Call = decltype(call);
+  gridDim.x = static_cast<uint32_t>(blocks);
   for (uint32_t index = 0; index < blocks; ++index) {
     blockIdx.x = index;
     run_block(threads, [](const void* what) { (*static_cast<Call*>(what))(); }, &call);
