@@ -133,8 +133,8 @@ def attention(
         order of the layout. With `return_lse` also the natural log-sum-exp [batch, heads_q,
         seqlen_q] in float32 (float64 for float64 inputs), which dropout does not change and which
         includes the sink. A query that sees no key has output 0 and log-sum-exp -inf, or that of
-        its sink alone, which is the sink. To merge parts of the keys with `merge_states`, pass the
-        sinks to one of the parts.
+        its sink alone, which is the sink. Where results for parts of the keys will be merged, one
+        part has the sinks.
 
     Raises:
         InvalidInputError: a shape, dtype, device, stride or option is not supported (ShapeError,
