@@ -15,7 +15,7 @@ from documented import ROOT, blocks
 
 from flashvar.binaries import manifest as manifests
 
-SIZE, ABI = 344, 2
+SIZE, ABI = 368, 2
 OK, INVALID_ARGUMENT, NO_KERNEL, CUDA_ERROR = range(4)
 # Offsets of fields in flashvar_attention_fwd_params (src/cuda/abi/*layout_check.cc).
 STRUCT_SIZE, ABI_VERSION, DEVICE, WORKSPACE, WORKSPACE_SIZE = 0, 4, 8, 24, 32

@@ -29,8 +29,8 @@ DEVICES = {
 }
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 TENSOR_CORES = {8: "mma.sync", 9: "wgmma.mma_async", 10: "tcgen05.mma", 12: "mma.sync"}
-FLOATS = ("p_lse", "p_lse_log2", "p_delta", "p_slopes", "p_grad_bias")
-ABSENT = ("p_grad_lse", "p_sinks", "p_slopes", "p_offsets_q", "p_offsets_k", "p_used_k")
+FLOATS = ("p_lse", "p_lse_log2", "p_delta", "p_sinks", "p_slopes", "p_grad_bias")
+ABSENT = ("p_grad_lse", "p_slopes", "p_offsets_q", "p_offsets_k", "p_used_k")
 
 
 @cache
@@ -43,7 +43,10 @@ def compiled(
     *,
     features: str = "",
 ) -> Any:
-    """A kernel with the table's tile; `features` may be "bias", or "dropout" with float32 bias."""
+    """A kernel with the table's tile; `features` may be "bias", or "dropout" with float32 bias.
+
+    Both have sinks.
+    """
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -57,7 +60,7 @@ def compiled(
     drops = features == "dropout"
     bias = torch.empty(1, 2, 64, 64, dtype=torch.float32 if drops else q.dtype)
     rng = torch.zeros(2, dtype=torch.int64) if drops else None
-    inputs = Inputs(q, q, q, *((bias, None, None, rng) if features else ()))
+    inputs = Inputs(q, q, q, *((bias, torch.empty(2), None, rng) if features else ()))
     options = Options(causal=causal, dropout_p=0.1 if drops else 0.0)
     problem = inspect(inputs, options)
     tile = chosen(direction, capability, head_dim, bias.element_size() if features else 0)
@@ -67,7 +70,7 @@ def compiled(
         backward = inspect_backward(inputs, options, q, bool(features))
         arguments = backward_arguments(backward, tile, kernel)
     constants = {name: value for name, value in arguments.items() if name.isupper()}
-    absent = (*ABSENT, *(() if features else ("p_bias",)), *(() if drops else ("p_rng",)))
+    absent = (*ABSENT, *(() if features else ("p_bias", "p_sinks")), *(() if drops else ("p_rng",)))
     constants.update((name, None) for name in kernel.arg_names if name in absent)
     signature = {}
     for name in kernel.arg_names:

@@ -100,8 +100,8 @@ class Documents(NamedTuple):
             q: [batch, seqlen, heads_q, head_dim] or [tokens, heads_q, head_dim].
             k: Likewise, with heads_kv.
             v: Likewise, with its own head dim.
-            options: causal, scale, window_size, softcap, alibi_slopes, dropout_p, deterministic
-                and backend of `flashvar.attention_varlen`.
+            options: causal, scale, window_size, softcap, sinks, alibi_slopes, dropout_p,
+                deterministic and backend of `flashvar.attention_varlen`.
 
         Returns:
             The output, in the shape of q but with the head dim of v.
