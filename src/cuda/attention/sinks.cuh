@@ -1,6 +1,6 @@
-// Attention sinks: one more score per row, the same for all rows of a head, of a key without a value.
-// Its exponential joins the sum of the row: P and the output shrink, the LSE grows. Added once, in
-// the epilogue: main loops do not know of it.
+// Attention sinks: one more score per row, the same for all rows of a head, of a key without a
+// value. Its exponential joins the sum of the row: P and the output shrink, the LSE grows. Added
+// once, in the epilogue: main loops do not know of it.
 #pragma once
 #include <cstdint>
 
