@@ -53,6 +53,7 @@ CALLS: dict[str, Callable[..., Outputs]] = {
     "causal": lambda *x: dense(*x, causal=True, window_size=(3, 0)),
     "bias": lambda *x: dense(*x, bias=torch.linspace(-9, 9, 300).view(1, 2, 10, 15).to(x[0].dtype)),
     "softcap": lambda *x: dense(*x, softcap=30.0, alibi_slopes=torch.tensor([0.1, 0.3])),
+    "sinks": lambda *x: dense(*x, sinks=torch.tensor([0.5, -1.0])),
     "dropout": lambda *x: dense(*x, dropout_p=0.3, rng_state=RNG),
     "heads first": lambda *x: dense(*(t.transpose(1, 2) for t in x), layout="bhsd"),
     "packed": packed,
