@@ -112,10 +112,11 @@ def _summed(launch: BackwardLaunch, problem: BackwardProblem) -> BackwardLaunch:
         grad_out: torch.Tensor,
         grad_lse: torch.Tensor | None,
         grads: Gradients,
+        delta: torch.Tensor | None = None,
     ) -> None:
         assert grads.bias is not None
         whole = grads.bias.new_zeros(shape)
-        launch(inputs, out, lse, grad_out, grad_lse, grads._replace(bias=whole))
+        launch(inputs, out, lse, grad_out, grad_lse, grads._replace(bias=whole), delta)
         grads.bias.add_(whole.sum_to_size(grads.bias.shape))
 
     return launch_and_sum
