@@ -20,7 +20,6 @@ PROGRAM = """
 #include "device.h"
 using std::max, std::min;
 inline float __logf(float x) { return std::log(x); }
-inline float __fdividef(float x, float y) { return x / y; }
 #include "attention/bwd_preprocess.cuh"
 #include "attention/sinks.cuh"
 using namespace flashvar;
