@@ -204,6 +204,24 @@ def test_values_are_not_read_where_that_would_wait(monkeypatch: pytest.MonkeyPat
     assert out.isfinite().all()
 
 
+def test_a_repeated_call_of_packed_tensors_is_known_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Offsets of q that are those of k too are one tensor in two places, q, k and v in three."""
+    rows, packing = PACKED.clone().requires_grad_(), offsets(0, 6, len(PACKED))
+
+    def step() -> tuple[torch.Tensor, ...]:
+        out = flashvar.attention_varlen(rows, rows, rows, cu_seqlens_q=packing)
+        return out, *torch.autograd.grad(out.square().sum(), [rows])
+
+    before = step()
+    for name in ("plan", "backward_plan"):
+        monkeypatch.delattr(attention_plan, name)
+    monkeypatch.setattr("flashvar.ops.attention.call.plan", None)
+    for one, again in zip(before, step(), strict=True):
+        assert one.equal(again)
+
+
 def test_an_empty_batch_is_served() -> None:
     empty = torch.randn(0, 5, 2, 8)
     assert flashvar.attention(empty, empty, empty).shape == empty.shape

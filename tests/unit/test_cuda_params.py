@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -70,6 +71,10 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     monkeypatch.setattr(loader, "load", lambda binary: library)
     monkeypatch.setattr(
         torch._C, "_cuda_getCurrentRawStream", lambda device: 1000 + device, raising=False
+    )
+    workspace = partial(torch.empty, dtype=torch.uint8)
+    monkeypatch.setattr(
+        cuda, "_workspace_like", lambda size, device: workspace(size) if size else None
     )
     return collected
 

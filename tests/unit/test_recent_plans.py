@@ -162,9 +162,17 @@ def test_it_says_whether_autograd_records() -> None:
     assert kept.recent(KEY, tensors) == ("recorded", True)
 
 
-def test_one_tensor_twice_is_not_remembered(kept: Plans[str]) -> None:
-    x = torch.ones(3)
-    kept.remember(KEY, (x, x), "twice")
+def test_one_tensor_twice_is_another_call() -> None:
+    kept: Plans[str] = Plans()
+    x, y = torch.ones(3), torch.ones(3)
+    calls = {"twice": (x, x, None), "two": (x, y, None), "at the end": (x, None, x)}
+    for name, given in calls.items():
+        assert kept.recent(KEY, given) is None
+        kept.remember(KEY, given, name)
+    for name, given in calls.items():
+        assert kept.recent(KEY, given) == (name, False)
+    assert kept.recent(KEY, (y, y, None)) == ("twice", False)
+    assert kept.recent(KEY, (x, x, x)) is None
     assert kept.recent(KEY, (x, x)) is None
 
 

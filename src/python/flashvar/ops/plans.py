@@ -33,12 +33,16 @@ _STRIDED: Final = torch.strided
 _Made = TypeVar("_Made")
 
 
-# Recent calls with the same key, and arguments of the same types: what takes the tensors out of the
-# arguments, None if all are tensors; of each call the check of its tensors, the plan, and whether
-# autograd records it.
+# A recent call: what takes its tensors out of the arguments, each once, None if the arguments are
+# they; the places of arguments that are None, and of pairs that are one tensor; the check of the
+# tensors; the plan; whether autograd records the call.
 _Recent: TypeAlias = tuple[
     Callable[[tuple[Any, ...]], tuple[Any, ...]] | None,
-    tuple[tuple[Callable[..., bool], _Made, bool], ...],
+    tuple[int, ...],
+    tuple[tuple[int, int], ...],
+    Callable[..., bool],
+    _Made,
+    bool,
 ]
 
 
@@ -54,7 +58,7 @@ class Plans(dict[Hashable, _Made]):
     def __init__(self) -> None:
         """Nothing was made yet."""
         super().__init__()
-        self._recent: dict[Hashable, _Recent[_Made]] = {}
+        self._recent: dict[Hashable, tuple[_Recent[_Made], ...]] = {}
         self._without_place = 0
 
     def keep(self, key: Hashable, made: _Made) -> None:
@@ -75,32 +79,31 @@ class Plans(dict[Hashable, _Made]):
         # Neither these modes nor tangents change dispatch keys.
         if _dispatch_modes() or _function_modes() or forward_ad._current_level >= 0:
             return None
-        recent = self._recent.get((key, tuple(map(type, given)), _grad_enabled()))
-        if recent is None:
-            return None
-        pick, calls = recent
-        tensors: Any = given if pick is None else pick(given)
-        # The check reads strides before anything else: without any, it would end the process.
-        for x in tensors:
-            if x.layout is not _STRIDED or x.is_nested:
-                return None
-        for check, made, records in calls:
-            if check(*tensors):
-                return made, records
+        for pick, absent, pairs, check, made, records in self._recent.get(
+            (key, len(given), _grad_enabled()), ()
+        ):
+            tensors: Any = given
+            if pick is not None:
+                if not _are_alike(given, absent, pairs):
+                    continue
+                tensors = pick(given)
+            # The check reads strides before anything else: without any, it would end the process.
+            for x in tensors:
+                if type(x) not in PLAIN or x.layout is not _STRIDED or x.is_nested:
+                    break
+            else:
+                if check(*tensors):
+                    return made, records
         return None
 
     def remember(self, key: Hashable, given: tuple[torch.Tensor | None, ...], made: _Made) -> None:
-        """Let `recent` find the plan of a call of plain tensors that nothing intercepts.
-
-        Not if one tensor is passed twice, which the check does not allow.
-        """
-        places = [place for place, x in enumerate(given) if x is not None]
-        tensors = [x for x in given if x is not None]
-        if len({*map(id, tensors)}) < len(tensors) or any(type(x) not in PLAIN for x in tensors):
+        """Let `recent` find the plan of a call of plain tensors that nothing intercepts."""
+        first = {id(x): place for place, x in reversed([*enumerate(given)]) if x is not None}
+        tensors = [x for place, x in enumerate(given) if x is not None and first[id(x)] == place]
+        if any(type(x) not in PLAIN for x in tensors):
             return
-        key = (key, tuple(map(type, given)), _grad_enabled())
-        before = self._recent.get(key)
-        others = () if before is None else before[1]
+        key = (key, len(given), _grad_enabled())
+        others = self._recent.get(key, ())
         if len(others) >= _RECENT_KEPT:
             self._without_place += 1
             if self._without_place % _CALLS_A_PLACE:
@@ -113,8 +116,28 @@ class Plans(dict[Hashable, _Made]):
         records = _grad_enabled() and any(x.requires_grad for x in tensors)
         if len(self._recent) >= PLANS_KEPT:
             self._recent.clear()
-        pick = None if len(places) == len(given) else _picks(places)
-        self._recent[key] = pick, ((check, made, records), *others[: _RECENT_KEPT - 1])
+        absent = tuple(place for place, x in enumerate(given) if x is None)
+        pairs = tuple(
+            (first[id(x)], place)
+            for place, x in enumerate(given)
+            if x is not None and first[id(x)] != place
+        )
+        pick = None if len(tensors) == len(given) else _picks(sorted(first.values()))
+        call = pick, absent, pairs, check, made, records
+        self._recent[key] = (call, *others[: _RECENT_KEPT - 1])
+
+
+def _are_alike(
+    given: tuple[object, ...], absent: tuple[int, ...], pairs: tuple[tuple[int, int], ...]
+) -> bool:
+    """Whether arguments are None in these places, and the same in these pairs of places."""
+    for place in absent:
+        if given[place] is not None:
+            return False
+    for first, second in pairs:  # noqa: SIM110 (a generator takes twice as long)
+        if given[first] is not given[second]:
+            return False
+    return True
 
 
 def _picks(places: list[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:

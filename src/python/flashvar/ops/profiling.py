@@ -10,9 +10,13 @@ import torch
 _profiling: Final = torch._C._autograd._profiler_enabled
 
 
-def recorded(function: str, call: Callable[..., Any], *arguments: Any) -> Any:
-    """call(*arguments); where a profiler is on, as an event with the name of the op's function."""
+def recorded(function: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call`; where a profiler is on, within an event with the name of the op's function."""
     if not _profiling():
-        return call(*arguments)
-    with torch._C._profiler._RecordFunctionFast(f"flashvar::{function}"):
-        return call(*arguments)
+        return call
+
+    def within_event(*arguments: Any) -> Any:
+        with torch._C._profiler._RecordFunctionFast(f"flashvar::{function}"):
+            return call(*arguments)
+
+    return within_event

@@ -38,7 +38,7 @@ class Template:
         self.packed = params.pack(*fields)
         self._fields = list(self._struct.unpack(self.packed))
 
-    def pack(self, *addresses: int) -> bytes:
+    def pack(self, addresses: tuple[int, ...]) -> bytes:
         """The struct with all of its Q fields, in order."""
         fields = self._fields.copy()
         fields[1::2] = addresses

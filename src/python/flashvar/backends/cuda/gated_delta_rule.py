@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -75,8 +75,8 @@ def prepare_forward(
         if converts:
             inputs = inputs._replace(cu_seqlens=_offsets(inputs))
         workspace = empty_like(workspace_like)
-        place = workspace.data_ptr()
-        run(of_call(inputs, states, (out, final_state), place, size))
+        results = (out.data_ptr(), _address(final_state))
+        run(of_call(workspace.data_ptr(), size, results, inputs, states))
 
     return launch
 
@@ -111,8 +111,8 @@ def prepare_update(
     ) -> None:
         if converts:
             inputs = inputs._replace(cu_seqlens=_offsets(inputs))
-        place = 0 if indices is None else indices.data_ptr()
-        run(of_call(inputs, states, (out, final_state), 0, 0, place))
+        results = (out.data_ptr(), _address(final_state))
+        run(of_call(0, 0, results, inputs, states, (_address(indices),)))
 
     return launch
 
@@ -164,8 +164,10 @@ def prepare_backward(
         grads = [None if x is None else make_like(x) for x in likes]
         grads.append(None if state_like is None else zeros_like(state_like))
         workspace = empty_like(workspace_like)
-        results = (grad_out, grad_final_state, *grads)
-        run(of_call(inputs, initial_state, results, workspace.data_ptr(), size))
+        results = tuple(
+            [0 if x is None else x.data_ptr() for x in (grad_out, grad_final_state, *grads)]
+        )
+        run(of_call(workspace.data_ptr(), size, results, inputs, initial_state))
         return make_gradients(grads)
 
     return launch
@@ -199,26 +201,22 @@ def _converts(like: Inputs) -> bool:
 
 
 def _of_call(template: Template, device: int) -> Callable[..., bytes]:
-    """Packs the struct of a call: `results` come first in it, other addresses last.
+    """Packs the struct of a call: addresses of results come first in it, others last.
 
     The offsets are as binaries read them.
     """
     pack, stream_of = template.pack, torch._C._cuda_getCurrentRawStream
 
     def packed(
-        inputs: Inputs,
-        states: torch.Tensor | None,
-        results: Sequence[torch.Tensor | None],
         workspace: int,
         size: int,
-        *others: int,
+        results: tuple[int, ...],
+        inputs: Inputs,
+        states: torch.Tensor | None,
+        others: tuple[int, ...] = (),
     ) -> bytes:
-        q, k, v, g, beta, a_log, dt_bias, cu_seqlens = inputs[:8]
-        return pack(
-            stream_of(device),
-            workspace,
-            size,
-            *[0 if x is None else x.data_ptr() for x in results],
+        q, k, v, g, beta, a_log, dt_bias, cu_seqlens, _, _, _, _ = inputs
+        of_inputs = (
             0 if cu_seqlens is None else cu_seqlens.data_ptr(),
             q.data_ptr(),
             k.data_ptr(),
@@ -228,10 +226,14 @@ def _of_call(template: Template, device: int) -> Callable[..., bytes]:
             0 if a_log is None else a_log.data_ptr(),
             0 if dt_bias is None else dt_bias.data_ptr(),
             0 if states is None else states.data_ptr(),
-            *others,
         )
+        return pack((stream_of(device), workspace, size, *results, *of_inputs, *others))
 
     return packed
+
+
+def _address(x: torch.Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
 
 
 def _fields(

@@ -25,8 +25,8 @@ __all__ = ["attend", "attend_fast", "attend_with_lse", "non_plain_type", "why_no
 
 _grad_enabled: Final = torch.is_grad_enabled
 
-# The plan of a call, its options, and whether rows come before heads in memory.
-_Served: TypeAlias = tuple[Plan, tuple[Any, ...], bool]
+# The plan of a call, and whether rows come before heads in memory.
+_Served: TypeAlias = tuple[Plan, bool]
 _served: Final[Plans[_Served]] = Plans()
 
 
@@ -49,8 +49,8 @@ def attend_fast(
     key = (causal, type(causal), scale, type(scale), backend, on_cpu)
     known = _known(key, q, k, v)
     if known is not None:
-        (found, options, rows_first), records = known
-        out, _ = run_plan(found, records, q, k, v, NO_TENSORS, options, False)
+        (found, rows_first), records = known
+        out, _ = run_plan(found, records, (q, k, v), False)
         return out.transpose(1, 2) if rows_first else out
     if not are_plain(q, k, v):
         return None
@@ -74,8 +74,8 @@ def attend_fast(
     rows_first = _has_rows_first(shape, strides)
     layout = "bhsd->bshd" if rows_first else "bhsd"
     options = pack_options(causal, plain_scale(scale), -1, -1, 0.0, 0.0, False, layout, backend)
-    out, _ = call_plain(q, k, v, NO_TENSORS, options, False)
-    _served.remember(key, (q, k, v), (plan(q, k, v, NO_TENSORS, options), options, rows_first))
+    out, _ = call_plain((q, k, v), options, False)
+    _served.remember(key, (q, k, v), (plan(q, k, v, NO_TENSORS, options), rows_first))
     return out.transpose(1, 2) if rows_first else out
 
 

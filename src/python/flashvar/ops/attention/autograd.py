@@ -14,7 +14,7 @@ import torch
 from flashvar.errors import InvalidInputError
 from flashvar.ops.attention import plan as plans
 from flashvar.ops.attention.plan import Plan
-from flashvar.ops.attention.problem import NO_TENSORS, Inputs, OptionalTensors, Options, Wanted
+from flashvar.ops.attention.problem import Inputs, Options, Wanted, inputs_of
 from flashvar.ops.attention.spec import BACKWARD
 from flashvar.ops.derivatives import (
     Refused,
@@ -28,10 +28,11 @@ from flashvar.ops.dispatch_modes import is_compiling
 from flashvar.ops.profiling import recorded
 
 _TENSORS: Final = len(Inputs._fields)
-# Arguments of _Attention before the inputs.
-_BEFORE: Final = 3
-_BIAS: Final = Inputs._fields.index("bias")
-_SINKS: Final = Inputs._fields.index("sinks")
+# Arguments of a forward before its tensors; then those that may have gradients, in this order.
+_BEFORE: Final = 2
+_Q, _K, _V = range(_BEFORE, _BEFORE + 3)
+_BIAS, _SINKS = (_BEFORE + Inputs._fields.index(name) for name in ("bias", "sinks"))
+_OF_OTHERS: Final = (None,) * (_BEFORE + _TENSORS - 1 - _SINKS)
 _NOTHING_MORE: Final = Wanted()
 _SLOPES: Final = Inputs._fields.index("alibi_slopes")
 
@@ -49,14 +50,14 @@ _NO_FORWARD_MODE: Final = (
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
     """The forward of plain tensors, and its gradients.
 
-    `inputs` are the fields of Inputs; trailing optional tensors may be left out.
+    `given` are the fields of Inputs, or q, k and v alone.
     """
 
     @staticmethod
-    def forward(ctx: Any, compute: Any, options: Any, with_lse: bool, *inputs: Any) -> Any:
-        out, lse = compute(inputs, options)
-        ctx.save_for_backward(*inputs, out, lse)
-        ctx.options = options
+    def forward(ctx: Any, plan: Plan, with_lse: bool, *given: Any) -> Any:
+        out, lse = plan.run(given, True)
+        ctx.save_for_backward(*given, out, lse)
+        ctx.options = plan.options
         if not with_lse:
             return out
         # The gradient of an unused output is None instead of a tensor of zeros.
@@ -65,7 +66,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, grad_out: Any, grad_lse: Any = None) -> Any:
-        return _gradients(ctx, _BEFORE, grad_out, grad_lse)
+        return _gradients(ctx, grad_out, grad_lse)
 
 
 class _Gradients(Refused):
@@ -86,25 +87,28 @@ class _Dispatched(_Gradients):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Any, grad_lse: Any) -> Any:
-        return _gradients(ctx, 2, grad_out, grad_lse)
+        return _gradients(ctx, grad_out, grad_lse)
 
 
-def _gradients(ctx: Any, before: int, grad_out: Any, grad_lse: Any) -> Any:
-    """One gradient for each argument of a forward; `before` arguments precede the inputs."""
+def _gradients(ctx: Any, grad_out: Any, grad_lse: Any) -> Any:
+    """The gradients of all arguments that a forward may have: autograd drops None at the end."""
     needed = ctx.needs_input_grad
     if grad_out is None and grad_lse is None:
         return (None,) * len(needed)
     saved = ctx.saved_tensors
     wanted = _NOTHING_MORE
-    if len(needed) > before + _SINKS:
-        wanted = Wanted(needed[before + _BIAS], needed[before + _SINKS])
-    grads = _gradients_of((grad_out, grad_lse), saved, ctx.options, wanted)
-    found: list[torch.Tensor | None] = [None] * len(needed)
-    # A forward may have left out bias and sinks, whose gradients are the last.
-    for place, wanted in enumerate(needed[before : before + len(grads)]):
-        if wanted:
-            found[before + place] = grads[place]
-    return tuple(found)
+    if len(needed) > _SINKS:
+        wanted = Wanted(needed[_BIAS], needed[_SINKS])
+    q, k, v, *others = _gradients_of((grad_out, grad_lse), saved, ctx.options, wanted)
+    return (
+        None,
+        None,
+        q if needed[_Q] else None,
+        k if needed[_K] else None,
+        v if needed[_V] else None,
+        *(one if is_wanted else None for one, is_wanted in zip(others, wanted, strict=True)),
+        *_OF_OTHERS,
+    )
 
 
 def _gradients_of(
@@ -116,19 +120,17 @@ def _gradients_of(
     """The gradients of a backward, without the dispatcher where it may be skipped."""
     out, lse = saved[-2:]
     grads: Sequence[torch.Tensor | None]
-    known = None
-    if not is_compiling() and not torch.is_grad_enabled():
-        known = plans.known_backward(given, saved, options, wanted)
+    inputs = inputs_of(saved[:-2])
+    known = None if is_compiling() else plans.known_backward(given, saved, options, wanted)
     if known is not None:
-        grads = recorded(BACKWARD, known.run, plans.saved_inputs(saved), out, lse, *given)
+        grads = recorded(BACKWARD, known.run)(inputs, out, lse, *given)
     elif skips_dispatcher(*given, *saved):
         options = Options._make(options)
-        arguments = (*given, plans.saved_inputs(saved), out, lse, options, wanted)
-        grads = recorded(BACKWARD, plans.backward, *arguments)
+        grads = recorded(BACKWARD, plans.backward)(*given, inputs, out, lse, options, wanted)
         plans.remember_backward(given, saved, options, wanted)
     else:
         backward = torch.ops.flashvar.attention_bwd.default
-        grads = backward(*given, out, lse, *wanted, *plans.saved_inputs(saved), *options)
+        grads = backward(*given, out, lse, *wanted, *inputs, *options)
     return grads
 
 
@@ -136,17 +138,15 @@ _apply: Final = plain_apply(_Attention)
 
 
 def differentiable(
-    plan: Plan,
-    tensors: tuple[torch.Tensor | None, ...],
-    optional: OptionalTensors,
-    options: tuple[Any, ...],
-    with_lse: bool,
+    plan: Plan, given: tuple[torch.Tensor | None, ...], with_lse: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The output and, with `with_lse`, the log-sum-exp of plain tensors, recorded by autograd."""
-    if optional is not NO_TENSORS:
-        tensors = (*tensors, *optional)
-        refuse_gradient_of_slopes(tensors)
-    outputs = _apply(plan.compute, options, with_lse, *tensors)
+    """The output and, with `with_lse`, the log-sum-exp of plain tensors, recorded by autograd.
+
+    `given` are the fields of Inputs, or q, k and v alone.
+    """
+    if len(given) > _SLOPES:
+        refuse_gradient_of_slopes(given)
+    outputs = _apply(plan, with_lse, *given)
     if not with_lse:
         return outputs, None
     out, lse = outputs

@@ -44,10 +44,11 @@ def call(
         register_sharding_rules()
         out, lse = attention_fwd(*_cast(q, k, v, optional), *options)
         return out, lse
-    recent = known(q, k, v, optional, options)
+    given = (q, k, v) if optional is NO_TENSORS else (q, k, v, *optional)
+    recent = known(given, options)
     if recent is not None:
         found, records = recent
-        return run_plan(found, records, q, k, v, optional, options, with_lse)
+        return run_plan(found, records, given, with_lse)
     if not (
         are_plain(q, k, v)
         and no_dispatch_mode_active()
@@ -58,47 +59,34 @@ def call(
         except TypeError as error:
             refuse_unknown_kinds(error, (q, k, v, *optional))
             raise
-    return call_plain(q, k, v, optional, options, with_lse)
+    return call_plain(given, options, with_lse)
 
 
-def call_plain(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    optional: OptionalTensors,
-    options: tuple[Any, ...],
-    with_lse: bool,
-) -> Outputs:
-    """`call` for plain tensors while no dispatch mode is active; the caller has checked both."""
-    found = plan(q, k, v, optional, options)
-    records = _grad_enabled() and (
-        q.requires_grad
-        or k.requires_grad
-        or v.requires_grad
-        or (optional is not NO_TENSORS and any(x is not None and x.requires_grad for x in optional))
-    )
-    outputs = run_plan(found, records, q, k, v, optional, options, with_lse)
-    remember(q, k, v, optional, options, found)
+def call_plain(given: tuple[Any, ...], options: tuple[Any, ...], with_lse: bool) -> Outputs:
+    """`call` for plain tensors while no dispatch mode is active; the caller has checked both.
+
+    `given` are the fields of Inputs, or q, k and v alone.
+    """
+    q, k, v, *optional = given
+    found = plan(q, k, v, tuple(optional) or NO_TENSORS, options)
+    records = _grad_enabled() and any(x is not None and x.requires_grad for x in given)
+    outputs = run_plan(found, records, given, with_lse)
+    remember(given, options, found)
     return outputs
 
 
 def run_plan(
     found: Plan,
     records: bool,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    optional: OptionalTensors,
-    options: tuple[Any, ...],
+    given: tuple[torch.Tensor | None, ...],
     with_lse: bool,
 ) -> Outputs:
-    """A call by its plan; `records` is whether autograd does."""
+    """A call by its plan, of what the plan was made for; `records` is whether autograd does."""
     outputs: Outputs
     if records:
-        arguments = (found, (q, k, v), optional, options, with_lse)
-        outputs = recorded(FORWARD, differentiable, *arguments)
+        outputs = recorded(FORWARD, differentiable)(found, given, with_lse)
     else:
-        outputs = recorded(FORWARD, found.run, make_inputs((q, k, v, *optional)), with_lse)
+        outputs = recorded(FORWARD, found.run)(given, with_lse)
     return outputs
 
 

@@ -33,6 +33,7 @@ from flashvar.ops.attention.problem import (
     Options,
     Problem,
     Wanted,
+    inputs_of,
     make_gradients,
     make_inputs,
 )
@@ -59,8 +60,14 @@ class Plan:
     lse_like: torch.Tensor = field(repr=False)
     reads_offsets: bool  # whether the values of cu_seqlens are checked at each call
 
-    def run(self, inputs: Inputs, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The output, contiguous in the user's layout, and with `with_lse` the log-sum-exp."""
+    def run(
+        self, given: tuple[torch.Tensor | None, ...], with_lse: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output, contiguous in the user's layout, and with `with_lse` the log-sum-exp.
+
+        `given` are the fields of Inputs, or q, k and v alone.
+        """
+        inputs = inputs_of(given)
         if self.reads_offsets:
             check_offsets(inputs, self.options.max_seqlen_q, self.options.max_seqlen_k)
         out = _empty_like(self.out_like)
@@ -72,12 +79,6 @@ class Plan:
             if lse is not None:
                 fill_without_keys(lse, inputs)
         return out, lse
-
-    def compute(
-        self, inputs: tuple[torch.Tensor | None, ...], _options: object
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Both outputs; trailing optional tensors may be left out of `inputs`."""
-        return self.run(make_inputs(inputs + NO_TENSORS[len(inputs) - 3 :]), True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,7 @@ class BackwardPlan:
     ) -> Gradients:
         """The gradients in the shapes, dtypes and memory orders of their inputs.
 
+        `out` and `lse` are contiguous, as a forward makes them; the other tensors need not be.
         The memory order is that of torch's own gradients: where q is a transposed view, autograd
         passes its gradient back through the view without a copy.
         """
@@ -114,10 +116,9 @@ class BackwardPlan:
                 grad_out = grad_out.contiguous()
             if grad_lse is not None:
                 grad_lse = grad_lse.contiguous()
-            lse = lse.contiguous()
             if self.wants_sinks:
                 delta = _empty_like(lse)
-            self.launch(inputs, out.contiguous(), lse, grad_out, grad_lse, grads, delta)
+            self.launch(inputs, out, lse, grad_out, grad_lse, grads, delta)
         elif self.wants_sinks:
             delta = torch.zeros_like(lse) if grad_lse is None else -grad_lse
         if delta is not None and inputs.sinks is not None:
@@ -134,36 +135,21 @@ _plans: Plans[Plan] = Plans()
 _backward_plans: Plans[BackwardPlan] = Plans()
 
 
-def known(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    optional: OptionalTensors,
-    options: tuple[Any, ...],
-) -> tuple[Plan, bool] | None:
+def known(given: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Plan, bool] | None:
     """The plan of a recent call like this one, and whether autograd records such calls.
 
     Arguments of any kind. None where a check has to see them, or something in torch the call.
     """
     try:
-        given = (q, k, v) if optional is NO_TENSORS else (q, k, v, *optional)
-        return _plans.recent((options, _kinds(options), q.shape), given)
+        return _plans.recent((options, _kinds(options), given[0].shape), given)
     # What has no shape, or cannot be hashed, is invalid: the checks say why.
     except (AttributeError, RuntimeError, TypeError):
         return None
 
 
-def remember(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    optional: OptionalTensors,
-    options: tuple[Any, ...],
-    found: Plan,
-) -> None:
+def remember(given: tuple[Any, ...], options: tuple[Any, ...], found: Plan) -> None:
     """Let `known` find the plan of a call of plain tensors that nothing in torch intercepts."""
-    given = (q, k, v) if optional is NO_TENSORS else (q, k, v, *optional)
-    _plans.remember((options, _kinds(options), q.shape), given, found)
+    _plans.remember((options, _kinds(options), given[0].shape), given, found)
 
 
 def plan(
@@ -201,10 +187,12 @@ def known_backward(
     options: tuple[Any, ...],
     wanted: Wanted,
 ) -> BackwardPlan | None:
-    """The plan of a recent backward like this one; `saved` is what a forward saved."""
-    key = (options, _kinds(options), wanted, _are_deterministic())
-    found = _backward_plans.recent(key, grads + saved)
-    return None if found is None else found[0]
+    """The plan of a recent backward like this one; None where autograd records it.
+
+    `saved` is what a forward saved.
+    """
+    found = _backward_plans.recent((options, wanted, _are_deterministic()), grads + saved)
+    return None if found is None or found[1] else found[0]
 
 
 def remember_backward(
@@ -213,20 +201,14 @@ def remember_backward(
     options: tuple[Any, ...],
     wanted: Wanted,
 ) -> None:
-    """Let `known_backward` find the plan of a backward that has been computed."""
-    if grads[0] is None:
+    """Let `known_backward` find the plan of a backward that has been computed without autograd."""
+    out, lse = saved[-2:]
+    if grads[0] is None or out is None or lse is None:
         return
-    inputs, named = saved_inputs(saved), _deterministic_if_asked(Options._make(options))
+    inputs, named = inputs_of(saved[:-2]), _deterministic_if_asked(Options._make(options))
     found = backward_plan(inputs, _optional(inputs), named, grads[0], wanted)
-    if not found.pads:
-        key = (options, _kinds(options), wanted, _are_deterministic())
-        _backward_plans.remember(key, grads + saved, found)
-
-
-def saved_inputs(saved: tuple[torch.Tensor | None, ...]) -> Inputs:
-    """The inputs of a forward, of what it saved: the inputs that it had, out and lse."""
-    inputs = saved[:-2]
-    return make_inputs(inputs + NO_TENSORS[len(inputs) - 3 :])
+    if not found.pads and out.is_contiguous() and lse.is_contiguous():
+        _backward_plans.remember((options, wanted, _are_deterministic()), grads + saved, found)
 
 
 def backward_plan(
@@ -278,7 +260,8 @@ def backward(
     chosen = backward_plan(inputs, optional, options, grad_out, wanted)
     _check_results(chosen.problem.forward, q.dtype, grad_out, out, grad_lse, lse)
     if not chosen.pads:
-        return chosen.run(inputs, out, lse, grad_out, grad_lse)
+        # Hooks of saved tensors may have changed the order of their memory.
+        return chosen.run(inputs, out.contiguous(), lse.contiguous(), grad_out, grad_lse)
     padded = backward(
         pad(grad_out),
         grad_lse,

@@ -95,6 +95,11 @@ OptionalTensors = tuple[torch.Tensor | None, ...]
 NO_TENSORS: Final[OptionalTensors] = (None,) * (len(Inputs._fields) - 3)
 
 
+def inputs_of(given: tuple[torch.Tensor | None, ...]) -> Inputs:
+    """The inputs of a call; `given` are their fields, or q, k and v alone."""
+    return make_inputs(given if len(given) > 3 else given + NO_TENSORS)
+
+
 def pack_tensors(
     bias: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,

@@ -252,13 +252,13 @@ def causal_conv1d_update(
     known = None if is_compiling() else run.known_update(call, given)
     y: torch.Tensor
     if known is not None and not known[1]:
-        y = recorded(UPDATE, known[0].run, *given)
+        y = recorded(UPDATE, known[0].run)(*given)
         return y
     arguments: tuple[Any, ...] = (*given, activation is not None, layout, backend)
     plain = _are_plain(*given) and _is_activation(activation)
     if plain and not (torch.is_grad_enabled() and torch._C._any_requires_grad(*given)):
         plan = run.update_plan(*arguments)
-        y = recorded(UPDATE, plan.run, *given)
+        y = recorded(UPDATE, plan.run)(*given)
         run.remember_update(call, given, plan)
         return y
     named = dict(zip(run.UPDATE_NAMES, given, strict=True))

@@ -72,15 +72,14 @@ def _gradients(ctx: Any, wanted: tuple[bool, ...], grad_y: Any, grad_final: Any)
     if wanted[3] and grad_y is not None:
         of_residual = grad_y.to(ctx.residual)
     if wanted[0] or wanted[1] or wanted[2] or wanted[4]:
-        given, plan = (grad_y, grad_final, *ctx.saved_tensors), None
+        given = (grad_y, grad_final, *ctx.saved_tensors)
         options = (silu, layout, backend)
-        if not is_compiling() and not torch.is_grad_enabled():
-            plan = run.known_backward(given, options)
+        plan = None if is_compiling() else run.known_backward(given, options)
         found: Any
         if plan is not None:
-            found = recorded(BACKWARD, plan.run, *given)
+            found = recorded(BACKWARD, plan.run)(*given)
         elif skips_dispatcher(*given):
-            found = recorded(BACKWARD, run.gradients, given, options)
+            found = recorded(BACKWARD, run.gradients)(given, options)
         else:
             found = torch.ops.flashvar.causal_conv1d_bwd.default(*given, *options)
         of_x, of_weight, of_bias, of_state = found
@@ -112,9 +111,9 @@ def forward_of_plain(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """A forward of plain tensors that nothing intercepts; `records` is whether autograd does."""
     if records:
-        y, final_state = recorded(FORWARD, _apply, plan, *tensors)
+        y, final_state = recorded(FORWARD, _apply)(plan, *tensors)
     else:
-        y, final_state = recorded(FORWARD, plan.run, *tensors)
+        y, final_state = recorded(FORWARD, plan.run)(*tensors)
     return y, final_state
 
 

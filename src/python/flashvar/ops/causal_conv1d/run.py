@@ -203,35 +203,24 @@ def known(options: tuple[Any, ...], given: tuple[Any, ...]) -> tuple[Plan, bool]
     Options and tensors are those of the public function, of any kind. None where a check has to see
     them, or something in torch the call.
     """
-    return _recent(_plans, *_call(options, given, 3))
+    return _recent(_plans, options, given)
 
 
 def known_update(
     options: tuple[Any, ...], given: tuple[Any, ...]
 ) -> tuple[UpdatePlan, bool] | None:
     """The same of an update."""
-    return _recent(_update_plans, *_call(options, given, 4))
+    return _recent(_update_plans, options, given)
 
 
 def remember(options: tuple[Any, ...], given: tuple[Any, ...], plan: Plan) -> None:
     """Let `known` find the plan of a call of plain tensors that nothing in torch intercepts."""
-    options, tensors = _call(options, given, 3)
-    _plans.remember((options, tuple(map(type, options)), given[0].shape), tensors, plan)
+    _plans.remember((options, tuple(map(type, options)), given[0].shape), given, plan)
 
 
 def remember_update(options: tuple[Any, ...], given: tuple[Any, ...], plan: UpdatePlan) -> None:
     """The same of an update."""
-    options, tensors = _call(options, given, 4)
-    _update_plans.remember((options, tuple(map(type, options)), given[0].shape), tensors, plan)
-
-
-def _call(
-    options: tuple[Any, ...], given: tuple[Any, ...], residual: int
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """What a recent call had in common; `residual` is a place, where x itself is an option."""
-    if given[residual] is not given[0]:
-        return options, given
-    return (*options, True), (*given[:residual], None, *given[residual + 1 :])
+    _update_plans.remember((options, tuple(map(type, options)), given[0].shape), given, plan)
 
 
 def _recent(plans: Plans[_P], options: tuple[Any, ...], given: Any) -> tuple[_P, bool] | None:
@@ -312,11 +301,17 @@ def gradients(given: tuple[Any, ...], options: tuple[Any, ...]) -> Four:
 
 
 def known_backward(given: tuple[Any, ...], options: tuple[Any, ...]) -> BackwardPlan | None:
-    """The plan of a recent backward like this one, which has a gradient of y."""
+    """The plan of a recent backward like this one, which has a gradient of y.
+
+    None where autograd records it, for derivatives of higher order.
+    """
     recent = _backward_plans.recent(options, given)
-    if recent is None or recent[0].alignment != _alignment(given[0], given[2]):
+    if recent is None:
         return None
-    return recent[0]
+    plan, records = recent
+    if records or plan.alignment != _alignment(given[0], given[2]):
+        return None
+    return plan
 
 
 def _alignment(x: torch.Tensor, grad_y: torch.Tensor) -> int:

@@ -100,32 +100,31 @@ def gated_delta_rule(
             DtypeError, DeviceError and LayoutError are subclasses).
         BackendUnavailableError: no backend supports the call.
     """
-    arguments = (
-        *(q, k, v, g, beta, A_log, dt_bias, cu_seqlens),
-        *(scale, qk_l2norm, beta_sigmoid, allow_neg_eigval, state_layout, backend),
-    )
-    states = (initial_state, state_indices)
+    given = (q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state, state_indices)
+    options = (scale, qk_l2norm, beta_sigmoid, allow_neg_eigval, state_layout, backend)
     if not is_compiling() and type(return_final_state) is bool:
-        known = run.known(*states, arguments)
-        if known is not None and not known[1]:
-            function = FORWARD if state_indices is None else UPDATE
-            call = (*states, arguments, return_final_state)
-            out, final_state = recorded(function, known[0].run, *call)
-            return out, final_state if return_final_state else None
-        if known is not None and state_indices is None:
-            call = (known[0], initial_state, arguments, return_final_state)
-            out, final_state = recorded(FORWARD, differentiable, *call)
-            return out, final_state if return_final_state else None
-    return _checked(states, arguments, return_final_state)
+        known = run.known(given, options)
+        if known is not None:
+            plan, records = known
+            if not records:
+                call = recorded(FORWARD if state_indices is None else UPDATE, plan.run)
+                out, final_state = call(given, return_final_state)
+                return out, final_state if return_final_state else None
+            if state_indices is None:
+                call = recorded(FORWARD, differentiable)
+                out, final_state = call(plan, given, return_final_state)
+                return out, final_state if return_final_state else None
+    return _checked(given, options, return_final_state)
 
 
 def _checked(
-    states: tuple[torch.Tensor | None, ...], arguments: tuple[Any, ...], return_final_state: bool
+    given: tuple[torch.Tensor | None, ...], options: tuple[Any, ...], return_final_state: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """A call through the dispatcher, with arguments of any kind."""
-    initial_state, state_indices = states
-    *of_inputs, scale, qk_l2norm, beta_sigmoid, allow_neg_eigval, state_layout, backend = arguments
-    tensors = dict(zip(_TENSORS, (*of_inputs, *states), strict=True))
+    *of_inputs, initial_state, state_indices = given
+    scale, qk_l2norm, beta_sigmoid, allow_neg_eigval, state_layout, backend = options
+    tensors = dict(zip(_TENSORS, given, strict=True))
+    arguments = (*of_inputs, *options)
     switches = {
         "qk_l2norm": qk_l2norm,
         "beta_sigmoid": beta_sigmoid,
@@ -146,22 +145,21 @@ def _checked(
             "initial_state must be given with state_indices, which are its rows, got None: pass "
             "the pool of states"
         )
-    if _has_gradients(arguments, states):
+    if _has_gradients(given):
         raise InvalidInputError(
             "tensors must require no gradient with state_indices, which updates states in place, "
             "got one that does: call it under torch.no_grad(), or pass the states themselves"
         )
     if shards:
         check_written_shards(initial_state, state_indices, *of_inputs)
-    out = dispatched(gated_delta_rule_update, *states, *arguments)
+    out = dispatched(gated_delta_rule_update, initial_state, state_indices, *arguments)
     return out, initial_state if return_final_state else None
 
 
-def _has_gradients(arguments: tuple[Any, ...], states: tuple[torch.Tensor | None, ...]) -> bool:
+def _has_gradients(tensors: tuple[torch.Tensor | None, ...]) -> bool:
     """Whether autograd wants gradients of any tensor of a call."""
     if not torch.is_grad_enabled():
         return False
-    tensors = (*states, *arguments[:8])
     if is_compiling():  # Dynamo does not trace torch's own question
         return any(x is not None and x.requires_grad for x in tensors)
     wanted: bool = torch._C._any_requires_grad(*tensors)

@@ -35,23 +35,24 @@ _NO_FORWARD_MODE: Final = (
 )
 # Tensors of a forward: the states, and the others in the order of the schemas.
 _TENSORS: Final = 9
-# Inputs of the forward that have gradients, in the order of the backward's results.
-_DIFFERENTIABLE: Final = (1, 2, 3, 4, 5, 6, 7, 0)
+# The places of what has gradients among the arguments of _Plain and of _Dispatched, in the order of
+# the backward's results.
+_OF_PLAIN: Final = (2, 3, 4, 5, 6, 7, 8, 10)
+_OF_DISPATCHED: Final = (2, 3, 4, 5, 6, 7, 8, 1)
 
 
 class _Plain(torch.autograd.Function):  # type: ignore[misc]
     """The forward of plain tensors, and its gradients."""
 
     @staticmethod
-    def forward(
-        ctx: Any, plan: run.Plan, with_state: bool, options: Any, state: Any, *tensors: Any
-    ) -> Any:
-        _keep(ctx, (state, *tensors), options)
-        return plan.run(state, None, tensors + options, with_state)
+    def forward(ctx: Any, plan: run.Plan, with_state: bool, *given: Any) -> Any:
+        *tensors, state, _ = given
+        _keep(ctx, (state, *tensors), plan.options)
+        return plan.run(given, with_state)
 
     @staticmethod
     def backward(ctx: Any, grad_out: Any, grad_final: Any) -> Any:
-        return _gradients(ctx, 3, grad_out, grad_final)
+        return _gradients(ctx, _OF_PLAIN, grad_out, grad_final)
 
 
 class _Gradients(Refused):
@@ -71,7 +72,7 @@ class _Dispatched(_Gradients):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Any, grad_final: Any) -> Any:
-        return _gradients(ctx, 1, grad_out, grad_final)
+        return _gradients(ctx, _OF_DISPATCHED, grad_out, grad_final)
 
 
 class _Updated(Refused):
@@ -95,23 +96,25 @@ def _keep(ctx: Any, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> None:
     ctx.options = options
 
 
-def _gradients(ctx: Any, before: int, grad_out: Any, grad_final: Any) -> tuple[Any, ...]:
-    """One gradient for each argument of a forward; `before` arguments precede its own."""
-    found: list[Any] = [None] * len(ctx.needs_input_grad)
+def _gradients(
+    ctx: Any, places: tuple[int, ...], grad_out: Any, grad_final: Any
+) -> tuple[Any, ...]:
+    """One gradient for each argument of a forward; `places` are of those that have some."""
+    needed = ctx.needs_input_grad
+    found: list[Any] = [None] * len(needed)
     if grad_out is None and grad_final is None:
         return tuple(found)
-    given, plan = (grad_out, grad_final, *ctx.saved_tensors), None
-    if not is_compiling() and not torch.is_grad_enabled():
-        plan = run.known_backward(given, ctx.options)
+    given = (grad_out, grad_final, *ctx.saved_tensors)
+    plan = None if is_compiling() else run.known_backward(given, ctx.options)
     if plan is not None:
-        grads = recorded(BACKWARD, plan.run, given)
+        grads = recorded(BACKWARD, plan.run)(given)
     elif skips_dispatcher(*given):
-        grads = recorded(BACKWARD, run.gradients, given, ctx.options)
+        grads = recorded(BACKWARD, run.gradients)(given, ctx.options)
     else:
         grads = torch.ops.flashvar.gated_delta_rule_bwd.default(*given, *ctx.options)
-    for place, grad in zip(_DIFFERENTIABLE, grads, strict=True):
-        if ctx.needs_input_grad[before + place]:
-            found[before + place] = grad
+    for place, grad in zip(places, grads, strict=True):
+        if needed[place]:
+            found[place] = grad
     return tuple(found)
 
 
@@ -119,15 +122,10 @@ _apply: Final = plain_apply(_Plain)
 
 
 def differentiable(
-    plan: run.Plan,
-    initial_state: torch.Tensor | None,
-    arguments: tuple[Any, ...],
-    with_state: bool,
+    plan: run.Plan, given: tuple[torch.Tensor | None, ...], with_state: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Out, and the state after each sequence if it is wanted, of plain tensors, with autograd."""
-    # Each argument costs time: the options are one.
-    tensors, options = arguments[: _TENSORS - 1], arguments[_TENSORS - 1 :]
-    out, final_state = _apply(plan, with_state, options, initial_state, *tensors)
+    """As the plan's run, of plain tensors, recorded by autograd."""
+    out, final_state = _apply(plan, with_state, *given)
     return out, final_state
 
 

@@ -48,7 +48,8 @@ class Plan:
     """How calls of one kind are made."""
 
     launch: Launch | None  # None: there is nothing to compute
-    options: tuple[Any, ...]  # the fields of Inputs behind its tensors
+    options: tuple[Any, ...]  # those of the call, as in the schemas
+    of_inputs: tuple[Any, ...]  # the fields of Inputs behind its tensors
     on_cpu: bool  # values are checked there
     state_is_optional: bool  # to the backend
     alignment: int | None  # of the rows of q, k and v; None: calls of all alignments are alike
@@ -58,14 +59,14 @@ class Plan:
     state_like: torch.Tensor = field(repr=False)
 
     def run(
-        self,
-        states: torch.Tensor | None,
-        indices: torch.Tensor | None,
-        arguments: tuple[Any, ...],
-        with_state: bool,
+        self, given: tuple[torch.Tensor | None, ...], with_state: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Out, and the states after each sequence where they are wanted; with indices in place."""
-        inputs = make_inputs(arguments[:_TENSORS] + self.options)
+        """Out, and the states after each sequence where they are wanted; with indices in place.
+
+        `given` are the tensors of the schemas, then states and indices.
+        """
+        inputs = make_inputs(given[:_TENSORS] + self.of_inputs)
+        states, indices = given[_TENSORS:]
         if self.on_cpu:
             checks.check_values(inputs)
             if indices is not None and states is not None:
@@ -86,13 +87,13 @@ class BackwardPlan:
     """How backwards of one kind are made."""
 
     launch: BackwardLaunch
-    options: tuple[Any, ...]  # as Plan's
+    of_inputs: tuple[Any, ...]  # as Plan's
     state_layout: str
     alignment: int  # of the rows of the gradient of out, and of q, k and v
 
     def run(self, tensors: tuple[torch.Tensor | None, ...]) -> Sequence[torch.Tensor | None]:
         """The gradients of tensors that come in the order of the schema."""
-        inputs = make_inputs(tensors[3:] + self.options)
+        inputs = make_inputs(tensors[3:] + self.of_inputs)
         layout = self.state_layout
         states, grad_final = _k_first(tensors[2], layout), _k_first(tensors[1], layout)
         grads = self.launch(inputs, states, tensors[0], grad_final)
@@ -135,12 +136,14 @@ def forward(
     initial_state: torch.Tensor | None, *arguments: Any
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Out, and the state after each sequence."""
-    return _plan(initial_state, None, arguments).run(initial_state, None, arguments, True)
+    given = (*arguments[:_TENSORS], initial_state, None)
+    return _plan(initial_state, None, arguments).run(given, True)
 
 
 def update(pool: torch.Tensor, indices: torch.Tensor, *arguments: Any) -> torch.Tensor:
     """Out; the states pool[indices] are those after each sequence then."""
-    return _plan(pool, indices, arguments).run(pool, indices, arguments, True)[0]
+    given = (*arguments[:_TENSORS], pool, indices)
+    return _plan(pool, indices, arguments).run(given, True)[0]
 
 
 def backward(
@@ -190,25 +193,24 @@ def _plan(
     return found
 
 
-def known(
-    states: torch.Tensor | None, indices: torch.Tensor | None, arguments: tuple[Any, ...]
-) -> tuple[Plan, bool] | None:
+def known(given: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Plan, bool] | None:
     """The plan of a call that has been made before, and whether autograd records the call.
 
-    Arguments of any kind. None where a check has to see them, or something in torch the call.
+    Arguments of any kind, in the order of Plan.run. None where a check has to see them, or
+    something in torch the call.
     """
-    given, options = (states, indices, *arguments[:_TENSORS]), arguments[_TENSORS:]
     try:
         call = (options, _kinds(options))
         recent = _plans.recent(call, given)
         if recent is not None:
             alignment = recent[0].alignment
-            if alignment is None or alignment == _alignment(*arguments[:3]):
+            if alignment is None or alignment == _alignment(given[0], given[1], given[2]):
                 return recent
         tensors = [x for x in given if x is not None]
         if not (no_dispatch_mode_active() and are_plain(*tensors)):
             return None
-        found = _plans.get(_key(states, indices, arguments))
+        *of_inputs, states, indices = given
+        found = _plans.get(_key(states, indices, (*of_inputs, *options)))
     # What has no strides, or cannot be hashed, is invalid: the checks of a first call say why.
     except (AttributeError, RuntimeError, TypeError):
         return None
@@ -239,11 +241,15 @@ def _kinds(options: tuple[Any, ...]) -> tuple[type, ...] | None:
 def known_backward(
     tensors: tuple[torch.Tensor | None, ...], options: tuple[Any, ...]
 ) -> BackwardPlan | None:
-    """The plan of a recent backward like this one."""
+    """The plan of a recent backward like this one; None where autograd records it."""
     recent = _backward_plans.recent((options, _kinds(options)), tensors)
-    if recent is None or recent[0].alignment != _alignment(tensors[0], *tensors[3:6]):
+    if recent is None:
         return None
-    return recent[0]
+    plan, records = recent
+    grad_out, _, _, q, k, v, *_ = tensors
+    if records or plan.alignment != _alignment(q, k, v, grad_out):
+        return None
+    return plan
 
 
 def _backward_plan(
@@ -251,7 +257,8 @@ def _backward_plan(
 ) -> BackwardPlan:
     """The plan of a backward, made at the first of its kind."""
     grad_out, grad_final, initial_state, *of_inputs = tensors
-    alignment = _alignment(grad_out, *of_inputs[:3])
+    q, k, v, *_ = of_inputs
+    alignment = _alignment(q, k, v, grad_out)
     key = (
         _key(initial_state, None, (*of_inputs, *options)),
         None if grad_out is None else (grad_out.shape, grad_out.stride(), grad_out.dtype),
@@ -275,12 +282,13 @@ def _backward_plan(
     return found
 
 
-def _alignment(*rows: torch.Tensor | None) -> int:
+def _alignment(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad_out: torch.Tensor | None = None
+) -> int:
     """How far addresses are from multiples of 16 bytes, their low bits together; 0: no row is."""
-    bits = 0
-    for x in rows:
-        if x is not None:
-            bits |= x.data_ptr()
+    bits: int = q.data_ptr() | k.data_ptr() | v.data_ptr()
+    if grad_out is not None:
+        bits |= grad_out.data_ptr()
     return bits % _ROW_ALIGNMENT
 
 
@@ -322,6 +330,7 @@ def _make(
         launch, optional = _prepare(function, inputs, layout, backend, *given)
     return Plan(
         launch,
+        arguments[_TENSORS:],
         inputs[_TENSORS:],
         out.device.type == "cpu",
         optional,

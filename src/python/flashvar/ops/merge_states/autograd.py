@@ -53,7 +53,7 @@ class _Merged(Differentiated):
         outs, lses = list(tensors[:parts]), list(tensors[parts:])
         given = (grad_out, grad_lse, outs, lses, *ctx.options, wanted)
         if skips_dispatcher(grad_out, grad_lse, *tensors):
-            of_outs, of_lses = recorded(BACKWARD, run.backward, *given)
+            of_outs, of_lses = recorded(BACKWARD, run.backward)(*given)
         else:
             of_outs, of_lses = torch.ops.flashvar.merge_states_bwd.default(*given)
         if ctx.options[0]:
@@ -81,7 +81,7 @@ def forward_of_plain(
     outs: list[torch.Tensor], lses: list[torch.Tensor], *options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A forward of plain tensors that nothing intercepts: without the dispatcher."""
-    results = recorded(FORWARD, run.forward, outs, lses, *options)
+    results = recorded(FORWARD, run.forward)(outs, lses, *options)
     if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*outs, *lses)):
         out, lse = results
         return out, lse
