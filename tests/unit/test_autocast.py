@@ -89,6 +89,54 @@ def test_a_backward_of_a_forward_without(dtype: torch.dtype) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+def repeated_attention() -> Callable[[], torch.Tensor]:
+    tensors = [made(1, 9, 2, 16).requires_grad_() for _ in "qkv"]
+    return lambda: flashvar.attention(*tensors)
+
+
+def repeated_gated_delta_rule() -> Callable[[], torch.Tensor]:
+    q, k, v = (torch.randn(1, 9, 2, 16).requires_grad_() for _ in "qkv")
+    beta = torch.rand(1, 9, 2)
+    return lambda: flashvar.gated_delta_rule(q, k, v, None, beta)[0]
+
+
+def repeated_causal_conv1d() -> Callable[[], torch.Tensor]:
+    x, weight = torch.randn(1, 9, 4), torch.randn(4, 3).requires_grad_()
+    return lambda: flashvar.causal_conv1d(x, weight)
+
+
+@pytest.mark.parametrize(
+    ("repeated", "through_dispatcher"),
+    [
+        (repeated_attention, ["attention.call._dispatched", "attention.call.plan"]),
+        (repeated_gated_delta_rule, ["gated_delta_rule.api._checked"]),
+        (repeated_causal_conv1d, ["causal_conv1d.api.dispatched", "causal_conv1d.run.plan"]),
+    ],
+    ids=["attention", "gated_delta_rule", "causal_conv1d"],
+)
+def test_a_repeated_call_is_known_at_once(
+    repeated: Callable[[], Callable[[], torch.Tensor]],
+    through_dispatcher: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    call = repeated()
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(3):
+            expected = call()
+        for name in through_dispatcher:
+            monkeypatch.setattr(f"flashvar.ops.{name}", None)
+        assert call().equal(expected)
+
+
+def test_calls_follow_the_dtype_of_autocast() -> None:
+    call = repeated_attention()
+    dtypes = [torch.bfloat16, torch.float16, torch.bfloat16, torch.float16]
+    for dtype in dtypes:
+        with torch.autocast("cpu", dtype):
+            assert call().dtype == dtype
+    assert call().dtype == torch.float32
+
+
 @pytest.mark.skipif(
     not hasattr(torch.library, "get_kernel"), reason="this torch has no registry of kernels"
 )

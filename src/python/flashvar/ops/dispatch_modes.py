@@ -1,7 +1,8 @@
 """Whether a call may skip torch's dispatcher.
 
-Dispatch and function modes, transforms, traces, autocast and tensor subclasses intercept calls in
-the dispatcher; calls of plain tensors without them may skip it.
+Dispatch and function modes, transforms, traces and tensor subclasses intercept calls in the
+dispatcher; calls of plain tensors without them may skip it. Autocast does not: an op that casts
+does so before it is called.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ _PROXIES: Final = torch._C._TorchDispatchModeKey.PROXY
 _FAKES: Final = torch._C._TorchDispatchModeKey.FAKE
 _is_transformed: Final = torch._C._functorch.is_functorch_wrapped_tensor
 _tracer: Final = torch._C._get_tracing_state
-_autocasts: Final = torch._C._is_any_autocast_enabled
+autocasts: Final = torch._C._is_any_autocast_enabled
 
 
 def no_dispatch_mode_active() -> bool:
@@ -81,7 +82,6 @@ def no_dispatch_mode_active() -> bool:
         and _transforms() is None
         and _tracer() is None
         and forward_ad._current_level < 0
-        and not _autocasts()
     )
 
 

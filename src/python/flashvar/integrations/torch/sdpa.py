@@ -18,7 +18,13 @@ from flashvar.ops.attention.call import call_plain, run_plan
 from flashvar.ops.attention.options import plain_scale
 from flashvar.ops.attention.plan import Plan, plan
 from flashvar.ops.attention.problem import NO_TENSORS, pack_options
-from flashvar.ops.dispatch_modes import PLAIN, are_plain, is_compiling, no_dispatch_mode_active
+from flashvar.ops.dispatch_modes import (
+    PLAIN,
+    are_plain,
+    autocasts,
+    is_compiling,
+    no_dispatch_mode_active,
+)
 from flashvar.ops.plans import Plans
 
 __all__ = ["attend", "attend_fast", "attend_with_lse", "non_plain_type", "why_not"]
@@ -44,7 +50,7 @@ def attend_fast(
     Dtype and device are the same too. Returns None where `why_not` must decide, and on the CPU
     without `on_cpu`.
     """
-    if is_compiling():
+    if is_compiling() or autocasts():
         return None
     key = (causal, type(causal), scale, type(scale), backend, on_cpu)
     known = _known(key, q, k, v)

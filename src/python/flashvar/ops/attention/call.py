@@ -15,7 +15,12 @@ from flashvar.ops.attention.sharding import register_sharding_rules
 from flashvar.ops.attention.spec import FORWARD
 from flashvar.ops.attention.torch_library import attention_fwd
 from flashvar.ops.attention.validate import check_tensors, inspect_symbolic
-from flashvar.ops.dispatch_modes import are_plain, is_compiling, no_dispatch_mode_active
+from flashvar.ops.dispatch_modes import (
+    are_plain,
+    autocasts,
+    is_compiling,
+    no_dispatch_mode_active,
+)
 from flashvar.ops.dispatched import dispatched
 from flashvar.ops.profiling import recorded
 from flashvar.ops.sharding import are_dtensors
@@ -42,24 +47,29 @@ def call(
     """
     if is_compiling():
         register_sharding_rules()
-        out, lse = attention_fwd(*_cast(q, k, v, optional), *options)
+        out, lse = attention_fwd(*_cast((q, k, v, *optional)), *options)
         return out, lse
     given = (q, k, v) if optional is NO_TENSORS else (q, k, v, *optional)
+    if autocasts() and _skips_dispatcher(given):
+        given = _cast(given)
     recent = known(given, options)
     if recent is not None:
         found, records = recent
         return run_plan(found, records, given, with_lse)
-    if not (
-        are_plain(q, k, v)
-        and no_dispatch_mode_active()
-        and (optional is NO_TENSORS or are_plain(*[x for x in optional if x is not None]))
-    ):
+    if not _skips_dispatcher(given):
         try:
             return _dispatched(q, k, v, optional, options)
         except TypeError as error:
             refuse_unknown_kinds(error, (q, k, v, *optional))
             raise
     return call_plain(given, options, with_lse)
+
+
+def _skips_dispatcher(given: tuple[Any, ...]) -> bool:
+    """Whether a call of unchecked tensors may skip the dispatcher."""
+    q, k, v, *optional = given
+    plain = are_plain(q, k, v, *[x for x in optional if x is not None])
+    return plain and no_dispatch_mode_active()
 
 
 def call_plain(given: tuple[Any, ...], options: tuple[Any, ...], with_lse: bool) -> Outputs:
@@ -102,7 +112,7 @@ def _dispatched(
     given = make_inputs((q, k, v, *optional))
     check_tensors(given)
     are_dtensors("attention", given._asdict())
-    inputs = make_inputs(_cast(q, k, v, optional))
+    inputs = make_inputs(_cast(given))
     inspect_symbolic(inputs, Options._make(options))
     register_sharding_rules()
     out, lse = dispatched(attention_fwd, *inputs, *options)
@@ -126,20 +136,19 @@ def draw_rng_state(q: torch.Tensor) -> torch.Tensor:
     return torch.randint(_SEEDS, (2,), dtype=torch.int64, device=q.device)
 
 
-def _cast(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors
-) -> tuple[torch.Tensor | None, ...]:
-    """The tensors in the dtype of autocast; as for scaled_dot_product_attention, except float64."""
-    device = q.device.type
+def _cast(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The tensors in the dtype of autocast; as for scaled_dot_product_attention, except float64.
+
+    `given` are the fields of Inputs, or q, k and v alone; of them q, k, v and bias are cast.
+    """
+    device = given[0].device.type
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
-        return (q, k, v, *optional)
+        return given
     dtype = torch.get_autocast_dtype(device)
-    bias, *others = optional
-    q, k, v = (_lower(x, dtype) for x in (q, k, v))
-    return (q, k, v, None if bias is None else _lower(bias, dtype), *others)
+    return (*[_lower(x, dtype) for x in given[:4]], *given[4:])
 
 
-def _lower(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    if not tensor.is_floating_point() or tensor.dtype == torch.float64:
+def _lower(tensor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    if tensor is None or tensor.dtype in (dtype, torch.float64) or not tensor.is_floating_point():
         return tensor
     return tensor.to(dtype)
