@@ -232,6 +232,19 @@ def test_autocast_decides_the_dtype() -> None:
         torch.testing.assert_close(out, OWN(q, k, v), atol=2e-2, rtol=2e-2)
 
 
+def test_repeated_calls_follow_the_dtype_of_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = (torch.randn(1, 2, 9, 16, dtype=torch.bfloat16) for _ in "qkv")
+    with ours.activate(backend="reference"):
+        for dtype in (torch.bfloat16, torch.bfloat16, torch.float16, torch.bfloat16):
+            with torch.autocast("cpu", dtype):
+                assert functional.scaled_dot_product_attention(q, k, v).dtype == dtype
+        monkeypatch.setattr("flashvar.integrations.torch.activation.why_not", None)
+        monkeypatch.setattr("flashvar.integrations.torch.sdpa.call_plain", None)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert functional.scaled_dot_product_attention(q, k, v).dtype == torch.bfloat16
+        assert ours.report() == {ours.SERVED: 5}
+
+
 @pytest.mark.parametrize("mask", [None, torch.bool, torch.float32, torch.float16])
 def test_autocast_makes_one_dtype_of_several(mask: torch.dtype | None) -> None:
     """A layer in float32 between others, a mask of a third dtype, rows not contiguous."""

@@ -47,12 +47,14 @@ def attend_fast(
 ) -> torch.Tensor | None:
     """Fast path of `attend`: q, k and v have one shape [batch, heads, sequence, head_dim].
 
-    Dtype and device are the same too. Returns None where `why_not` must decide, and on the CPU
-    without `on_cpu`.
+    Dtype and device are the same too, and autocast would cast none of them. Returns None where
+    `why_not` must decide, and on the CPU without `on_cpu`.
     """
-    if is_compiling() or autocasts():
+    if is_compiling():
         return None
-    key = (causal, type(causal), scale, type(scale), backend, on_cpu)
+    # What autocast casts depends on its dtypes.
+    dtypes = (_autocast_dtype("cpu"), _autocast_dtype("cuda")) if autocasts() else None
+    key = (causal, type(causal), scale, type(scale), backend, on_cpu, dtypes)
     known = _known(key, q, k, v)
     if known is not None:
         (found, rows_first), records = known
@@ -70,6 +72,8 @@ def attend_fast(
     if shape != k.shape or shape != v.shape or len(shape) != 4 or 0 in shape:
         return None
     if k.dtype is not dtype or v.dtype is not dtype or k.device != device or v.device != device:
+        return None
+    if dtypes is not None and _dtype_after(_autocast_dtype(device.type), q) is not dtype:
         return None
     strides = q.stride()
     if strides[3] != 1 or k.stride(3) != 1 or v.stride(3) != 1:
