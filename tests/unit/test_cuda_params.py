@@ -74,7 +74,7 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     )
     workspace = partial(torch.empty, dtype=torch.uint8)
     monkeypatch.setattr(
-        cuda, "_workspace_like", lambda size, device: workspace(size) if size else None
+        cuda, "_workspaces", lambda size, device: lambda: workspace(size) if size else None
     )
     return collected
 

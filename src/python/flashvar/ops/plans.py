@@ -1,4 +1,4 @@
-"""What the plans of all ops share: the caches of them, and prototypes of outputs.
+"""What the plans of all ops share: the caches of them, and how outputs are made.
 
 A plan holds what depends on shapes, strides, dtypes, devices and options alone. Programs repeat
 calls with the same of these thousands of times.
@@ -7,11 +7,12 @@ calls with the same of these thousands of times.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import partial
 from operator import itemgetter
 from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
-from torch._C._dynamo.guards import TensorGuards
+from torch._C._dynamo.guards import TensorGuards, _empty_strided_cpu, _empty_strided_cuda
 from torch.autograd import forward_ad
 
 from flashvar.ops.dispatch_modes import PLAIN
@@ -31,6 +32,9 @@ _grad_enabled: Final = torch.is_grad_enabled
 _STRIDED: Final = torch.strided
 
 _Made = TypeVar("_Made")
+
+# Makes a tensor that is not yet written.
+Maker: TypeAlias = Callable[[], torch.Tensor]
 
 
 # A recent call: what takes its tensors out of the arguments, each once, None if the arguments are
@@ -145,6 +149,30 @@ def _picks(places: list[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
     if len(places) == 1:
         return itemgetter(slice(places[0], places[0] + 1))
     return itemgetter(*places)
+
+
+def maker(like: torch.Tensor) -> Maker:
+    """What makes tensors like `empty_like(like)`, as compiled graphs make theirs.
+
+    It skips the dispatcher, which takes as long as the allocation itself. Plans may do so: torch
+    sees the call of an op, not what is within.
+    """
+    dense, device = torch.empty_like(like, device="meta"), like.device
+    size, strides, dtype = tuple(dense.shape), dense.stride(), dense.dtype
+    if device.type == "cpu":
+        return partial(_empty_strided_cpu, size, strides, dtype)
+    through_dispatcher = partial(torch.empty_strided, size, strides, dtype=dtype, device=device)
+    if device.type != "cuda":
+        return through_dispatcher
+    index, current_device = device.index, torch._C._cuda_getDevice
+
+    def make() -> torch.Tensor:
+        # Torch's shorter way takes the current device.
+        if current_device() == index:
+            return _empty_strided_cuda(size, strides, dtype)
+        return through_dispatcher()
+
+    return make
 
 
 def prototype(tensor: torch.Tensor) -> torch.Tensor:

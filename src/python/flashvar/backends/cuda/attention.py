@@ -12,7 +12,7 @@ import torch
 from flashvar.backends.cuda.call import CALL, DTYPES, TENSOR, call_head, function_of
 from flashvar.binaries.loader import Function
 from flashvar.ops.attention.spec import BACKWARD, FORWARD
-from flashvar.ops.plans import prototype
+from flashvar.ops.plans import maker
 
 if TYPE_CHECKING:
     from flashvar.ops.attention.problem import (
@@ -134,10 +134,10 @@ def _forward(
         struct.pack("<qqq", *strides) for strides in (problem.q, problem.k, problem.v, problem.out)
     )
     constant, tail = _tail(problem)
-    of_workspace, empty_like = _workspace_like(workspace_size, device), torch.empty_like
+    make_workspace = _workspaces(workspace_size, device)
 
     def launch(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> _Result:
-        workspace = None if of_workspace is None else empty_like(of_workspace)
+        workspace = make_workspace()
         return run(
             pack(
                 head,
@@ -194,7 +194,7 @@ def _backward(
     )
     grad_bias_strides = struct.pack("<qqq", *_bias_strides(problem.grad_bias))
     constant, tail = _tail(forward)
-    of_workspace, empty_like = _workspace_like(workspace_size, device), torch.empty_like
+    make_workspace = _workspaces(workspace_size, device)
 
     def launch(
         inputs: Inputs,
@@ -205,7 +205,7 @@ def _backward(
         grads: Gradients,
         delta: torch.Tensor | None = None,
     ) -> _Result:
-        workspace = None if of_workspace is None else empty_like(of_workspace)
+        workspace = make_workspace()
         return run(
             pack(
                 head,
@@ -255,11 +255,11 @@ def _backward_workspace(problem: BackwardProblem, device: int, function: Functio
     return function.workspace(packed)
 
 
-def _workspace_like(size: int, device: int) -> torch.Tensor | None:
-    """A prototype of workspaces of so many bytes; None where none is needed."""
+def _workspaces(size: int, device: int) -> Callable[[], torch.Tensor | None]:
+    """What makes workspaces of so many bytes; None where none is needed."""
     if size == 0:
-        return None
-    return prototype(torch.empty(size, dtype=torch.uint8, device=f"cuda:{device}"))
+        return lambda: None
+    return maker(torch.empty(size, dtype=torch.uint8, device=f"cuda:{device}"))
 
 
 def _sizes(problem: Problem) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -20,7 +21,7 @@ from flashvar.backends.cuda.call import (
 from flashvar.ops.dtypes import DTYPES as NAMES
 from flashvar.ops.gated_delta_rule.problem import make_gradients
 from flashvar.ops.gated_delta_rule.spec import BACKWARD, FORWARD, UPDATE
-from flashvar.ops.plans import prototype
+from flashvar.ops.plans import maker, prototype
 
 if TYPE_CHECKING:
     from flashvar.ops.gated_delta_rule.problem import BackwardLaunch, Gradients, Inputs, Launch
@@ -46,7 +47,6 @@ _BACKWARD: Final = struct.Struct(
 _QK_L2NORM, _BETA_SIGMOID, _NEGATIVE_EIGVAL = 1, 2, 4
 _NO_GATE: Final = (0, 0, 0, 0, DTYPES["fp32"], 0)
 _NO_STATE: Final = (0, 0, 0, 0, 0)
-_empty_like: Final = torch.empty_like
 
 
 def prepare_forward(
@@ -61,8 +61,8 @@ def prepare_forward(
     fields = _fields(_FORWARD, device, inputs, initial_state, out, final_state)
     template = Template(_FORWARD, fields)
     size = function.workspace(template.packed)
-    workspace_like = prototype(torch.empty(size, dtype=torch.uint8, device=out.device))
-    of_call, empty_like = _of_call(template, device), _empty_like
+    make_workspace = maker(torch.empty(size, dtype=torch.uint8, device=out.device))
+    of_call = _of_call(template, device)
     run, converts = launch_of(function, FORWARD, chosen), _converts(inputs)
 
     def launch(
@@ -74,7 +74,7 @@ def prepare_forward(
     ) -> None:
         if converts:
             inputs = inputs._replace(cu_seqlens=_offsets(inputs))
-        workspace = empty_like(workspace_like)
+        workspace = make_workspace()
         results = (out.data_ptr(), _address(final_state))
         run(of_call(workspace.data_ptr(), size, results, inputs, states))
 
@@ -129,7 +129,7 @@ def prepare_backward(
     # Binaries write nothing where there is no element of v, and packed rows of no sequence.
     whole = inputs.cu_seqlens is None and inputs.v.numel() > 0
     make = _new_empty if whole else _new_zeros
-    zeros_like, empty_like = torch.zeros_like, _empty_like
+    zeros_like = torch.zeros_like
     results = [None if x is None else make(x) for x in (*inputs[:7], initial_state)]
     given = zeros_like(inputs.v) if grad_out is None else _with_aligned_rows(grad_out)
     copies = grad_out is not None and given is not grad_out
@@ -144,10 +144,15 @@ def prepare_backward(
     )
     template = Template(_BACKWARD, fields)
     size = function.workspace(template.packed)
-    workspace_like = prototype(torch.empty(size, dtype=torch.uint8, device=inputs.q.device))
-    *likes, state_like = [None if x is None else prototype(x) for x in results]
+    make_workspace = maker(torch.empty(size, dtype=torch.uint8, device=inputs.q.device))
+    *others, of_state = results
+    makers = [
+        None if x is None else maker(x) if whole else partial(zeros_like, prototype(x))
+        for x in others
+    ]
+    state_like = None if of_state is None else prototype(of_state)
     of_call, run = _of_call(template, device), launch_of(function, BACKWARD, chosen)
-    converts, make_like = _converts(inputs), empty_like if whole else zeros_like
+    converts = _converts(inputs)
 
     def launch(
         inputs: Inputs,
@@ -161,9 +166,9 @@ def prepare_backward(
             grad_out = zeros_like(inputs.v)
         elif copies:
             grad_out = grad_out.clone(memory_format=torch.contiguous_format)
-        grads = [None if x is None else make_like(x) for x in likes]
+        grads = [None if make is None else make() for make in makers]
         grads.append(None if state_like is None else zeros_like(state_like))
-        workspace = empty_like(workspace_like)
+        workspace = make_workspace()
         results = tuple(
             [0 if x is None else x.data_ptr() for x in (grad_out, grad_final_state, *grads)]
         )

@@ -41,7 +41,7 @@ from flashvar.ops.attention.sinks import fill_without_keys, gradient
 from flashvar.ops.attention.spec import BACKWARD, FORWARD
 from flashvar.ops.attention.trace import logged_backward, logged_forward
 from flashvar.ops.attention.validate import check_tensors, inspect, inspect_backward
-from flashvar.ops.plans import Plans, prototype
+from flashvar.ops.plans import Maker, Plans, maker, prototype
 from flashvar.ops.serving import serving
 from flashvar.selection.candidates import CandidateResult
 from flashvar.selection.request import Overrides
@@ -55,9 +55,8 @@ class Plan:
     chosen: CandidateResult
     launch: Launch | None  # None: there is nothing to compute
     options: Options
-    # Prototypes of the outputs, without memory, for empty_like. Printing them would crash.
-    out_like: torch.Tensor = field(repr=False)
-    lse_like: torch.Tensor = field(repr=False)
+    make_out: Maker
+    make_lse: Maker
     reads_offsets: bool  # whether the values of cu_seqlens are checked at each call
 
     def run(
@@ -70,8 +69,8 @@ class Plan:
         inputs = inputs_of(given)
         if self.reads_offsets:
             check_offsets(inputs, self.options.max_seqlen_q, self.options.max_seqlen_k)
-        out = _empty_like(self.out_like)
-        lse = _empty_like(self.lse_like) if with_lse else None
+        out = self.make_out()
+        lse = self.make_lse() if with_lse else None
         if self.launch is not None:
             self.launch(inputs, out, lse)
         else:
@@ -90,7 +89,9 @@ class BackwardPlan:
     pads: bool  # whether the plan of the padded problem computes the gradients
     copies_grad_out: bool
     wants_sinks: bool
-    like: Gradients = field(repr=False)  # prototypes of the gradients, without memory
+    makers: tuple[Maker, Maker, Maker]  # of the gradients of q, k and v
+    # A prototype of that of the bias; None: not wanted. Printing it would crash.
+    bias_like: torch.Tensor | None = field(repr=False)
 
     def run(
         self,
@@ -106,21 +107,23 @@ class BackwardPlan:
         The memory order is that of torch's own gradients: where q is a transposed view, autograd
         passes its gradient back through the view without a copy.
         """
-        make = torch.zeros_like if self.launch is None else _empty_like
-        like = self.like
-        bias = None if like[3] is None else torch.zeros_like(like[3])
-        grads = make_gradients((make(like[0]), make(like[1]), make(like[2]), bias, None))
+        make_q, make_k, make_v = self.makers
+        bias = None if self.bias_like is None else torch.zeros_like(self.bias_like)
+        grads = make_gradients((make_q(), make_k(), make_v(), bias, None))
         delta = None
-        if self.launch is not None:
+        if self.launch is None:
+            for grad in grads[:3]:
+                grad.zero_()
+            if self.wants_sinks:
+                delta = torch.zeros_like(lse) if grad_lse is None else -grad_lse
+        else:
             if self.copies_grad_out:
                 grad_out = grad_out.contiguous()
             if grad_lse is not None:
                 grad_lse = grad_lse.contiguous()
             if self.wants_sinks:
-                delta = _empty_like(lse)
+                delta = torch.empty_like(lse)
             self.launch(inputs, out, lse, grad_out, grad_lse, grads, delta)
-        elif self.wants_sinks:
-            delta = torch.zeros_like(lse) if grad_lse is None else -grad_lse
         if delta is not None and inputs.sinks is not None:
             grads = grads._replace(sinks=gradient(inputs.sinks, lse, delta))
         if bias is None or inputs.bias is None:
@@ -128,7 +131,6 @@ class BackwardPlan:
         return grads._replace(bias=bias.to(inputs.bias.dtype))
 
 
-_empty_like: Final = torch.empty_like
 _are_deterministic: Final = torch.are_deterministic_algorithms_enabled
 
 _plans: Plans[Plan] = Plans()
@@ -358,7 +360,7 @@ def _make(inputs: Inputs, options: Options) -> Plan:
             launch = logged_forward(launch, problem, chosen)
     out = inputs.q.new_empty(problem.out_shape)
     lse = inputs.q.new_empty(problem.lse_shape, dtype=problem.lse_dtype)
-    return Plan(problem, chosen, launch, options, prototype(out), prototype(lse), reads_offsets)
+    return Plan(problem, chosen, launch, options, maker(out), maker(lse), reads_offsets)
 
 
 def _make_backward(
@@ -382,10 +384,9 @@ def _make_backward(
     grad_bias = None
     if wanted.bias and bias is not None:
         grad_bias = prototype(bias.new_empty(bias.shape, dtype=forward.lse_dtype))
-    grad_q, grad_k, grad_v = (prototype(_empty_like(x)) for x in (q, k, v))
-    like = Gradients(grad_q, grad_k, grad_v, grad_bias)
+    makers = (maker(q), maker(k), maker(v))
     wants_sinks = wanted.sinks and inputs.sinks is not None
-    return BackwardPlan(problem, launch, pads, copies, wants_sinks, like)
+    return BackwardPlan(problem, launch, pads, copies, wants_sinks, makers, grad_bias)
 
 
 def _check_results(

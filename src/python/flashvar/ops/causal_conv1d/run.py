@@ -6,7 +6,7 @@ What depends on shapes, strides, dtypes, devices and options alone is in a plan.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import torch
@@ -30,7 +30,7 @@ from flashvar.ops.causal_conv1d.problem import (
     make_convolution,
 )
 from flashvar.ops.causal_conv1d.spec import BACKWARD, FORWARD, UPDATE
-from flashvar.ops.plans import Plans, prototype
+from flashvar.ops.plans import Maker, Plans, maker
 from flashvar.ops.sequences import check_offsets, check_own_memory, check_state_indices
 from flashvar.ops.serving import serving
 from flashvar.selection.candidates import CandidateResult
@@ -46,9 +46,8 @@ class Plan:
     launch: ForwardLaunch | None  # None: there is nothing to compute
     by_address: bool  # launch reads no shapes: views in the order of backends are not made
     options: tuple[bool, int, str, str]  # silu, columns, layout, backend
-    # Prototypes of the outputs, without memory.
-    y_like: torch.Tensor = field(repr=False)
-    final_like: torch.Tensor = field(repr=False)
+    make_y: Maker
+    make_final: Maker
 
     def run(
         self,
@@ -63,14 +62,14 @@ class Plan:
         silu, columns, layout, _ = self.options
         if cu_seqlens is not None:
             check_offsets(cu_seqlens, x.shape[-2 if layout == "btd" else -1])
-        y = _empty_like(self.y_like)
+        y = self.make_y()
         if self.by_address and self.launch is not None:
-            final_state = _empty_like(self.final_like) if columns else None
+            final_state = self.make_final() if columns else None
             ends = None if cu_seqlens is None else cu_seqlens.contiguous()
             conv = make_convolution((x, weight, bias, state, ends, silu))
             self.launch(conv, residual, y, final_state)
             return y, final_state
-        final_state = _empty_like(self.final_like)
+        final_state = self.make_final()
         if self.launch is not None:
             conv = convolution(x, weight, bias, state, cu_seqlens, silu, layout)
             of_residual = None if residual is None else rows_first(residual, layout)
@@ -85,7 +84,7 @@ class BackwardPlan:
     launch: BackwardLaunch | None  # None: there are no tokens and no states
     alignment: int  # of x and the gradient of y
     options: tuple[bool, str]  # silu, layout
-    likes: tuple[torch.Tensor, torch.Tensor, Optional, Optional] = field(repr=False)
+    makers: tuple[Maker, Maker, Maker | None, Maker | None]
 
     def run(
         self,
@@ -98,12 +97,12 @@ class BackwardPlan:
         cu_seqlens: Optional,
     ) -> Four:
         """The gradients of x, weight, bias and state; None of what is absent."""
-        of_x, of_weight, of_bias, of_state = self.likes
+        make_x, make_weight, make_bias, make_state = self.makers
         found: Four = (
-            _empty_like(of_x),
-            _empty_like(of_weight),
-            None if of_bias is None else _empty_like(of_bias),
-            None if of_state is None else _empty_like(of_state),
+            make_x(),
+            make_weight(),
+            None if make_bias is None else make_bias(),
+            None if make_state is None else make_state(),
         )
         if self.launch is None:
             for one in found:
@@ -124,7 +123,7 @@ class UpdatePlan:
     launch: UpdateLaunch | None
     by_address: bool  # as Plan's
     options: tuple[bool, str]  # silu, layout
-    y_like: torch.Tensor = field(repr=False)
+    make_y: Maker
 
     def run(
         self,
@@ -140,7 +139,7 @@ class UpdatePlan:
         if state_indices is not None:
             state_indices = state_indices.contiguous()
             check_state_indices(state_indices, state.shape[0])
-        y = _empty_like(self.y_like)
+        y = self.make_y()
         if self.launch is None:
             return y
         if not state.is_inference():  # so that a backward that kept the state refuses
@@ -161,7 +160,6 @@ _P = TypeVar("_P", Plan, BackwardPlan, UpdatePlan)
 _plans: Plans[Plan] = Plans()
 _backward_plans: Plans[BackwardPlan] = Plans()
 _update_plans: Plans[UpdatePlan] = Plans()
-_empty_like: Final = torch.empty_like
 _increment_version: Final = torch.autograd.graph.increment_version
 _NAMES: Final = ("x", "weight", "bias", "residual", "initial_state", "cu_seqlens")
 UPDATE_NAMES: Final = (
@@ -245,7 +243,7 @@ def forward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """The output and the final state."""
     found = plan(*arguments)
     y, final_state = found.run(*arguments[:6])
-    return y, _empty_like(found.final_like) if final_state is None else final_state
+    return y, found.make_final() if final_state is None else final_state
 
 
 def _make(
@@ -273,7 +271,7 @@ def _make(
         launch = serves.prepare_forward(chosen, conv, of_residual, of_y, final_state)
         by_address = chosen.binary is not None
     options = (silu, columns, layout, backend)
-    return Plan(launch, by_address, options, prototype(y), prototype(final_state))
+    return Plan(launch, by_address, options, maker(y), maker(final_state))
 
 
 def backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
@@ -345,13 +343,13 @@ def _make_backward(
         launch = serves.prepare_backward(
             chosen, conv, rows_first(grad_y, layout), grad_final, grads
         )
-    likes = (
-        prototype(of_x),
-        prototype(of_weight),
-        None if of_bias is None else prototype(of_bias),
-        None if of_state is None else prototype(of_state),
+    makers = (
+        maker(of_x),
+        maker(of_weight),
+        None if of_bias is None else maker(of_bias),
+        None if of_state is None else maker(of_state),
     )
-    return BackwardPlan(launch, _alignment(x, grad_y), (silu, layout), likes)
+    return BackwardPlan(launch, _alignment(x, grad_y), (silu, layout), makers)
 
 
 def update(*arguments: Any) -> torch.Tensor:
@@ -381,7 +379,7 @@ def _make_update(
             chosen, conv, of_residual, state_indices, state_positions, of_y
         )
         by_address = chosen.binary is not None
-    return UpdatePlan(launch, by_address, (silu, layout), prototype(y))
+    return UpdatePlan(launch, by_address, (silu, layout), maker(y))
 
 
 def _update_views(

@@ -6,8 +6,8 @@ dtypes, devices and options alone is in a plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, cast
 
@@ -30,14 +30,13 @@ from flashvar.ops.gated_delta_rule.spec import (
     STEP,
     UPDATE,
 )
-from flashvar.ops.plans import Plans, prototype
+from flashvar.ops.plans import Maker, Plans, maker, prototype
 from flashvar.ops.sequences import check_state_indices
 from flashvar.ops.serving import Takeover, serving
 from flashvar.selection.candidates import CandidateResult
 
 # Bytes: what rows start at multiples of in calls of binaries by chunks.
 _ROW_ALIGNMENT: Final = 16
-_empty_like: Final = torch.empty_like
 _increment_version: Final = torch.autograd.graph.increment_version
 # Tensors among the arguments.
 _TENSORS: Final = 8
@@ -53,10 +52,8 @@ class Plan:
     on_cpu: bool  # values are checked there
     state_is_optional: bool  # to the backend
     alignment: int | None  # of the rows of q, k and v; None: calls of all alignments are alike
-    make_out: Callable[[torch.Tensor], torch.Tensor]
-    # Prototypes of the outputs, without memory.
-    out_like: torch.Tensor = field(repr=False)
-    state_like: torch.Tensor = field(repr=False)
+    make_out: Maker
+    make_state: Maker
 
     def run(
         self, given: tuple[torch.Tensor | None, ...], with_state: bool
@@ -71,10 +68,10 @@ class Plan:
             checks.check_values(inputs)
             if indices is not None and states is not None:
                 check_state_indices(indices, states.shape[0])
-        out, final_state = self.make_out(self.out_like), states
+        out, final_state = self.make_out(), states
         if indices is None:
             wanted = with_state or not self.state_is_optional
-            final_state = _empty_like(self.state_like) if wanted else None
+            final_state = self.make_state() if wanted else None
         if self.launch is not None:
             self.launch(inputs, states, indices, out, final_state)
             if indices is not None and states is not None and not states.is_inference():
@@ -335,9 +332,8 @@ def _make(
         out.device.type == "cpu",
         optional,
         _alignment(*inputs[:3]) if launch is not None and function == FORWARD else None,
-        _empty_like if inputs.cu_seqlens is None else torch.zeros_like,
-        prototype(out),
-        prototype(after),
+        maker(out) if inputs.cu_seqlens is None else partial(torch.zeros_like, prototype(out)),
+        maker(after),
     )
 
 
