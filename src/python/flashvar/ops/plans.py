@@ -176,9 +176,6 @@ def maker(like: torch.Tensor) -> Maker:
 
 
 def prototype(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor with its memory freed; empty_like of it is the fastest way to allocate.
-
-    Printing it would crash.
-    """
+    """The tensor with its memory freed: what zeros_like needs of it. Printing it would crash."""
     tensor.untyped_storage().resize_(0)
     return tensor

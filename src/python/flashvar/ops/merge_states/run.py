@@ -6,7 +6,7 @@ What depends on shapes, strides, dtypes, devices and options alone is in a plan.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -25,7 +25,7 @@ from flashvar.ops.merge_states.inputs import (
 )
 from flashvar.ops.merge_states.problem import Backend, BackwardLaunch, ForwardLaunch, Wanted
 from flashvar.ops.merge_states.spec import BACKWARD, FORWARD
-from flashvar.ops.plans import Plans, prototype
+from flashvar.ops.plans import Maker, Plans, maker
 from flashvar.ops.serving import serving
 from flashvar.selection.candidates import CandidateResult
 
@@ -38,9 +38,8 @@ class Plan:
 
     launch: ForwardLaunch | None  # None: there is nothing to compute
     copies: bool  # whether parts are copied, into strides that backends take
-    # Prototypes of the outputs, without memory.
-    out_like: torch.Tensor = field(repr=False)
-    lse_like: torch.Tensor = field(repr=False)
+    make_out: Maker
+    make_lse: Maker
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +49,12 @@ class BackwardPlan:
     launch: BackwardLaunch | None
     copies: bool
     wanted: Wanted
-    outs_like: torch.Tensor = field(repr=False)
-    lses_like: torch.Tensor = field(repr=False)
+    make_outs: Maker
+    make_lses: Maker
 
 
 _plans: Plans[Plan] = Plans()
 _backward_plans: Plans[BackwardPlan] = Plans()
-_empty_like = torch.empty_like
 
 
 def forward(
@@ -64,7 +62,7 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The merged output and its log-sum-exp."""
     plan = _plan(outs, lses, stacked, layout, backend)
-    out, lse = _empty_like(plan.out_like), _empty_like(plan.lse_like)
+    out, lse = plan.make_out(), plan.make_lse()
     if plan.launch is not None:
         parts = (parts_of if plan.copies else views_of)(outs, lses, stacked, layout)
         plan.launch(parts, rows_first(out, False, output_layout(layout)), batched(lse, False))
@@ -94,7 +92,7 @@ def backward(
     if plan is None:
         plan = _make_backward(grad_out, grad_lse, outs, lses, *options)
         _backward_plans.keep(key, plan)
-    grad_outs, grad_lses = _empty_like(plan.outs_like), _empty_like(plan.lses_like)
+    grad_outs, grad_lses = plan.make_outs(), plan.make_lses()
     if plan.launch is not None:
         plan.launch(
             (parts_of if plan.copies else views_of)(outs, lses, stacked, layout),
@@ -136,7 +134,7 @@ def _make(outs: Tensors, lses: Tensors, stacked: bool, layout: str, backend: str
         to = rows_first(out, False, output_layout(layout))
         launch = serves.prepare_forward(chosen, parts, to, batched(lse, False))
     copies = needs_copies(outs, lses)
-    return Plan(launch, copies, prototype(out), prototype(lse))
+    return Plan(launch, copies, maker(out), maker(lse))
 
 
 def _make_backward(
@@ -165,7 +163,7 @@ def _make_backward(
             written.skipped,
         )
     copies = needs_copies(outs, lses)
-    return BackwardPlan(launch, copies, written, prototype(grad_outs), prototype(grad_lses))
+    return BackwardPlan(launch, copies, written, maker(grad_outs), maker(grad_lses))
 
 
 def like_forward(
