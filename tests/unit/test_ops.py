@@ -46,7 +46,7 @@ def test_backends_that_serve_an_op_have_its_module(spec: OpSpec) -> None:
 
 def test_a_request_is_made_of_a_call() -> None:
     q, k = (torch.empty(1, 2, 3, 64, dtype=torch.float16) for _ in range(2))
-    problem = inspect(make_inputs((q, k, q[..., :32], *(None,) * 6)), Options())
+    problem = inspect(make_inputs((q, k, q[..., :32], *(None,) * 7)), Options())
     assert Request.of_call("attention_fwd", "fp16", 0, problem) == Request.of(
         "attention_fwd", "fp16", 0, head_dim=(64, 32)
     )
