@@ -52,15 +52,13 @@ struct BwdWgmmaLaunch {
     return bwd_unsupported(problem, kSupportsGradBias);
   }
 
-  // Whether the wgmma kernels support the call: TMA requires rows that start at multiples of 16
-  // bytes.
+  // Whether the wgmma kernels support the call: TMA needs rows that start on 16 bytes.
   static bool supports(const BwdProblem& problem) {
     return unsupported(problem) == nullptr && problem.rows_are_aligned() &&
            is_addressable(problem) && tensor_map_encoder() != nullptr;
   }
 
-  // Whether the call's tensor maps begin at valid addresses: clipped ones begin in front of the
-  // tensors.
+  // Whether tensor maps begin at valid addresses: clipped ones begin in front of the tensors.
   static bool is_addressable(const BwdProblem& problem) {
     bool const clipped = is_varlen(problem) || problem.has_modifiers() || problem.deterministic;
     return !clipped || maps_can_be_clipped(problem);
@@ -112,9 +110,7 @@ struct BwdWgmmaLaunch {
     }
     if (error != cudaSuccess) return error;
     std::optional<int64_t> const ctas = schedule_key_tiles<C>(args, multiprocessors);
-    if (!ctas || query_tiles * problem.heads_q > INT32_MAX) {
-      return cudaErrorInvalidConfiguration;
-    }
+    if (!ctas || query_tiles * problem.heads_q > INT32_MAX) return cudaErrorInvalidConfiguration;
     using DqConfig = BwdDqConfig<Target, Dtype, kHeadDim, kHeadDimV, C::kModifiers, C::kBias>;
     BwdDqArgs dq_args;
     if (!C::kGradQ)
