@@ -112,6 +112,7 @@ double error_of() {
             at(between.states, boundary, head, v, k) = k < kK ? drawn() : 0;
           }
           for (int c = 0; n > 0 && c < kK; ++c) {  // its columns, or its rows where transposed
+            if (kReverse && k >= kK) continue;
             float const one = k < kK ? drawn() : 0;
             at(between.transitions, boundary, head, kReverse ? k : c, kReverse ? c : k) = one;
           }
@@ -222,6 +223,69 @@ int main() {
 """
 
 
+# Stores the transitions of inner segments as pass 1 does; prints how many elements are wrong.
+STORES = """
+constexpr int kDim = 128, kHeads = 2, kRows = kChunk, kLength = 4 * kRows + 1;
+
+struct StoreArgs {
+  FwdProblem problem;
+  Segments segments;
+  SegmentStates between, grads;
+};
+
+float element(int boundary, int head, int v, int k) {
+  return static_cast<float>(((boundary * kHeads + head) * kDim + v) * kDim + k);
+}
+
+void store(const StoreArgs& args) {
+  InnerWork const work(args.problem, args.segments, 1 + kDim / 64, 64, false);
+  if (!work.exists || !work.is_transition) return;
+  float state[kDim / 2];
+  for (int i = 0; i < kDim / 2; ++i) {
+    StatePlace const at(flashvar::Lane(), work.column, i);
+    state[i] = at.k < args.problem.head_dim ? element(work.after, work.head, at.v, at.k) : 0;
+  }
+  store_last_state<kDim>(args.problem, args.between, work, work.column, state);
+  store_transposed<kDim>(args.problem, args.grads, work, work.column, state);
+}
+
+int main() {
+  FwdProblem problem{};
+  problem.sequences = 1;
+  problem.heads = problem.heads_qk = kHeads;
+  problem.group = 1;
+  problem.head_dim = kK;
+  problem.head_dim_v = 64;
+  problem.rows = {nullptr, kLength, kLength};
+  Segments const segments{kRows};
+  int64_t const floats = SegmentStates(problem, segments, kDim, nullptr).bytes / sizeof(float);
+  // Behind what the call may use lies as much again.
+  std::vector<float> memory(4 * floats, -1.f);
+  StoreArgs const args{problem, segments, {problem, segments, kDim, memory.data()},
+                       {problem, segments, kDim, memory.data() + floats}};
+  int const boundaries = segments.boundaries(problem);
+  run_blocks(store, args, boundaries * kHeads * (1 + kDim / 64), 128);
+  int wrong = 0;
+  for (int boundary = 1; boundary < boundaries; ++boundary) {
+    for (int head = 0; head < kHeads; ++head) {
+      auto const at = [&](const State& of, int column, int row) -> float& {
+        return of.data[boundary * of.sequence_stride + head * of.head_stride + column * kDim + row];
+      };
+      for (int v = 0; v < kK; ++v) {
+        for (int k = 0; k < kDim; ++k) {
+          float const expected = k < kK ? element(boundary, head, v, k) : 0;
+          wrong += at(args.between.transitions, v, k) != expected;
+          if (k < kK) wrong += at(args.grads.transitions, k, v) != expected;
+        }
+      }
+    }
+  }
+  for (size_t i = 2 * floats; i < memory.size(); ++i) wrong += memory[i] != -1.f;
+  std::printf("%d", wrong);
+}
+"""
+
+
 def divided(folder: Path, first_once: bool, packed: bool = False, sequences: int = 1) -> list[int]:
     program = SEGMENTS
     for name, value in (
@@ -293,6 +357,14 @@ def test_scans(tmp_path: Path) -> None:
     code, printed = host_program.run(DEVICE + SCAN, tmp_path)
     assert code == 0
     assert max(float(word) for word in printed.split()) < 1e-4
+
+
+@host_program.needs_compiler
+@pytest.mark.parametrize("head_dim", [72, 96, 128])
+def test_transitions_stay_in_their_memory(head_dim: int, tmp_path: Path) -> None:
+    """Of a kernel for head dim 128, also where K is smaller: their rows and their columns."""
+    code, printed = host_program.run(DEVICE + f"constexpr int kK = {head_dim};" + STORES, tmp_path)
+    assert (code, printed) == (0, "0")
 
 
 @host_program.needs_compiler

@@ -228,4 +228,20 @@ __device__ __forceinline__ void store_last_state(const FwdProblem& problem,
                      [&](int i, float2* to) { *to = {state[i], state[i + 1]}; });
 }
 
+// Pass 1: stores columns of a transition as rows, for the scan of gradients. There is memory for K
+// of them, not for kDim.
+template <int kDim>
+__device__ __forceinline__ void store_transposed(const FwdProblem& problem,
+                                                 const SegmentStates& grads, const InnerWork& work,
+                                                 int32_t column, const float (&state)[kDim / 2]) {
+  const State& to = grads.transitions;
+  float* const data = to.data + work.after * to.sequence_stride + work.head * to.head_stride;
+  Lane const lane;
+#pragma unroll
+  for (int i = 0; i < kDim / 2; ++i) {
+    StatePlace const at(lane, column, i);
+    if (at.v < problem.head_dim && at.k < problem.head_dim) data[at.k * kDim + at.v] = state[i];
+  }
+}
+
 }  // namespace flashvar::gated_delta_rule

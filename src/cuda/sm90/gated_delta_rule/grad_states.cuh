@@ -72,20 +72,6 @@ struct StatesChain {
     }
   }
 
-  // Stores columns of a transition as rows, for the scan of gradients.
-  static __device__ __forceinline__ void store_transposed(const ChainArgs& args, const Work& work,
-                                                          int32_t boundary,
-                                                          const float (&state)[kDim / 2]) {
-    const State& to = args.of_segments.grads.transitions;
-    float* const data = to.data + boundary * to.sequence_stride + work.head * to.head_stride;
-    Lane const lane;
-#pragma unroll
-    for (int i = 0; i < kDim / 2; ++i) {
-      StatePlace const at(lane, work.column, i);
-      if (at.v < args.problem.head_dim) data[at.k * kDim + at.v] = state[i];
-    }
-  }
-
   // A state warpgroup: carries the state of the columns of `work` through all chunks.
   __device__ __forceinline__ void follow(const ChainArgs& args, const Segment& work,
                                          uint32_t warpgroup) const {
@@ -170,7 +156,9 @@ struct StatesChain {
       ptx::bulk_wait();  // images are stored: shared memory may go
     } else {
       store_last_state<kDim>(problem, args.of_segments.between, work, work.column, state);
-      if (work.is_transition) store_transposed(args, work, work.after, state);
+      if (work.is_transition) {
+        store_transposed<kDim>(problem, args.of_segments.grads, work, work.column, state);
+      }
     }
   }
 };
