@@ -37,7 +37,7 @@ _TABLE = """
 namespace flashvar {{
 template <class Dtype>
 constexpr CausalConv1d{Direction}Kernel k{Direction}Row =
-    sm80::causal_conv1d::{Direction}Launch<Target<80, 166912>, Dtype>::row();
+    sm80::causal_conv1d::{Direction}Launch<Target<{target}>, Dtype>::row();
 constexpr const CausalConv1d{Direction}Kernel* kCausalConv1d{Direction}Kernels[] = {{
     &k{Direction}Row<dtype::bf16>, &k{Direction}Row<dtype::fp16>, &k{Direction}Row<dtype::fp32>,
     nullptr}};
@@ -45,15 +45,15 @@ constexpr const CausalConv1d{Direction}Kernel* kCausalConv1d{Direction}Kernels[]
 
 
 class HostLibrary:
-    """What `flashvar.backends.cuda` calls of a binary."""
+    """What `flashvar.backends.cuda` calls of a binary for a target, as C++ names it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, target: str) -> None:
         tiles = (host_program.SOURCES / _TILES).read_text(encoding="utf-8")
         assert _BLOCKS in tiles
         headers = {_TILES: tiles.replace(_BLOCKS, _BLOCKS_THAT_VARY)}
         headers |= {
             f"causal_conv1d_{direction}_kernels.inc": _TABLE.format(
-                direction=direction, Direction=direction.capitalize()
+                direction=direction, Direction=direction.capitalize(), target=target
             )
             for direction in ("fwd", "bwd", "update")
         }

@@ -22,9 +22,12 @@ ENDS = (0, 0, 1, 3, 3, 40, 41, 300, 303, 303)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> HostLibrary:
-    return HostLibrary(tmp_path_factory.mktemp("causal_conv1d"))
+# Where shared memory allows it, the backward loads further ahead.
+@pytest.fixture(scope="module", params=["80, 166912", "90, 232448"])
+def library(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> HostLibrary:
+    return HostLibrary(tmp_path_factory.mktemp("causal_conv1d"), request.param)
 
 
 @pytest.fixture(autouse=True)
