@@ -17,6 +17,12 @@ namespace flashvar::attention {
 // to 1. Measured on an H200: docs/hopper-ledger.md, forward, version 3.
 inline constexpr float kRescaleThreshold = 8.f;
 
+// Exponents are relative to no less than this, in units of log2. Masks that add -1e9 or a dtype's
+// lowest number make scores whose products with scale_log2 overflow, or round so far off that P is
+// infinite in 16 bits, and NaN once it is rescaled by 0. A row of such scores alone sees no key, as
+// with -inf. Products down to here round by at most 1.
+inline constexpr float kLeastMax = -0x1p24f;
+
 template <int kRows_>
 struct OnlineSoftmax {
   static constexpr int kRows = kRows_;
@@ -40,10 +46,10 @@ struct OnlineSoftmax {
     // A maximum larger by at most kRescaleThreshold is ignored: P then exceeds 1, but the output
     // need not be rescaled.
     row_max[r] = (new_max - old_max) * scale_log2 <= kRescaleThreshold ? old_max : new_max;
-    // -inf: the row has seen no visible key yet. Its exponents are then taken relative to 0.
-    shift = row_max[r] == -infinity() ? 0.f : row_max[r] * scale_log2;
+    shift = log2_max(row_max[r], scale_log2);
     // Exactly 1 where the maximum is unchanged: a rounded factor would accumulate over many blocks.
-    float const factor = old_max == row_max[r] ? 1.f : exp2_approx(old_max * scale_log2 - shift);
+    float const factor =
+        old_max == row_max[r] ? 1.f : exp2_approx(log2_max(old_max, scale_log2) - shift);
     row_sum[r] *= factor;
     return factor;
   }
@@ -53,8 +59,14 @@ struct OnlineSoftmax {
   __device__ __forceinline__ float finish(int r, float scale_log2, float& lse) {
     float const sum = quad_sum(row_sum[r]);
     bool const empty = sum == 0.f;
-    lse = empty ? -infinity() : row_max[r] * scale_log2 * kLn2 + __logf(sum);
+    lse = empty ? -infinity() : log2_max(row_max[r], scale_log2) * kLn2 + __logf(sum);
     return empty ? 1.f : 1.f / sum;
+  }
+
+ private:
+  // What exponents are relative to. -inf: the row has seen no visible key yet.
+  static __device__ __forceinline__ float log2_max(float highest, float scale_log2) {
+    return fmaxf(highest * scale_log2, kLeastMax);
   }
 };
 
