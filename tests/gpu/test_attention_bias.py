@@ -154,6 +154,18 @@ def test_infinite_elements(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 @pytest.mark.parametrize("head_dim", [64, 128], ids=lambda d: f"d{d}")
+@pytest.mark.parametrize("lowest", [-1e9, torch.finfo(torch.float32).min], ids=str)
+def test_masks_of_finite_numbers(
+    lowest: float, head_dim: int, dtype: torch.dtype, backend: str
+) -> None:
+    """Causal: kernels process blocks of hidden keys alone before those that a query sees."""
+    values = bias(2, 4, torch.float32, (200, 392))
+    hidden = torch.ones(200, 392, dtype=torch.bool, device=DEVICE).triu(1)
+    check_both(biased(head_dim, values.masked_fill_(hidden, lowest), dtype), backend)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("head_dim", [64, 128], ids=lambda d: f"d{d}")
 def test_long(head_dim: int, dtype: torch.dtype, backend: str) -> None:
     """More tiles than blocks, each of several steps."""
     values = bias(1, 16, dtype, (1100, 1104))
