@@ -323,6 +323,15 @@ def test_vmap_of_what_batches_share(extra: str, in_dims: tuple[int | None, ...])
 
 
 @pytest.mark.parametrize("extra", BY_ENTRY)
+def test_vmap_of_no_entries(extra: str) -> None:
+    loss, others = BY_ENTRY[extra]
+    q = make(0)[0].requires_grad_()
+    found = torch.vmap(loss, in_dims=(0, None))(q, others[0])
+    assert found.shape == (0, 4)
+    assert torch.autograd.grad(found.sum(), q)[0].shape == q.shape
+
+
+@pytest.mark.parametrize("extra", BY_ENTRY)
 def test_a_jacobian_is_that_of_the_forward(extra: str) -> None:
     """A mapped backward has the dropout mask of its forward, which was not mapped."""
     loss, others = BY_ENTRY[extra]

@@ -23,7 +23,7 @@ def forward_batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tup
     """The batching rule of attention_fwd."""
     size: int = info.batch_size
     op = torch.ops.flashvar.attention_fwd.default
-    if _stay_apart(in_dims, arguments):
+    if _stay_apart(in_dims, arguments) and size:  # without entries there are no results to stack
         return _one_by_one(op, size, in_dims, arguments)
     inputs, batch = _fold_inputs(size, in_dims, arguments, whole_bias=False)
     out, lse = op(*inputs, *arguments[_TENSORS:])
@@ -36,7 +36,7 @@ def backward_batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tu
     op = torch.ops.flashvar.attention_bwd.default
     rest, dims = arguments[_BEFORE:], in_dims[_BEFORE:]
     wants_bias, wants_sinks = arguments[4:_BEFORE]
-    if _stay_apart(dims, rest) or wants_sinks:
+    if (_stay_apart(dims, rest) or wants_sinks) and size:
         return _one_by_one(op, size, in_dims, arguments)
     outer = [_fold(x, dim, size) for x, dim in zip(arguments[:4], in_dims[:4], strict=True)]
     inputs, batch = _fold_inputs(size, dims, rest, whole_bias=True)
