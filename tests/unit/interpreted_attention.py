@@ -139,6 +139,7 @@ def made(case: Case) -> Call:
         bias = torch.randn(*case.bias, *case.lengths)
     if case.sinks is not None:
         sinks = torch.randn(case.heads[0]).to(getattr(torch, case.sinks)) + 1
+        sinks[0] = -torch.inf  # none
     if case.alibi:
         slopes = torch.rand(batch, case.heads[0])
     if case.dropout:

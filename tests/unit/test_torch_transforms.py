@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -284,21 +285,60 @@ def test_flops_of_packed_sequences() -> None:
     assert counter.get_total_flops() == 2 * (16 + 25) * 2 * 16
 
 
-def test_vmap_of_sinks() -> None:
-    q, k, v = make(3)
-    sinks = torch.randn(4)
-    found = torch.vmap(lambda q, k, v: flashvar.attention(q, k, v, sinks=sinks))(q, k, v)
-    expected = [flashvar.attention(*one, sinks=sinks) for one in zip(q, k, v, strict=True)]
-    torch.testing.assert_close(found, torch.stack(expected))
-    many = torch.randn(3, 4)
-    with pytest.raises(BackendUnavailableError, match="the same sinks for all"):
-        torch.vmap(lambda q, k, v, s: flashvar.attention(q, k, v, sinks=s))(q, k, v, many)
+def of_sinks(q: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """The loss of each head."""
+    out: torch.Tensor = flashvar.attention(q, q, q, sinks=sinks)
+    return out.square().sum((0, 1, 3))
 
-    def gradient(q: torch.Tensor) -> torch.Tensor:
-        return torch.func.grad(lambda s: flashvar.attention(q, k[0], v[0], sinks=s).sum())(sinks)
 
-    with pytest.raises(BackendUnavailableError, match="the gradient of sinks cannot be mapped"):
-        torch.vmap(gradient)(q)
+def with_dropout(q: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    """The loss of each head."""
+    out: torch.Tensor = flashvar.attention(q, q, q, dropout_p=0.5, rng_state=state)
+    return out.square().sum((0, 1, 3))
+
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+BY_ENTRY: dict[str, tuple[Loss, torch.Tensor]] = {
+    "sinks": (of_sinks, torch.randn(3, 4)),
+    "dropout": (with_dropout, torch.tensor([[5, 6], [5, 7], [8, 6]])),
+}
+
+
+@pytest.mark.parametrize("in_dims", [(0, None), (None, 0), (4, 1)], ids=str)
+@pytest.mark.parametrize("extra", BY_ENTRY)
+def test_vmap_of_what_batches_share(extra: str, in_dims: tuple[int | None, ...]) -> None:
+    """Sinks are those of a whole batch; a mask of dropout depends on the place in it."""
+    loss, others = BY_ENTRY[extra]
+    q = make(3)[0]
+
+    def gradients(*given: torch.Tensor) -> Any:
+        leaves = tuple(place for place, x in enumerate(given) if x.is_floating_point())
+        return torch.func.grad(lambda *x: loss(*x).sum(), leaves)(*given)
+
+    pairs = list(zip((q, others), in_dims, strict=True))
+    given = [x[0] if dim is None else x.movedim(0, dim) for x, dim in pairs]
+    rows = [gradients(*(x[0 if dim is None else i] for x, dim in pairs)) for i in range(3)]
+    expected = tuple(torch.stack(column) for column in zip(*rows, strict=True))
+    torch.testing.assert_close(torch.vmap(gradients, in_dims)(*given), expected)
+
+
+@pytest.mark.parametrize("extra", BY_ENTRY)
+def test_vmap_of_no_entries(extra: str) -> None:
+    loss, others = BY_ENTRY[extra]
+    q = make(0)[0].requires_grad_()
+    found = torch.vmap(loss, in_dims=(0, None))(q, others[0])
+    assert found.shape == (0, 4)
+    assert torch.autograd.grad(found.sum(), q)[0].shape == q.shape
+
+
+@pytest.mark.parametrize("extra", BY_ENTRY)
+def test_a_jacobian_is_that_of_the_forward(extra: str) -> None:
+    """A mapped backward has the dropout mask of its forward, which was not mapped."""
+    loss, others = BY_ENTRY[extra]
+    q = make(grad=True)[0]
+    rows = [torch.autograd.grad(one, q, retain_graph=True)[0] for one in loss(q, others[0])]
+    found = torch.func.jacrev(loss)(q.detach(), others[0])
+    torch.testing.assert_close(found, torch.stack(rows))
 
 
 def test_options_of_the_op_are_those_of_options() -> None:
