@@ -144,8 +144,7 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
           differentiate_softmax<Config>(rS, rdP, smem.delta(s));
           S::pack(rdP, rdS);
         }
-        uint32_t const previous_tile =
-            it.previous;  // this step adds its dQ; none in the first step
+        uint32_t const previous_tile = it.previous;  // whose dQ this step adds, or kNone
         bool const adds_dq = Config::kGradQ && previous_tile != it.kNone;
         float rdQ[Config::kGradQCols / 2];
         if constexpr (Config::kGradQ) {
