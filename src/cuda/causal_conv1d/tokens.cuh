@@ -297,8 +297,8 @@ class TokenReader {
     if constexpr (kSingle) {
       bool const exists = (marks & TileTable::kNone) == 0;
       own_[stage].template load<true>(from, exists);
-      uint32_t starts =
-          TileTable::kAtFirst;  // of sequences, between which and the token lies `back`
+      // Marks of starts after element -back, up to the thread's first.
+      uint32_t starts = TileTable::kAtFirst;
 #pragma unroll
       for (int back = 1; back <= kPast; ++back) {
         before_[stage][kPast - back].template load<true>(from - back * stride_,

@@ -189,9 +189,9 @@ __device__ __forceinline__ void advance_state(const FwdLoads<Config>& loads,
       if constexpr (kOutput) copy_out(problem, problem.out, work, tile_v, row, work.column);
       continue;
     }
-    float known[32], update[32];
+    float known[32], update[32];  // S^T K^T, then W^T; U^T
     multiply_registers<Dtype, Tile, false, false>(known, packed_state, tiles);
-    uint32_t packed[4][4], packed_kept[4][4];
+    uint32_t packed[4][4], packed_decayed[4][4];  // decayed: b o U^T
     float undo[2];
     ValueTile(tile_v).template subtract<Dtype>(known, TokenFactors(vectors));
     pack_scaled(packed, known, undo);
@@ -200,7 +200,7 @@ __device__ __forceinline__ void advance_state(const FwdLoads<Config>& loads,
     scale_rows(update, undo);
     pack<Dtype>(packed, update);
     TokenFactors(vectors + Offsets::b).scale(update);
-    pack<Dtype>(packed_kept, update);
+    pack<Dtype>(packed_decayed, update);
 
     ptx::cp_async_wait<1>();
     __syncthreads();  // the chunk's second group is loaded
@@ -214,7 +214,7 @@ __device__ __forceinline__ void advance_state(const FwdLoads<Config>& loads,
     float const decay = load_float(vectors + Offsets::decay);
 #pragma unroll
     for (float& value : state) value *= decay;
-    multiply_registers<Dtype, Tile, true, true>(state, packed_kept, tiles);
+    multiply_registers<Dtype, Tile, true, true>(state, packed_decayed, tiles);
     pack<Dtype>(packed_state, state);
     __syncthreads();  // all warps have read Q and the scores, which the next group overwrites
     loads.start_scores(row + kChunk);
