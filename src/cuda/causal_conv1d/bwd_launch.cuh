@@ -27,7 +27,7 @@ struct BwdLaunch {
   // Blocks per SM of tokens. Two where shared memory lets them load further ahead, so that they
   // have as many bytes in flight as three: with two, the last wave of a long call is fuller.
   // Kernels of single elements spill with three on 10.0 and newer.
-  static constexpr bool kFarAhead = Target::kSharedMemory > 200'000;
+  static constexpr bool kFarAhead = Target::kSharedMemory > 200'000;  // bytes: SMs with 228 KB
   static constexpr int token_blocks(int elements) {
     return (elements > 1 ? kFarAhead : Target::kArchitecture > 90) ? 2 : 3;
   }

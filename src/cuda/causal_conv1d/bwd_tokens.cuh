@@ -250,6 +250,8 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksPerSM)
         if constexpr (kElements == 1) {
           load(tile, stage, number + kAhead, stage + kAhead);
         } else {
+          // Overwrites the slot of the previous iteration, which all lanes had read before the
+          // barrier above.
           load_iteration(iteration + kAhead);
         }
         ++iteration;

@@ -338,9 +338,7 @@ __device__ __forceinline__ void step_by_tokens(const FwdProblem& problem, const 
       uint32_t const packed = Dtype::pack(factor * quad_sum(out[half]), 0.f);
       __syncwarp();  // all lanes of the quad have read V's element, which out overwrites
       if (lane.t == 0) {
-        asm volatile("st.shared.u16 [%0], %1;" ::"r"(addresses[half]),
-                     "h"(static_cast<uint16_t>(packed))
-                     : "memory");
+        ptx::shared_store(addresses[half], static_cast<uint16_t>(packed));
       }
     }
   }

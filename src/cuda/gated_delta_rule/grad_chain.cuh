@@ -142,8 +142,7 @@ __device__ __forceinline__ void put_grad_value(uint32_t tile, int token, int hal
   if (lane.t != 0) return;
   int const column = 16 * lane.warp + lane.g + 8 * half;
   auto const word = static_cast<uint16_t>(Dtype::pack(x, 0.f));
-  asm volatile("st.shared.u16 [%0], %1;" ::"r"(element_address(tile, token, column)), "h"(word)
-               : "memory");
+  ptx::shared_store(element_address(tile, token, column), word);
   low[token * kChainColumns + column] =
       static_cast<uint16_t>(Dtype::pack(x - Dtype::unpack(word), 0.f));
 }

@@ -13,6 +13,7 @@
 #include "gated_delta_rule/chain.cuh"
 #include "gated_delta_rule/segment_work.cuh"
 #include "gated_delta_rule/triangle.cuh"
+#include "ptx/vectors.cuh"
 #include "sm80/gemm.cuh"
 #include "sm80/pipeline.cuh"
 
@@ -149,9 +150,7 @@ __device__ __forceinline__ void put_transposed(uint32_t tile, int n, const uint3
     for (int e = 0; e < 2; ++e) {
       int const row = token + e;
       uint32_t const address = tile + row * 128 + ((column / 8 ^ (row & 7)) * 16) + column % 8 * 2;
-      asm volatile("st.shared.u16 [%0], %1;" ::"r"(address),
-                   "h"(static_cast<uint16_t>(words[i] >> (16 * e)))
-                   : "memory");
+      ptx::shared_store(address, static_cast<uint16_t>(words[i] >> (16 * e)));
     }
   }
 }
