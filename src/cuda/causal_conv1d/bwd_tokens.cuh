@@ -18,7 +18,7 @@ struct BwdTokensArgs : BwdProblem {
 };
 
 // Computes the gradients, with respect to the activation's input, of the first kPast tokens after
-// the block's last tile, which belongs to another block. All loads are issued before the first is
+// the block's last tile. They are another block's tokens. All loads are issued before the first is
 // waited for.
 template <int kPast, int kElements, class TileTable>
 __device__ __forceinline__ void compute_next_tile(const BwdProblem& problem, const TileTable& table,

@@ -38,7 +38,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
   TokenWork const at(args, args.tiles);
   // Starts of sequences for which a warp takes the careful path, for_each_token(). With states,
   // all. Otherwise those that loads do not handle: loads of single elements never read other
-  // sequences; wider ones do not only where a sequence begins at a thread's first element.
+  // sequences; wider ones leave them out only where a sequence begins at the thread's first
+  // element.
   uint32_t const careful = args.state.data != nullptr ? Tiles::kAny
                            : kElements == 1           ? 0
                                                       : Tiles::kAny - Tiles::kAtFirst;

@@ -15,9 +15,9 @@ namespace flashvar::causal_conv1d {
 struct UpdateChannel {
   int64_t batch, channel, slot, oldest;
 
-  // Offset of the state's token `age` tokens after the oldest.
-  __device__ __forceinline__ int64_t column(const UpdateProblem& problem, int64_t age) const {
-    int64_t const column = age + oldest;
+  // Offset of the state's column `index`, counted from the column of the oldest token.
+  __device__ __forceinline__ int64_t column(const UpdateProblem& problem, int64_t index) const {
+    int64_t const column = index + oldest;
     return offset(problem.state, slot, channel,
                   column < problem.columns ? column : column % problem.columns);
   }
