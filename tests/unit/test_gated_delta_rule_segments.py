@@ -242,7 +242,7 @@ void store(const StoreArgs& args) {
   if (!work.exists || !work.is_transition) return;
   float state[kDim / 2];
   for (int i = 0; i < kDim / 2; ++i) {
-    StatePlace const at(flashvar::Lane(), work.column, i);
+    StateCoordinate const at(flashvar::Lane(), work.column, i);
     state[i] = at.k < args.problem.head_dim ? element(work.after, work.head, at.v, at.k) : 0;
   }
   store_last_state<kDim>(args.problem, args.between, work, work.column, state);

@@ -18,8 +18,8 @@ enum {
 };
 
 /* A tensor of three dimensions or fewer: where there are fewer, the first strides are 0. Strides in
- * elements, any; of what is written no two elements alias. That of a dimension with one entry
- * should be 0: it says nothing, and must not make rows look unaligned. */
+ * elements, any; of what is written no two elements alias. The stride of a dimension of size 1
+ * should be 0: it is never used, and another value may make aligned rows look unaligned. */
 typedef struct flashvar_strided {
   void* data; /* may be NULL where the op's header says so */
   int64_t first_stride;
@@ -34,14 +34,14 @@ typedef struct flashvar_strided {
  * Before a sequence is its state: x[-c] is state[d, columns - c], and 0 where there is none. Sums
  * are fp32, in one order.
  *
- * Packed: with cu_seqlens the batch is 1, and sequence i is rows cu_seqlens[i] to cu_seqlens[i + 1]
- * of it; they go from 0 to seqlen and never down. Whatever they hold, no access is outside of the
- * tensors. */
+ * Varlen: with cu_seqlens the batch is 1, and sequence i is rows cu_seqlens[i] to cu_seqlens[i + 1]
+ * of it. Offsets start at 0, end at seqlen and never decrease. With other offsets results are
+ * undefined, but no access is outside of the tensors. */
 typedef struct flashvar_causal_conv1d_problem {
   int64_t batch;
-  int64_t seqlen; /* packed: the rows of all sequences */
+  int64_t seqlen; /* varlen: the rows of all sequences */
   int64_t dim;
-  int64_t sequences; /* the batch, or the packed sequences; of an update the states */
+  int64_t sequences; /* the batch; varlen: the number of sequences; of an update: of states */
   int32_t width;     /* 2 to 4 */
   int32_t columns;   /* of a state */
   uint32_t dtype;    /* flashvar_dtype of x and what is like it */
@@ -95,10 +95,10 @@ flashvar_causal_conv1d_fwd(const flashvar_causal_conv1d_fwd_params* params);
 FLASHVAR_API flashvar_status
 flashvar_causal_conv1d_bwd(const flashvar_causal_conv1d_bwd_params* params);
 
-/* The output of the next seqlen tokens of each sequence, which are moved into its state. Where
+/* The output of the next seqlen tokens of each sequence, which are shifted into its state. Where
  * there are positions, states are circular buffers: x[t] of sequence i goes to column
- * (state_positions[i] + t) % columns. A sequence whose index is negative gives 0, one whose index
- * is no state's NaN. */
+ * (state_positions[i] + t) % columns. A sequence whose index is negative outputs 0, one whose index
+ * is past the last state NaN; neither writes a state. */
 FLASHVAR_API flashvar_status
 flashvar_causal_conv1d_update(const flashvar_causal_conv1d_update_params* params);
 

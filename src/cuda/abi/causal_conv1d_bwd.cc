@@ -30,7 +30,7 @@ struct CausalConv1dBwd {
                                  : status;
   }
 
-  // Weights have gradients also where there are no tokens: zeros.
+  // Without tokens the gradients of weights are still to be written as zeros.
   static bool is_empty(const Params& p) { return p.problem.dim == 0; }
 
   static std::array<Pointer, 5> required(const Params& p) {
@@ -51,7 +51,7 @@ struct CausalConv1dBwd {
     problem.grad_state = view(p.grad_state);
     problem.grad_y = view(p.grad_y);
     problem.grad_final = view(p.grad_final);
-    // Rows that no sequence has would read a gradient that is not there.
+    // Without sequences kernels count every row as sequence 0's, whose gradient does not exist.
     if (p.problem.sequences == 0) problem.grad_final.data = nullptr;
     problem.final_columns = p.final_columns;
     problem.parts = static_cast<float*>(p.call.workspace);

@@ -1,5 +1,5 @@
-// From the parameters of a causal_conv1d op to the problem its kernels see: what all of them check
-// and translate alike.
+// Checks the parameters that all causal_conv1d ops share, and converts them to
+// causal_conv1d::Problem.
 #pragma once
 #include <cstdint>
 
@@ -21,7 +21,7 @@ inline flashvar_status check_dtype(const char* name, const flashvar_strided& ten
               tensor.dtype);
 }
 
-// Refuses a tensor that is of another dtype than the problem.
+// Rejects a tensor of another dtype than the problem's.
 inline flashvar_status check_like_x(const char* name, const flashvar_strided& tensor,
                                     const flashvar_causal_conv1d_problem& p) {
   if (tensor.data == nullptr || tensor.dtype == p.dtype) return FLASHVAR_OK;
@@ -68,7 +68,7 @@ inline flashvar_status check_causal_conv1d(const flashvar_causal_conv1d_problem&
   return status;
 }
 
-// `sequences` must be the batch, where nothing packs others.
+// Without cu_seqlens, `sequences` must be the batch.
 inline flashvar_status check_sequences(const flashvar_causal_conv1d_problem& p) {
   if (p.cu_seqlens != nullptr || p.sequences == p.batch) return FLASHVAR_OK;
   return fail(FLASHVAR_INVALID_ARGUMENT,
@@ -89,7 +89,7 @@ inline void translate(const flashvar_causal_conv1d_problem& p, causal_conv1d::Pr
   to.weight = view(p.weight);
   to.bias = view(p.bias);
   to.state = view(p.state);
-  // Rows that no sequence has would read a state that is not there.
+  // Without sequences kernels count every row as sequence 0's, whose state does not exist.
   if (p.sequences == 0) to.state.data = nullptr;
 }
 

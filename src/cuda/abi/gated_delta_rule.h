@@ -13,7 +13,7 @@ extern "C" {
 enum {
   FLASHVAR_QK_L2NORM = 1u,       /* q and k are divided by sqrt(sum of squares + 1e-6) */
   FLASHVAR_BETA_SIGMOID = 2u,    /* beta is sigmoid(beta) */
-  FLASHVAR_NEGATIVE_EIGVAL = 4u, /* beta is twice that */
+  FLASHVAR_NEGATIVE_EIGVAL = 4u, /* beta is doubled, after the sigmoid */
 };
 
 /* A value for each token and head [batch, seqlen, heads], or for each head [heads]: the other
@@ -35,7 +35,7 @@ typedef struct flashvar_gate {
  * cu_seqlens[i + 1]; offsets outside [0, seqlen] are clamped, and a sequence whose end would
  * precede its start is empty. */
 typedef struct flashvar_gated_delta_rule_problem {
-  int64_t sequences; /* the batch, or the packed sequences */
+  int64_t sequences; /* the batch; varlen: the number of sequences */
   int64_t seqlen;    /* of every sequence; varlen: rows of all sequences */
   int32_t heads_qk;
   int32_t heads;      /* of v, the gates, out and the states: a multiple of heads_qk */
@@ -64,8 +64,8 @@ typedef struct flashvar_gated_delta_rule_fwd_params {
   flashvar_gated_delta_rule_problem problem;
 } flashvar_gated_delta_rule_fwd_params;
 
-/* Out and the state after each sequence, by chunks of 64 tokens: the same bits on every run. The
- * states of both ends do not overlap in memory.
+/* Out and the state after each sequence, by chunks of 64 tokens: the same bits on every run.
+ * initial_state and final_state must not overlap in memory.
  * Enqueues on the stream and returns; empty problems return without a launch. */
 FLASHVAR_API flashvar_status
 flashvar_gated_delta_rule_fwd(const flashvar_gated_delta_rule_fwd_params* params);
@@ -126,7 +126,7 @@ FLASHVAR_API flashvar_status flashvar_gated_delta_rule_bwd_explain(
  *
  * With state_indices, sequence i has state state_indices[i] of both tensors of states. An index
  * outside of 0 to states - 1 stands for zeros, and nothing is written for it. No two sequences may
- * have one state: which of them stays is not defined. */
+ * name one state: which of them is written last is undefined. */
 typedef struct flashvar_gated_delta_rule_update_params {
   flashvar_call call;
   flashvar_tensor out;        /* like v; written. Varlen: rows of no sequence stay as they are */

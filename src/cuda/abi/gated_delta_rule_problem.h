@@ -1,5 +1,5 @@
-// From the parameters of a gated_delta_rule op to the problem its kernels see: what all of its ops
-// check and translate alike.
+// Checks the parameters that all gated_delta_rule ops share, and converts them to
+// gated_delta_rule::Problem.
 #pragma once
 #include <array>
 #include <cmath>
@@ -15,6 +15,7 @@ namespace flashvar {
 // `step`: what head dims must be multiples of.
 inline flashvar_status check_gated_delta_rule(const flashvar_gated_delta_rule_problem& p,
                                               int32_t step) {
+  // As attention's kMaxSeqlen: kernels compute with 32-bit rows, also past the end of a chunk.
   constexpr int64_t kMaxRows = (int64_t{1} << 30) - 1024;
   if (p.sequences < 0 || p.sequences > kMaxRows || p.seqlen < 0 || p.seqlen > kMaxRows) {
     return fail(FLASHVAR_INVALID_ARGUMENT,
@@ -52,7 +53,7 @@ inline gated_delta_rule::Tensor gated_delta_rule_tensor(const flashvar_tensor& t
   return {static_cast<uint16_t*>(t.data), t.batch_stride, t.seq_stride, t.head_stride};
 }
 
-// An op's problem, with what all ops have alike.
+// An op's problem, with the fields of gated_delta_rule::Problem set.
 template <class Problem>
 Problem gated_delta_rule_problem(const flashvar_gated_delta_rule_problem& p,
                                  const flashvar_tensor& out) {
@@ -83,7 +84,7 @@ Problem gated_delta_rule_problem(const flashvar_gated_delta_rule_problem& p,
   return problem;
 }
 
-// What the functions that write out have in common (call.h).
+// Members of an op (call.h) that the ops which write `out` share.
 template <class Params_>
 struct GatedDeltaRuleOut {
   using Params = Params_;
@@ -102,7 +103,7 @@ struct GatedDeltaRuleOut {
   }
 };
 
-// The kernel for the least head dim that is at least the problem's, or null; `table` ends with
+// The kernel with the smallest head dim that is at least the problem's, or null. `table` ends with
 // null.
 template <class Kernel>
 const Kernel* find_kernel(const Kernel* const* table, const flashvar_gated_delta_rule_problem& p) {

@@ -16,8 +16,8 @@ extern "C" {
  * [batch, seqlen, heads] with head_dim elements each, and lses[i], the natural log-sum-exp of each
  * row. With lse = log(sum_i exp(lses[i])) and w_i = exp(lses[i] - lse),
  *   out = sum_i w_i outs[i].
- * A part counts for nothing in a row where its lse is -inf, or lower than the highest by more than
- * 103.97, where the exponential of the difference is 0 in fp32: whatever its out holds. Rows that
+ * A part is ignored in a row, whatever its out holds, where its lse is -inf or lower than the row's
+ * highest by more than 103.97: the exponential of the difference is 0 in fp32 then. Rows that
  * are -inf in every part give out 0 and lse -inf. A NaN among a row's lses gives out NaN and lse
  * NaN; +inf among them gives out NaN and lse +inf.
  *
@@ -53,8 +53,8 @@ typedef struct flashvar_merge_states_bwd_params {
   int64_t grad_outs_part_stride;
   float* grad_lses; /* [parts, batch, heads, seqlen] contiguous, written; NULL: not wanted */
   flashvar_merge_states_problem problem; /* as in the forward */
-  uint64_t skipped_outs; /* bit i: the gradient of outs[i] is not wanted, and has no place among the
-                            parts of grad_outs; parts from 64 on are all wanted */
+  uint64_t skipped_outs; /* bit i: the gradient of outs[i] is not wanted, and grad_outs has no part
+                            for it; parts from 64 on are all wanted */
 } flashvar_merge_states_bwd_params;
 
 /* The merged out and log-sum-exp, summed in fp32: the same bits on every run. Enqueues on the
@@ -65,7 +65,7 @@ flashvar_merge_states_fwd(const flashvar_merge_states_fwd_params* params);
 /* The gradients of flashvar_merge_states_fwd:
  *   grad_outs[i] = w_i grad_out
  *   grad_lses[i] = w_i (grad_out . (outs[i] - out) + grad_lse),
- * both 0 where a part counts for nothing. Without grad_lses outs are not read. */
+ * both 0 where a part is ignored. Without grad_lses outs are not read. */
 FLASHVAR_API flashvar_status
 flashvar_merge_states_bwd(const flashvar_merge_states_bwd_params* params);
 

@@ -1,5 +1,5 @@
-// From the parameters of a merge_states op to the problem its kernels see: what both directions
-// check and translate alike.
+// Checks the parameters that both merge_states ops share, and converts them to
+// merge_states::Problem.
 #pragma once
 #include <cstdint>
 
@@ -49,7 +49,7 @@ inline merge_states::Problem merge_states_problem(const flashvar_merge_states_pr
           {view(p.lses), p.lses_part_stride, p.lse_parts}};
 }
 
-// NULL where the address of a part is; else that of part 0.
+// The address of part 0, or NULL if the address of any part is.
 inline const void* address_of_parts(const flashvar_tensor& first, const void* const* addresses,
                                     int32_t parts) {
   if (addresses == nullptr) return first.data;

@@ -4,7 +4,8 @@
 // outside all sequences. Callers that need delta for the gradient of sinks get it in the LSE's
 // layout.
 //
-// Rows that see no key have LSE -inf, or their sink; masks hide all of their P.
+// The LSE of rows that see no key is -inf or, with sinks, their sink. With a sink it is finite, and
+// their P is 0 because the main kernels mask it.
 #pragma once
 #include <cstdint>
 

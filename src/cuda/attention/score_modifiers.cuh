@@ -11,6 +11,7 @@
 
 #include "attention/problem.h"
 #include "core/math.cuh"
+#include "ptx/prefetch.cuh"
 
 namespace flashvar::attention {
 
@@ -115,7 +116,7 @@ struct Bias {
     constexpr int32_t kLine = 128 / sizeof(Word);  // elements of a 128-byte line of L2
     if (row >= rows) return;
     for (int32_t c = column; c < min(column + count, columns); c += kLine) {
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(data + row * row_stride + c));
+      ptx::prefetch_l2(data + row * row_stride + c);
     }
   }
 };

@@ -49,7 +49,7 @@ struct BlockSums {
     }
     __syncthreads();  // all threads have written their sums
     // Computed again: in the loop over rows there are no registers for it.
-    ChannelPlace const at(args, args.tiles, kElements, ptx::kept(blockIdx.x));
+    ChannelWork const at(args, args.tiles, kElements, ptx::kept(blockIdx.x));
     int const lanes = 1 << args.tiles.lanes_log2, channels = lanes * kElements;
     for (int i = threadIdx.x; i < (kWidth + 1) * channels; i += kThreads) {
       int const j = i >> args.tiles.lanes_log2, tap = j / kElements;
@@ -72,8 +72,8 @@ struct BlockSums {
 // kElements: channels per thread; with 1, strides may be any. kStages: rows that are prefetched.
 // kLanes: of a group, at most. Over 100 lines, because the step is a closure over the registers
 // that a thread keeps from row to row.
-template <class Dtype, int kWidth, int kElements, int kStages, int kLanes, int kBlocksAtOnce>
-__global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
+template <class Dtype, int kWidth, int kElements, int kStages, int kLanes, int kBlocksPerSM>
+__global__ void __launch_bounds__(kThreads, kBlocksPerSM)
     bwd_channels_kernel(const __grid_constant__ BwdChannelsArgs args) {
   constexpr int kPast = kWidth - 1;
   using Reader = RowReader<Dtype, kElements, kStages>;
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     write_grad_state(args, blockIdx.x - args.tiles.blocks);
     return;
   }
-  ChannelPlace const at(args, args.tiles, kElements);
+  ChannelWork const at(args, args.tiles, kElements);
   int64_t const channel = at.first_channel + at.lane * kElements;
   // Copies of rows start only when the filters are there. One thread for each 32 bytes.
   constexpr int kEach = 32 / (kElements * sizeof(typename Dtype::Word));
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
   shared_filters.copy(at.lane * kElements, filters);
   float sums[kWidth + 1][kElements] = {};  // of the weights' gradients, and of the bias's
 
-  at.each_segment(args, args.tiles, channel < args.dim, [&](const Segment& segment) {
+  at.for_each_segment(args, args.tiles, channel < args.dim, [&](const Segment& segment) {
     // Counted from the segment's first row: `left` rows of the sequence, `rows` of the thread,
     // `ahead` that it reads, and the first row that is part of the final state.
     int64_t const left = segment.span.end - segment.first;

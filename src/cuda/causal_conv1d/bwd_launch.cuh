@@ -16,19 +16,18 @@ namespace flashvar::causal_conv1d {
 template <class Target, class Dtype>
 struct BwdLaunch {
   static constexpr int kWordBytes = sizeof(typename Dtype::Word);
-  // Of channels a thread keeps much more in registers than of tokens.
+  // Elements per thread: fewer of contiguous channels, of which it keeps more values in registers.
   static constexpr int kChannels = 4, kTokens = 16 / kWordBytes;
   static constexpr int kStages = kWordBytes == 2 ? 6 : 4;
-  // Two warps have channels beside each other, so that 512 bytes of a 16-bit row are read at about
-  // the same time. Few blocks, because each reads rows of the next one too.
+  // A group is two warps, with adjacent channels, so that 512 bytes of a 16-bit row are read at
+  // about the same time. Few blocks, because each also reads rows of the next.
   static constexpr ChannelLimits kChannelLimits{6, 32, 256, kStages, 256};
   // Blocks per SM of channels. With two, kernels for fp32 spill on 10.0 and newer.
-  static constexpr int kChannelBlocksAtOnce =
-      kWordBytes == 2 || Target::kArchitecture <= 90 ? 2 : 1;
-  // Blocks per SM of tokens. Where shared memory allows it, two, which load further ahead and so
-  // have as many bytes in flight as three: long calls are closer to a multiple of two blocks. With
-  // three of single elements, kernels spill on 10.0 and newer.
-  static constexpr bool kFarAhead = Target::kSharedMemory > 200'000;
+  static constexpr int kChannelBlocksPerSM = kWordBytes == 2 || Target::kArchitecture <= 90 ? 2 : 1;
+  // Blocks per SM of tokens. Two where shared memory lets them load further ahead, so that they
+  // have as many bytes in flight as three: with two, the last wave of a long call is fuller.
+  // Kernels of single elements spill with three on 10.0 and newer.
+  static constexpr bool kFarAhead = Target::kSharedMemory > 200'000;  // bytes: SMs with 228 KB
   static constexpr int token_blocks(int elements) {
     return (elements > 1 ? kFarAhead : Target::kArchitecture > 90) ? 2 : 3;
   }
@@ -41,8 +40,8 @@ struct BwdLaunch {
   }
 
   static constexpr KernelFactsList<3> facts(const char* row) {
-    KernelFactsMaker const channels{row, "simt", "calls with the channels beside each other"};
-    KernelFactsMaker const tokens{row, "simt", "calls with the tokens beside each other"};
+    KernelFactsMaker const channels{row, "simt", "calls whose channels are contiguous"};
+    KernelFactsMaker const tokens{row, "simt", "calls whose tokens are contiguous"};
     KernelFactsMaker const sums{row, "simt", "calls whose tokens are divided among blocks"};
     return {
         {channels.make("bwd_channels_kernel", kThreads, 0, 0),
@@ -55,7 +54,7 @@ struct BwdLaunch {
   using Tokens = BwdTokensConfig<Dtype, kWidth, kElements, tokens_ahead(kElements), kTokenTiles,
                                  token_blocks(kElements)>;
 
-  // How a call goes, and how many parts its sums have.
+  // The kernel of a call, its tiles, and the number of parts of its sums.
   struct Plan {
     Layout layout;
     ChannelTiles channels;
@@ -116,12 +115,12 @@ struct BwdLaunch {
       // An SM has 1 KB more than a block may have, of which each block takes 1 KB.
       constexpr int kFit =
           (Target::kSharedMemory + 1024) / (sizeof(typename Config::Shared) + 1024);
-      args.tiles.divide_among(int64_t{multiprocessors} * std::min(kFit, Config::kBlocksAtOnce));
+      args.tiles.divide_among(int64_t{multiprocessors} * std::min(kFit, Config::kBlocksPerSM));
       return launch_blocks<bwd_tokens_kernel<Config>, Target>(
           args, args.tiles.blocks + others, device, stream, sizeof(typename Config::Shared));
     }
     return launch_blocks<bwd_channels_kernel<Dtype, kWidth, kOfChannels, kStages,
-                                             1 << kChannelLimits.lanes_log2, kChannelBlocksAtOnce>,
+                                             1 << kChannelLimits.lanes_log2, kChannelBlocksPerSM>,
                          Target>(BwdChannelsArgs{problem, chosen.channels},
                                  chosen.channels.blocks + others, device, stream);
   }

@@ -17,23 +17,24 @@ struct BwdTokensArgs : BwdProblem {
   TokenTiles tiles;  // blocks after theirs write the gradients of states
 };
 
-// Computes the gradients with respect to the activation's input of the first tokens after a block's
-// last tile. All loads are issued before the first is waited for.
-template <int kPast, int kElements, class Strip>
-__device__ __forceinline__ void find_behind(const BwdProblem& problem, const Strip& strip,
-                                            const TokenPlace& at,
-                                            const ChannelFilter<kPast + 1>& filter,
-                                            float (&behind)[kElements == 1 ? 1 : kPast]) {
-  TilePlace const last = strip.place(0);
+// Computes the gradients, with respect to the activation's input, of the first kPast tokens after
+// the block's last tile. They are another block's tokens. All loads are issued before the first is
+// waited for.
+template <int kPast, int kElements, class TileTable>
+__device__ __forceinline__ void compute_next_tile(const BwdProblem& problem, const TileTable& table,
+                                                  const TokenWork& at,
+                                                  const ChannelFilter<kPast + 1>& filter,
+                                                  float (&next_tile)[kElements == 1 ? 1 : kPast]) {
+  TokenCoordinate const last = table.coordinate(0);
   int64_t const token = last.token + int64_t{at.lanes} * kElements + at.lane;
   float grad = 0.f;
   if (at.exists && at.lane < kPast && token < problem.seqlen) {
-    Span const span = strip.span(problem, last.batch, token);
-    int64_t const place = token - span.begin;
+    Span const span = table.span(problem, last.batch, token);
+    int64_t const position = token - span.begin;
     uint32_t bits[kPast + 1] = {};
 #pragma unroll
     for (int back = 0; back <= kPast; ++back) {
-      if (place < back) break;
+      if (position < back) break;
       bits[back] = load_bits(problem.x, offset(problem.x, last.batch, token - back, at.channel));
     }
     uint32_t const of_grad =
@@ -41,30 +42,31 @@ __device__ __forceinline__ void find_behind(const BwdProblem& problem, const Str
     float values[kPast + 1];
 #pragma unroll
     for (int back = 0; back <= kPast; ++back) {
-      values[kPast - back] = place < back ? before(problem, span, at.channel, back - place)
-                                          : value_of(problem.x, bits[back]);
+      values[kPast - back] = position < back
+                                 ? state_token(problem, span, at.channel, back - position)
+                                 : value_of(problem.x, bits[back]);
     }
     grad = grad_activated(value_of(problem.grad_y, of_grad),
                           filter.convolved(values, values[kPast]), problem.silu);
   }
   if constexpr (kElements == 1) {
-    behind[0] = grad;
+    next_tile[0] = grad;
   } else {
 #pragma unroll
-    for (int i = 0; i < kPast; ++i) behind[i] = __shfl_sync(0xffffffffu, grad, i, at.lanes);
+    for (int i = 0; i < kPast; ++i) next_tile[i] = __shfl_sync(0xffffffffu, grad, i, at.lanes);
   }
 }
 
 // Adds the gradients of final states to those of a thread's elements.
-template <int kElements, class Strip>
-__device__ __forceinline__ void add_grad_final(const BwdProblem& problem, const Strip& strip,
-                                               const TokenPlace& at, int number,
+template <int kElements, class TileTable>
+__device__ __forceinline__ void add_grad_final(const BwdProblem& problem, const TileTable& table,
+                                               const TokenWork& at, int number,
                                                float (&results)[kElements]) {
-  TilePlace const place = strip.thread_place(number);
+  TokenCoordinate const coordinate = table.thread_coordinate(number);
 #pragma unroll 1
   for (int e = 0; e < kElements; ++e) {
-    Span const span = strip.span(problem, place.batch, place.token + e);
-    int64_t const column = place.token + e - span.end + problem.final_columns;
+    Span const span = table.span(problem, coordinate.batch, coordinate.token + e);
+    int64_t const column = coordinate.token + e - span.end + problem.final_columns;
     if (column < 0) continue;
     float const grad =
         load(problem.grad_final, offset(problem.grad_final, span.index, at.channel, column));
@@ -94,7 +96,7 @@ __device__ __forceinline__ void convolve_back(const ChannelFilter<kWidth>& filte
 // Adds up the sums of a channel's lanes, in an order that depends on nothing but their number, and
 // stores them: as gradients, or as the block's part.
 template <int kWidth>
-__device__ __forceinline__ void store_sums(const BwdTokensArgs& args, const TokenPlace& at,
+__device__ __forceinline__ void store_sums(const BwdTokensArgs& args, const TokenWork& at,
                                            float (&sums)[kWidth + 1]) {
 #pragma unroll
   for (int j = 0; j <= kWidth; ++j) {
@@ -112,13 +114,13 @@ __device__ __forceinline__ void store_sums(const BwdTokensArgs& args, const Toke
 
 // kElements: per thread and tile; with one, strides are arbitrary. kAhead: tiles that are loaded
 // ahead. kTiles: per block, at most.
-template <class Dtype_, int kWidth_, int kElements_, int kAhead_, int kTiles, int kBlocksAtOnce_>
+template <class Dtype_, int kWidth_, int kElements_, int kAhead_, int kTiles, int kBlocksPerSM_>
 struct BwdTokensConfig {
   using Dtype = Dtype_;
   static constexpr int kWidth = kWidth_, kPast = kWidth - 1, kElements = kElements_;
-  static constexpr int kAhead = kAhead_, kBlocksAtOnce = kBlocksAtOnce_;
+  static constexpr int kAhead = kAhead_, kBlocksPerSM = kBlocksPerSM_;
   enum { kX, kGradY, kGradX, kTensors };
-  using Tiles = Strip<kPast, kElements, kPast, kTiles, kAhead, kTensors, true>;
+  using Tiles = TileTable<kPast, kElements, kPast, kTiles, kAhead, kTensors, true>;
   using Reader = TokenReader<Dtype, kPast, kElements, kAhead, Tiles>;
   using GradReader = TokenReader<Dtype, 0, kElements, kAhead, Tiles>;
   static_assert(kTiles % Reader::kStages == 0);
@@ -132,7 +134,7 @@ struct BwdTokensConfig {
 // Over 100 lines, because the steps of a tile share the sums and what is loaded ahead, in
 // registers.
 template <class Config>
-__global__ void __launch_bounds__(kThreads, Config::kBlocksAtOnce)
+__global__ void __launch_bounds__(kThreads, Config::kBlocksPerSM)
     bwd_tokens_kernel(const __grid_constant__ BwdTokensArgs args) {
   constexpr int kWidth = Config::kWidth, kPast = Config::kPast, kElements = Config::kElements;
   constexpr int kAhead = Config::kAhead;
@@ -150,12 +152,12 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksAtOnce)
     write_grad_state(args, blockIdx.x - args.tiles.blocks);
     return;
   }
-  TokenPlace at(args, args.tiles);
-  // As in the forward. In addition, what follows a thread's elements is left out without the
-  // careful path where a sequence ends with them.
+  TokenWork at(args, args.tiles);
+  // As in the forward. In addition, a sequence that ends with a thread's last element does not need
+  // the careful path: convolve_back() leaves out what follows.
   uint32_t const careful = args.state.data != nullptr || kElements == 1
                                ? Tiles::kAny
-                               : Tiles::kAny - Tiles::kAtFirst - Tiles::kBehindLast;
+                               : Tiles::kAny - Tiles::kAtFirst - Tiles::kAfterLast;
   bool const has_grad_final = args.grad_final.data != nullptr;
   int64_t const first = int64_t{at.lane} * kElements;  // the thread's first token in a tile
   const Word* x =
@@ -168,24 +170,25 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksAtOnce)
   FilterBits<kWidth> bits(args, at.channel, at.exists);
   Reader reader(shared.x, at, args.x.strides[1]);
   GradReader grad_reader(shared.grad_y, at, args.grad_y.strides[1]);
-  Tiles strip(
-      shared.tiles, args, args.tiles, at, careful, has_grad_final,
-      {&args.x, &args.grad_y, &args.grad_x}, [&](int number, const TilePlace& tile, bool loads) {
-        if constexpr (kElements > 1) {
-          reader.copy(number, x + offset(args.x, tile.batch, tile.token, 0), loads);
-          grad_reader.copy(number, grad_y + offset(args.grad_y, tile.batch, tile.token, 0), loads);
-          ptx::cp_async_commit();
-        }
-      });
-  int64_t const channel_step = TokenPlace::channel_step(args.tiles);
-  // Several elements at once are loaded kAhead turns before they are processed, also those of the
-  // next channel. A turn is a tile of the block's, or one after them, of which lanes load at most
-  // what is before the block's first.
-  int const turns = max(at.count + 1, kAhead);
-  typename Tiles::Cursor loaded = strip.begin(at.exists);
+  Tiles table(shared.tiles, args, args.tiles, at, careful, has_grad_final,
+              {&args.x, &args.grad_y, &args.grad_x},
+              [&](int number, const TokenCoordinate& tile, bool loads) {
+                if constexpr (kElements > 1) {
+                  reader.copy(number, x + offset(args.x, tile.batch, tile.token, 0), loads);
+                  grad_reader.copy(number, grad_y + offset(args.grad_y, tile.batch, tile.token, 0),
+                                   loads);
+                  ptx::cp_async_commit();
+                }
+              });
+  int64_t const channel_step = TokenWork::channel_step(args.tiles);
+  // Several elements at once are loaded kAhead iterations before they are processed, also those of
+  // the next channel. A channel takes an iteration for each of the block's tiles, one for the tile
+  // before them, and as many more as make kAhead.
+  int const iterations = max(at.count + 1, kAhead);
+  typename Tiles::Cursor loaded = table.begin(at.exists);
   loaded.advance(kAhead);
   int64_t loaded_channel = at.channel;
-  int left = turns - kAhead;  // of the channel, to be loaded
+  int left = iterations - kAhead;  // of the channel, to be loaded
   auto load = [&](const typename Tiles::Cursor& from, int stage, int number, int ahead) {
     uint32_t const marks = from.marks(ahead);
     int64_t const of_x = from.offset(Config::kX, ahead);
@@ -197,31 +200,31 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksAtOnce)
     x += channel_step * args.x.strides[2];
     grad_y += channel_step * args.grad_y.strides[2];
     loaded_channel += channel_step;
-    loaded = strip.begin(loaded_channel < args.dim);
+    loaded = table.begin(loaded_channel < args.dim);
   };
-  // Starts the loads of a turn, counted over all channels.
-  auto load_turn = [&](int turn) {
+  // Starts the loads of an iteration, counted over all channels.
+  auto load_iteration = [&](int iteration) {
     if (left == 0) {
       load_next_channels();
-      left = turns;
+      left = iterations;
     }
-    load(loaded, 0, turn, 0);
+    load(loaded, 0, iteration, 0);
     ptx::cp_async_commit();
     loaded.advance(1);
     --left;
   };
-  int const lane_behind = ptx::held(static_cast<int>(threadIdx.x & 31u & ~(at.lanes - 1)) |
-                                    ((at.lane + 1) & (at.lanes - 1)));
-  int turn = 0;
+  int const next_lane = ptx::held(static_cast<int>(threadIdx.x & 31u & ~(at.lanes - 1)) |
+                                  ((at.lane + 1) & (at.lanes - 1)));
+  int iteration = 0;
   while (true) {
-    typename Tiles::Cursor tile = strip.begin(at.exists);
+    typename Tiles::Cursor tile = table.begin(at.exists);
     if constexpr (kElements == 1) {
 #pragma unroll
       for (int stage = 0; stage < kStages; ++stage) load(tile, stage, stage, stage);
     }
     ChannelFilter<kWidth> const filter(args, bits);
-    float behind[kElements == 1 ? 1 : kPast];
-    find_behind<kPast, kElements>(args, strip, at, filter, behind);
+    float next_tile[kElements == 1 ? 1 : kPast];
+    compute_next_tile<kPast, kElements>(args, table, at, filter, next_tile);
     float sums[kWidth + 1] = {};  // the gradients of the weights, and that of the bias
     auto add = [&](float grad, const float* past, float newest) {
 #pragma unroll
@@ -234,23 +237,25 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksAtOnce)
 #pragma unroll
       for (int stage = 0; stage < kStages; ++stage) {
         int const number = done + stage;
-        uint32_t const near = tile.marks(stage);
-        bool const exists = (near & Tiles::kNone) == 0;
+        uint32_t const marks = tile.marks(stage);
+        bool const exists = (marks & Tiles::kNone) == 0;
         // Values before the thread's own, then its own; its gradients, and those after them.
         float values[kPast + kElements], grads[kElements], next[kPast], results[kElements];
         if constexpr (kElements > 1) {
           ptx::cp_async_wait<Reader::kPending>();
           __syncwarp();  // the tile and the one before it in tokens are loaded
         }
-        reader.read(stage, turn, near, values);
-        grad_reader.read(stage, turn, near, grads);
+        reader.read(stage, iteration, marks, values);
+        grad_reader.read(stage, iteration, marks, grads);
         if constexpr (kElements == 1) {
           load(tile, stage, number + kAhead, stage + kAhead);
         } else {
-          load_turn(turn + kAhead);
+          // Overwrites the slot of the previous iteration, which all lanes had read before the
+          // barrier above.
+          load_iteration(iteration + kAhead);
         }
-        ++turn;
-        bool const plain = !__any_sync(0xffffffffu, (near & Tiles::kCareful) != 0);
+        ++iteration;
+        bool const plain = !__any_sync(0xffffffffu, (marks & Tiles::kCareful) != 0);
         if (plain && args.silu) {
 #pragma unroll
           for (int e = 0; e < kElements; ++e) {
@@ -259,44 +264,44 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksAtOnce)
             add(grads[e], values + e, values[kPast + e]);
           }
         } else if (exists) {
-          each_token<kPast, kElements>(args, strip, at, number, near, values,
-                                       [&](int e, const float (&past)[kPast], float newest) {
-                                         grads[e] = grad_activated(
-                                             grads[e], filter.convolved(past, newest), args.silu);
-                                         add(grads[e], past, newest);
-                                       });
+          for_each_token<kPast, kElements>(
+              args, table, at, number, marks, values,
+              [&](int e, const float (&past)[kPast], float newest) {
+                grads[e] = grad_activated(grads[e], filter.convolved(past, newest), args.silu);
+                add(grads[e], past, newest);
+              });
         }
-        take_behind<kPast>(grads, behind, at, lane_behind, next);
+        take_next<kPast>(grads, next_tile, at, next_lane, next);
 #pragma unroll
-        for (int i = 0; i < (kElements == 1 ? 1 : kPast); ++i) behind[i] = grads[i];
+        for (int i = 0; i < (kElements == 1 ? 1 : kPast); ++i) next_tile[i] = grads[i];
         // Terms beyond the end of the sequence are skipped, not multiplied by 0: weights may be
         // inf.
         if (plain) {
-          bool const ends = (near & Tiles::kBehindLast) != 0;
+          bool const ends = (marks & Tiles::kAfterLast) != 0;
           convolve_back(filter, grads, next, results,
                         [&](int e, int i) { return e + i < kElements || !ends; });
         } else {
           convolve_back(filter, grads, next, results, [&](int e, int i) {
-            return (near & (((1u << i) - 1) << (kPast + e + 1))) == 0;
+            return (marks & (((1u << i) - 1) << (kPast + e + 1))) == 0;
           });
         }
-        if ((near & Tiles::kFlag) != 0) {
-          add_grad_final<kElements>(args, strip, at, number, results);
+        if ((marks & Tiles::kFlag) != 0) {
+          add_grad_final<kElements>(args, table, at, number, results);
         }
         C chunk;
         chunk.pack(results);
-        // As `exists`, which the compiler would keep as a number.
-        if ((ptx::kept(near) & Tiles::kNone) == 0) {
+        // As `exists`, for which the compiler would keep a register.
+        if ((ptx::kept(marks) & Tiles::kNone) == 0) {
           chunk.template store<true>(grad_x + tile.offset(Config::kGradX, stage), 1);
         }
       }
     }
     if constexpr (kElements > 1) {
 #pragma unroll 1
-      for (int number = at.count; number < turns; ++number, ++turn) {
-        __syncwarp();  // the slot that is loaded is read
+      for (int number = at.count; number < iterations; ++number, ++iteration) {
+        __syncwarp();  // all lanes have read the slot that the load overwrites
         reader.skip();
-        load_turn(turn + kAhead);
+        load_iteration(iteration + kAhead);
       }
     }
     int64_t const next_channel = at.channel + channel_step;

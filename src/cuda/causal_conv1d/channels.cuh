@@ -11,21 +11,22 @@
 
 namespace flashvar::causal_conv1d {
 
-// The part of a sequence that a thread has: rows [first, last) of a batch entry.
+// The rows of one sequence that a thread has: [first, last) of a batch entry.
 struct Segment {
   Span span;
   int64_t first, last;
 };
 
-struct ChannelPlace {
+// What a thread works on: `rows` rows from `row` on, and its lane's channels.
+struct ChannelWork {
   int32_t lane, group;
-  int64_t row_block;
+  int64_t row_block;      // of the grid
   int64_t first_channel;  // of the block
   int64_t row;            // the thread's first, counted over the whole batch
   int32_t rows;
 
-  __device__ __forceinline__ ChannelPlace(const Problem& problem, const ChannelTiles& tiles,
-                                          int elements, uint32_t block = blockIdx.x)
+  __device__ __forceinline__ ChannelWork(const Problem& problem, const ChannelTiles& tiles,
+                                         int elements, uint32_t block = blockIdx.x)
       : lane(threadIdx.x & ((1 << tiles.lanes_log2) - 1)),
         group(threadIdx.x >> tiles.lanes_log2),
         row_block(block / tiles.column_blocks),
@@ -38,18 +39,19 @@ struct ChannelPlace {
   // Calls f(segment) for each sequence that the thread has rows of, in order. Called by whole
   // warps.
   template <class F>
-  __device__ __forceinline__ void each_segment(const Problem& problem, const ChannelTiles& tiles,
-                                               bool exists, F f) const {
+  __device__ __forceinline__ void for_each_segment(const Problem& problem,
+                                                   const ChannelTiles& tiles, bool exists,
+                                                   F f) const {
     int64_t index = 0;
-    if (is_packed(problem)) {
+    if (is_varlen(problem)) {
       int const first_of_warp = static_cast<int>(threadIdx.x & ~31u) >> tiles.lanes_log2;
-      index = find_together(problem, row_of(tiles, first_of_warp));
+      index = find_by_warp(problem, row_of(tiles, first_of_warp));
     }
     if (!exists) return;
     int64_t next = row;
     for (int left = rows; left > 0;) {
       Segment segment{};
-      if (is_packed(problem)) {
+      if (is_varlen(problem)) {
         segment.span = find(problem, next, index);
         segment.first = next;
       } else {
@@ -125,7 +127,7 @@ class RowReader {
   __device__ __forceinline__ void read(int stage, int left, float (&values)[kElements]) {
     C chunk;
     if constexpr (kCopies) {
-      memcpy(chunk.words, place(stage), C::kBytes);
+      memcpy(chunk.words, slot(stage), C::kBytes);
     } else {
       if (stage == 0) {
 #pragma unroll
@@ -144,12 +146,12 @@ class RowReader {
   }
 
  private:
-  __device__ __forceinline__ uint32_t* place(int stage) const {
+  __device__ __forceinline__ uint32_t* slot(int stage) const {
     uint32_t* const words = shared_ + (stage * kThreads + threadIdx.x) * (C::kBytes / 4);
     return static_cast<uint32_t*>(__builtin_assume_aligned(words, C::kBytes));
   }
   __device__ __forceinline__ void copy(int stage, bool exists) {
-    if (exists) ptx::cp_async<C::kBytes>(place(stage), next_);
+    if (exists) ptx::cp_async<C::kBytes>(slot(stage), next_);
     next_ += stride_;
   }
 
@@ -179,7 +181,7 @@ __device__ __forceinline__ void load_past(const Problem& problem, const Segment&
     if (seen >= back || problem.state.data == nullptr) continue;
 #pragma unroll
     for (int e = 0; e < kElements; ++e) {
-      past[k][e] = before(problem, segment.span, channel + e, back - seen);
+      past[k][e] = state_token(problem, segment.span, channel + e, back - seen);
     }
   }
 }

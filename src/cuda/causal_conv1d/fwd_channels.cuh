@@ -15,27 +15,27 @@ struct FwdChannelsArgs : FwdProblem {
   ChannelTiles tiles;  // blocks after these write the final states
 };
 
-// `place`: offset of the row's first element in the residual.
+// Adds the thread's elements of a row of the residual, which start at offset `index`.
 template <class Dtype, int kElements>
-__device__ __forceinline__ void add_residual(const FwdProblem& problem, int64_t place,
+__device__ __forceinline__ void add_residual(const FwdProblem& problem, int64_t index,
                                              float (&y)[kElements]) {
   float added[kElements];
   if constexpr (kElements > 1) {
     Chunk<Dtype, kElements> chunk;
     chunk.template load<true>(
-        static_cast<const typename Dtype::Word*>(problem.residual.data) + place, 1);
+        static_cast<const typename Dtype::Word*>(problem.residual.data) + index, 1);
     chunk.unpack(added);
   } else {
-    added[0] = load(problem.residual, place);
+    added[0] = load(problem.residual, index);
   }
 #pragma unroll
   for (int e = 0; e < kElements; ++e) y[e] += added[e];
 }
 
 // kElements: channels per thread; with 1, strides and the residual's dtype may be any. kStages:
-// rows that are prefetched. kBlocksAtOnce: blocks per SM that the registers are limited for.
-template <class Dtype, int kWidth, int kElements, int kStages, int kBlocksAtOnce>
-__global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
+// rows that are prefetched. kBlocksPerSM: the registers are limited so that as many blocks fit.
+template <class Dtype, int kWidth, int kElements, int kStages, int kBlocksPerSM>
+__global__ void __launch_bounds__(kThreads, kBlocksPerSM)
     fwd_channels_kernel(const __grid_constant__ FwdChannelsArgs args) {
   constexpr int kPast = kWidth - 1;
   using Reader = RowReader<Dtype, kElements, kStages>;
@@ -47,13 +47,13 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     write_final(args, blockIdx.x - args.tiles.blocks);
     return;
   }
-  ChannelPlace const at(args, args.tiles, kElements);
+  ChannelWork const at(args, args.tiles, kElements);
   shared.fill(args, at.first_channel);
   int64_t const channel = at.first_channel + at.lane * kElements;
   Filters<kWidth, kElements> filters;
   shared.copy(at.lane * kElements, filters);
 
-  at.each_segment(args, args.tiles, channel < args.dim, [&](const Segment& segment) {
+  at.for_each_segment(args, args.tiles, channel < args.dim, [&](const Segment& segment) {
     int const rows = static_cast<int>(segment.last - segment.first);
     Reader reader(shared_rows, args.x, segment, channel);
 #pragma unroll

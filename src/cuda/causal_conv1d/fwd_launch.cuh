@@ -22,9 +22,9 @@ struct FwdLaunch {
   static constexpr int tokens_ahead(int elements) { return elements > 1 ? 3 : 4; }
   // Blocks per SM. With three, kernels of channels spill on other architectures, and for fp16 and
   // fp32; with four, kernels of tokens spill on 10.0 and newer.
-  static constexpr int kBlocksAtOnce =
+  static constexpr int kBlocksPerSM =
       std::is_same_v<Dtype, dtype::bf16> && Target::kArchitecture == 90 ? 3 : 2;
-  static constexpr int kTokenBlocksAtOnce = Target::kArchitecture <= 90 ? 4 : 3;
+  static constexpr int kTokenBlocksPerSM = Target::kArchitecture <= 90 ? 4 : 3;
   static constexpr int kLeastRows = 16, kMostRows = 64;
   static constexpr int kTokenTiles = 64;  // of a block, at most
 
@@ -33,8 +33,8 @@ struct FwdLaunch {
   }
 
   static constexpr KernelFactsList<2> facts(const char* row) {
-    KernelFactsMaker const channels{row, "simt", "calls with the channels beside each other"};
-    KernelFactsMaker const tokens{row, "simt", "calls with the tokens beside each other"};
+    KernelFactsMaker const channels{row, "simt", "calls whose channels are contiguous"};
+    KernelFactsMaker const tokens{row, "simt", "calls whose tokens are contiguous"};
     return {{channels.make("fwd_channels_kernel", kThreads, 0, 0),
              tokens.make("fwd_tokens_kernel", kThreads, 0, 0)}};
   }
@@ -65,13 +65,13 @@ struct FwdLaunch {
     if (chosen.tokens_inner) {
       FwdTokensArgs const args{problem, TokenTiles::make(problem, kOfTokens, kTokenTiles)};
       return launch_blocks<fwd_tokens_kernel<Dtype, kWidth, kOfTokens, tokens_ahead(kOfTokens),
-                                             kTokenTiles, kTokenBlocksAtOnce>,
+                                             kTokenTiles, kTokenBlocksPerSM>,
                            Target>(args, args.tiles.blocks + others, device, stream);
     }
     ChannelLimits const limits{5, kLeastRows, kMostRows, kChannelStages, kBlocks};
     FwdChannelsArgs const args{problem, ChannelTiles::make(problem, kOfChannels, limits)};
     return launch_blocks<
-        fwd_channels_kernel<Dtype, kWidth, kOfChannels, kChannelStages, kBlocksAtOnce>, Target>(
+        fwd_channels_kernel<Dtype, kWidth, kOfChannels, kChannelStages, kBlocksPerSM>, Target>(
         args, args.tiles.blocks + others, device, stream);
   }
 

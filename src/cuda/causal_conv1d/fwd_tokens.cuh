@@ -16,14 +16,14 @@ struct FwdTokensArgs : FwdProblem {
 
 // kElements: per thread and tile. kAhead: tiles that are loaded ahead. kTiles: per block, at most.
 // With one element, strides and the dtype of the residual are arbitrary.
-template <class Dtype, int kWidth, int kElements, int kAhead, int kTiles, int kBlocksAtOnce>
-__global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
+template <class Dtype, int kWidth, int kElements, int kAhead, int kTiles, int kBlocksPerSM>
+__global__ void __launch_bounds__(kThreads, kBlocksPerSM)
     fwd_tokens_kernel(const __grid_constant__ FwdTokensArgs args) {
   constexpr int kPast = kWidth - 1;
   using C = Chunk<Dtype, kElements>;
   using Word = typename Dtype::Word;
   enum { kX, kY, kResidual, kTensors };
-  using Tiles = Strip<kPast, kElements, 0, kTiles, kAhead, kTensors, false>;
+  using Tiles = TileTable<kPast, kElements, 0, kTiles, kAhead, kTensors, false>;
   using Reader = TokenReader<Dtype, kPast, kElements, kAhead, Tiles>;
   constexpr int kStages = Reader::kStages;
   static_assert(kTiles % kStages == 0);
@@ -35,10 +35,11 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     write_final(args, blockIdx.x - args.tiles.blocks);
     return;
   }
-  TokenPlace const at(args, args.tiles);
-  // Starts of sequences for which a warp takes the careful path, each_token(). With states, all.
-  // Otherwise those that loads do not handle: loads of single elements leave out other sequences
-  // altogether; wider ones only where a sequence begins at a thread's first element.
+  TokenWork const at(args, args.tiles);
+  // Starts of sequences for which a warp takes the careful path, for_each_token(). With states,
+  // all. Otherwise those that loads do not handle: loads of single elements never read other
+  // sequences; wider ones leave them out only where a sequence begins at the thread's first
+  // element.
   uint32_t const careful = args.state.data != nullptr ? Tiles::kAny
                            : kElements == 1           ? 0
                                                       : Tiles::kAny - Tiles::kAtFirst;
@@ -49,16 +50,16 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
   Word* const y = ptx::held(static_cast<Word*>(args.y.data) + offset(args.y, 0, first, at.channel));
   FilterBits<kWidth> const bits(args, at.channel, at.exists);
   Reader reader(shared_x, at, args.x.strides[1]);
-  Tiles strip(shared, args, args.tiles, at, careful, has_residual,
+  Tiles table(shared, args, args.tiles, at, careful, has_residual,
               {&args.x, &args.y, &args.residual},
-              [&](int number, const TilePlace& tile, bool loads) {
+              [&](int number, const TokenCoordinate& tile, bool loads) {
                 if constexpr (kElements > 1) {
                   reader.copy(number, x + offset(args.x, tile.batch, tile.token, 0), loads);
                   if (number >= 0) ptx::cp_async_commit();
                 }
               });
   auto load = [&](int stage, int number, int ahead) {
-    reader.load(stage, number, x + strip.offset(kX, ahead), strip.marks(ahead));
+    reader.load(stage, number, x + table.offset(kX, ahead), table.marks(ahead));
   };
   if constexpr (kElements == 1) {
 #pragma unroll
@@ -66,27 +67,28 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
   }
   ChannelFilter<kWidth> const filter(args, bits);
 
-  for (int done = 0; done < at.count; done += kStages, strip.advance(kStages)) {
+  for (int done = 0; done < at.count; done += kStages, table.advance(kStages)) {
 #pragma unroll
     for (int stage = 0; stage < kStages; ++stage) {
       int const number = done + stage;
-      uint32_t const near = strip.marks(stage);
-      bool const exists = (near & Tiles::kNone) == 0, adds = (near & Tiles::kFlag) != 0;
+      uint32_t const marks = table.marks(stage);
+      bool const exists = (marks & Tiles::kNone) == 0, adds = (marks & Tiles::kFlag) != 0;
       float values[kPast + kElements], y_values[kElements];
       if constexpr (kElements > 1) {
         ptx::cp_async_wait<Reader::kPending>();
-        __syncwarp();  // the tile is loaded
+        __syncwarp();  // all lanes have loaded their part of the tile
       }
-      reader.read(stage, number, near, values);
-      if constexpr (kElements > 1) __syncwarp();  // the slot of the tile before is read
+      reader.read(stage, number, marks, values);
+      // All lanes have read the slot of the previous tile, which the load overwrites.
+      if constexpr (kElements > 1) __syncwarp();
       load(stage, number + kAhead, stage + kAhead);
       ptx::cp_async_commit();
 
-      if (__any_sync(0xffffffffu, (near & Tiles::kCareful) != 0)) {
-        each_token<kPast, kElements>(args, strip, at, number, near, values,
-                                     [&](int e, const float (&past)[kPast], float newest) {
-                                       y_values[e] = filter.convolved(past, newest);
-                                     });
+      if (__any_sync(0xffffffffu, (marks & Tiles::kCareful) != 0)) {
+        for_each_token<kPast, kElements>(args, table, at, number, marks, values,
+                                         [&](int e, const float (&past)[kPast], float newest) {
+                                           y_values[e] = filter.convolved(past, newest);
+                                         });
       } else {
 #pragma unroll
         for (int e = 0; e < kElements; ++e) {
@@ -95,22 +97,22 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
       }
       activate(y_values, args.silu);
       if (adds) {
-        int64_t const place =
-            strip.offset(kResidual, stage) + offset(args.residual, 0, first, at.channel);
+        int64_t const index =
+            table.offset(kResidual, stage) + offset(args.residual, 0, first, at.channel);
         float more[kElements];
         if constexpr (kElements > 1) {
           C added;
-          added.template load<true>(static_cast<const Word*>(args.residual.data) + place, 1);
+          added.template load<true>(static_cast<const Word*>(args.residual.data) + index, 1);
           added.unpack(more);
         } else {
-          more[0] = causal_conv1d::load(args.residual, place);
+          more[0] = causal_conv1d::load(args.residual, index);
         }
 #pragma unroll
         for (int e = 0; e < kElements; ++e) y_values[e] += more[e];
       }
       C chunk;
       chunk.pack(y_values);
-      chunk.template store<true>(y + strip.offset(kY, stage), exists);
+      chunk.template store<true>(y + table.offset(kY, stage), exists);
     }
   }
 }

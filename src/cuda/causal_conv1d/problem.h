@@ -6,7 +6,7 @@
 
 namespace flashvar::causal_conv1d {
 
-// A tensor of any dtype and strides, in elements. That of a dimension with one entry is 0.
+// A tensor of any dtype and strides, in elements. The stride of a dimension of size 1 is 0.
 struct Tensor {
   void* data;  // null: there is none
   int64_t strides[3];
@@ -21,8 +21,8 @@ struct Indices {
 
 struct Problem {
   int64_t batch, seqlen, dim;
-  int64_t sequences;   // of the batch, or packed in one; the states of a pool
-  Indices cu_seqlens;  // [sequences + 1]; null: each of the batch is a sequence
+  int64_t sequences;   // the batch; varlen: sequences of the one batch entry; update: states
+  Indices cu_seqlens;  // [sequences + 1]; null: each batch entry is a sequence
   int32_t width;       // 2 to 4
   int32_t columns;     // of a state
   bool silu;

@@ -15,21 +15,21 @@ struct Span {
   int64_t begin, end;
 };
 
-__device__ __forceinline__ bool is_packed(const Problem& problem) {
+__device__ __forceinline__ bool is_varlen(const Problem& problem) {
   return problem.cu_seqlens.data != nullptr;
 }
 
 // The rows of sequence `index`.
 __device__ __forceinline__ Span span_of(const Problem& problem, int64_t index) {
-  if (!is_packed(problem)) return {index, index, 0, problem.seqlen};
+  if (!is_varlen(problem)) return {index, index, 0, problem.seqlen};
   int64_t const begin = min(max(load(problem.cu_seqlens, index), int64_t{0}), problem.seqlen);
   int64_t const end = min(max(load(problem.cu_seqlens, index + 1), begin), problem.seqlen);
   return {index, 0, begin, end};
 }
 
-// The last packed sequence that begins at or before `row`. All lanes of the warp call it, with the
-// same row.
-__device__ __forceinline__ int64_t find_together(const Problem& problem, int64_t row) {
+// The last varlen sequence that begins at or before `row`. All lanes of the warp call it, with the
+// same row; a 32-ary search, as Sequences::last_at_most (core/sequences.cuh).
+__device__ __forceinline__ int64_t find_by_warp(const Problem& problem, int64_t row) {
   int const lane = static_cast<int>(threadIdx.x) % 32;
   int64_t found = 0;
   for (int64_t candidates = problem.sequences; candidates > 1;) {
@@ -43,8 +43,8 @@ __device__ __forceinline__ int64_t find_together(const Problem& problem, int64_t
   return found;
 }
 
-// The packed sequence of a row, searched from sequence `from` on. Rows between sequences count as
-// the preceding one's.
+// The varlen sequence of a row, searched from sequence `from` on, by one thread. Rows after a
+// sequence's end count as that sequence's, rows before the first as the first's.
 __device__ __forceinline__ Span find(const Problem& problem, int64_t row, int64_t from) {
   int64_t low = from, step = 1;
   while (low + step < problem.sequences && load(problem.cu_seqlens, low + step) <= row) {
@@ -66,9 +66,9 @@ __device__ __forceinline__ Span find(const Problem& problem, int64_t row, int64_
   return {low, 0, begin, end};
 }
 
-// The state's token `back` tokens before the sequence; 0 if there is none.
-__device__ __forceinline__ float before(const Problem& problem, const Span& span, int64_t channel,
-                                        int64_t back) {
+// The token `back` tokens before the sequence, from its state; 0 if there is none.
+__device__ __forceinline__ float state_token(const Problem& problem, const Span& span,
+                                             int64_t channel, int64_t back) {
   if (problem.state.data == nullptr || back > problem.columns) return 0.f;
   return load(problem.state, offset(problem.state, span.index, channel, problem.columns - back));
 }
@@ -76,7 +76,7 @@ __device__ __forceinline__ float before(const Problem& problem, const Span& span
 // Token `at` of a sequence; negative: of its state.
 __device__ __forceinline__ float token(const Problem& problem, const Span& span, int64_t channel,
                                        int64_t at) {
-  if (at < 0) return before(problem, span, channel, -at);
+  if (at < 0) return state_token(problem, span, channel, -at);
   return load(problem.x, offset(problem.x, span.batch, span.begin + at, channel));
 }
 

@@ -17,7 +17,7 @@ struct SumsArgs {
   Tensor grad_weight, grad_bias;
   int32_t lanes_log2;  // columns of the parts per block; its other threads split the parts
 
-  // Few parts are not split: each thread adds up a column.
+  // Few parts are not split: each thread adds up a column. Otherwise a warp has 32 columns.
   static SumsArgs make(const BwdProblem& problem, int64_t count) {
     return {problem.parts,     count,
             problem.dim,       problem.grad_weight,
@@ -32,7 +32,7 @@ struct SumsArgs {
   static_assert(kThreads == 1 << kThreadsLog2);
 };
 
-// Stores the gradient of a channel's weight, or as that of tap kWidth of its bias.
+// Stores the gradient of a tap of a channel's weight; tap kWidth stands for its bias.
 template <int kWidth>
 __device__ __forceinline__ void store_sum(const Tensor& grad_weight, const Tensor& grad_bias,
                                           int64_t channel, int64_t tap, float sum) {

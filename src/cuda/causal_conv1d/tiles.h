@@ -12,11 +12,11 @@ inline constexpr int kThreads = 256;
 // Blocks that a launch should have before threads get more work each.
 inline constexpr int64_t kBlocks = 1024;
 
-// What a kernel of contiguous channels allows.
+// Limits of ChannelTiles for one kernel.
 struct ChannelLimits {
-  int lanes_log2;             // lanes of a group, at most
+  int lanes_log2;             // most lanes of a group
   int least_rows, most_rows;  // of a thread
-  int at_once;                // rows that a thread processes between two tests
+  int row_step;               // rows of a loop iteration: a thread has a multiple of them
   int64_t blocks;             // that a launch should have before threads get more rows each
 };
 
@@ -38,7 +38,7 @@ struct ChannelTiles {
     tiles.column_blocks = static_cast<uint32_t>((problem.dim + columns - 1) / columns);
     tiles.rows = limits.most_rows;
     while (tiles.rows > limits.least_rows && tiles.count(problem) < limits.blocks) tiles.rows /= 2;
-    tiles.rows = (tiles.rows + limits.at_once - 1) / limits.at_once * limits.at_once;
+    tiles.rows = (tiles.rows + limits.row_step - 1) / limits.row_step * limits.row_step;
     tiles.blocks = tiles.count(problem);
     return tiles;
   }
@@ -82,18 +82,20 @@ struct TokenTiles {
     return tiles;
   }
 
-  // Leaves as many blocks as keep a device busy for the shortest time; it runs `at_once` of them.
-  // What a block's groups add up stays the same.
-  void divide_among(int64_t at_once) {
-    constexpr int64_t kStart = 4, kTurns = 8;  // tiles in the time that a block takes to start
+  // Chooses the number of blocks with the shortest estimated time on a device that runs `resident`
+  // blocks at a time: the number of waves, times the tiles that a block processes, for several
+  // channels per group if there are fewer blocks. The sums that a group adds up stay the same.
+  void divide_among(int64_t resident) {
+    constexpr int64_t kStart = 4;  // tiles that a block could process in the time it takes to start
+    constexpr int64_t kMostWaves = 8;
     if (blocks == 0) return;
     int64_t const of_chunk = channel_blocks;
-    int64_t best = (blocks + at_once - 1) / at_once * (tiles + kStart);
-    for (int64_t turns = 1; turns <= kTurns; ++turns) {
-      int64_t const most = turns * at_once / chunks();
+    int64_t best = (blocks + resident - 1) / resident * (tiles + kStart);
+    for (int64_t waves = 1; waves <= kMostWaves; ++waves) {
+      int64_t const most = waves * resident / chunks();  // blocks of a chunk
       if (most == 0 || most >= of_chunk) continue;
-      int64_t const each = (of_chunk + most - 1) / most;  // what a block does in place of one
-      int64_t const time = turns * (each * tiles + kStart);
+      int64_t const each = (of_chunk + most - 1) / most;  // channels of a group
+      int64_t const time = waves * (each * tiles + kStart);
       if (time >= best) continue;
       best = time;
       channel_blocks = static_cast<uint32_t>((of_chunk + each - 1) / each);

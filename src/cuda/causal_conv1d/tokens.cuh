@@ -13,9 +13,9 @@
 
 namespace flashvar::causal_conv1d {
 
-// A thread's channel, its lane in each tile, and the block's tiles of the channel: `count` tiles
-// from number `first` on, counted over the whole batch.
-struct TokenPlace {
+// What a thread works on: its channel, its lane in each tile, and the block's tiles of the channel,
+// `count` tiles from number `first` on, counted over the whole batch.
+struct TokenWork {
   int32_t lane, lanes;
   int64_t chunk, channel;
   int64_t first;
@@ -33,7 +33,7 @@ struct TokenPlace {
     return channel - (threadIdx.x >> tiles.lanes_log2) < problem.dim;
   }
 
-  __device__ __forceinline__ TokenPlace(const Problem& problem, const TokenTiles& tiles)
+  __device__ __forceinline__ TokenWork(const Problem& problem, const TokenTiles& tiles)
       : lane(ptx::held(threadIdx.x & (tiles.lanes() - 1))),
         lanes(tiles.lanes()),
         chunk(blockIdx.x / tiles.channel_blocks),
@@ -51,37 +51,41 @@ struct TileNumber {
 };
 
 // A tile's batch entry, and its first token there.
-struct TilePlace {
+struct TokenCoordinate {
   int64_t batch, token;
 };
 
-// What is computed once for a block's tiles, for all channels: their offsets in kTensors tensors,
-// and marks of the elements near which sequences begin. Tiles are numbered in the order in which
-// threads process them, and loaded kAhead ahead. Numbers past the last stand for tiles without
-// elements, except that in the backward the first of these is the tile before the block's, of which
-// the last lane loads the elements before the block's first.
+// A table of the block's tiles in shared memory, computed once for all of its channels: the tiles'
+// offsets in kTensors tensors, and for each thread and tile marks, which say where sequences begin.
 //
-// Bit i of a thread's marks: a sequence begins at the thread's element i - kPast; elements up to
-// kPast before its own and kAfter after them count. Bit 0 is unused. With kNone the thread
-// has no elements of its own in the tile, and no other mark but kLoads.
+// Tiles are numbered in the order in which threads process them, and loaded kAhead ahead. The table
+// has entries for further tiles, which are loaded ahead but have no elements. In the backward,
+// which goes from the last tile to the first, the first of these is the tile before the block's:
+// its last lane loads the elements before the block's first.
+//
+// Bit i of a thread's marks: a sequence begins at the thread's element i - kPast. So there are bits
+// for the elements up to kPast before the thread's own and kAfter after them; bit 0 is unused. With
+// kNone the thread has no elements of its own in the tile, and no other mark but kLoads.
 template <int kPast, int kElements, int kAfter, int kTiles, int kAhead, int kTensors,
           bool kBackward_>
-class Strip {
+class TileTable {
   static constexpr int kBits = kPast + kElements + kAfter, kNumbers = kTiles + kAhead;
-  static constexpr int kRow = 33;  // marks of a tile; the last one is for threads without a channel
+  static constexpr int kRow = 33;  // marks of a tile: of 32 lanes, and of threads without a channel
   static_assert(kBits <= 26);
 
  public:
   static constexpr bool kBackward = kBackward_;
   static constexpr uint32_t kNone = 1u << 31;
-  // A sequence begins at one of `careful`. Two bits, both set or none: one instruction tests them,
-  // as it does a sign, and no other bit alone.
+  // A sequence begins at one of the elements in `careful`. Two bits, both set or none: for such a
+  // test the compiler emits one instruction, as for the sign bit, but not for another single bit.
   static constexpr uint32_t kCareful = 3u << 29;
-  static constexpr uint32_t kFlag = 1u << 28;  // the kernel's own, where the thread has elements
+  static constexpr uint32_t kFlag = 1u << 28;  // `flag`, where the thread has elements
   // The thread loads elements: its own, or those before the block's first. Two bits, as kCareful.
   static constexpr uint32_t kLoads = 3u << 26;
-  static constexpr uint32_t kAtFirst = 1u << kPast;                   // of the thread's elements
-  static constexpr uint32_t kBehindLast = 1u << (kPast + kElements);  // where kAfter > 0
+  // A sequence begins at the thread's first element; with the element after its last (kAfter > 0);
+  // at any element that has a bit.
+  static constexpr uint32_t kAtFirst = 1u << kPast;
+  static constexpr uint32_t kAfterLast = 1u << (kPast + kElements);
   static constexpr uint32_t kAny = (1u << kBits) - 2;
 
   struct Shared {
@@ -95,7 +99,7 @@ class Strip {
   class Cursor {
    public:
     // At the first tile. `exists`: the thread's channel.
-    __device__ __forceinline__ Cursor(const Shared& shared, const TokenPlace& at, bool exists)
+    __device__ __forceinline__ Cursor(const Shared& shared, const TokenWork& at, bool exists)
         : marks_(shared.marks + (exists ? at.lane : kRow - 1)), offsets_(&shared.offsets[0][0]) {}
 
     // Of the tile `ahead` tiles after this one.
@@ -113,32 +117,35 @@ class Strip {
     ptx::SharedPointer<int64_t> offsets_;
   };
 
-  // Called by all threads of the block. `careful`: marks that set kCareful. `flag`: value of kFlag.
-  // start(number, place, loads): called at once for each of the first kAhead tiles; `loads`: as
-  // kLoads. In the forward also for the tile before them, number -1.
+  // Called by all threads of the block. `careful`: marks that set kCareful. `flag`: whether to set
+  // kFlag. start(number, coordinate, loads) is called first, for each of the first kAhead tiles, to
+  // start their loads before the table is filled; `loads`: as kLoads. In the forward also for the
+  // tile before them, number -1.
   template <class Start>
-  __device__ __forceinline__ Strip(Shared& shared, const Problem& problem, const TokenTiles& tiles,
-                                   const TokenPlace& at, uint32_t careful, bool flag,
-                                   const Tensor* const (&tensors)[kTensors], Start start)
+  __device__ __forceinline__ TileTable(Shared& shared, const Problem& problem,
+                                       const TokenTiles& tiles, const TokenWork& at,
+                                       uint32_t careful, bool flag,
+                                       const Tensor* const (&tensors)[kTensors], Start start)
       : cursor_(shared, at, at.exists), shared_(shared), tiles_(tiles), at_(at), careful_(careful) {
     int64_t const batch = at.first / tiles.of_row;
     TileNumber const first{batch, static_cast<int32_t>(at.first - batch * tiles.of_row)};
 #pragma unroll
     for (int number = kBackward ? 0 : -1; number < kAhead; ++number) {
-      TilePlace const tile = loaded_place(first, number);
+      TokenCoordinate const tile = loaded_coordinate(first, number);
       start(number, tile, at.exists && loads(problem, first, number, at.lane, tile.token));
     }
-    int64_t const begin = place(first, kBackward ? at.count - 1 : 0).token;
+    int64_t const begin = coordinate(first, kBackward ? at.count - 1 : 0).token;
     int const numbers = min(at.count + 2 * kAhead - 1, kNumbers);
     for (int i = threadIdx.x; i < numbers * kRow; i += kThreads) {
       int const number = i / kRow, lane = i % kRow;
-      int64_t const tile = place(first, number).token, token = tile + int64_t{lane} * kElements;
+      int64_t const tile = coordinate(first, number).token,
+                    token = tile + int64_t{lane} * kElements;
       bool const is_loaded = lane < at.lanes && loads(problem, first, number, lane, tile);
       uint32_t const ends = mark(0, token) | mark(problem.seqlen, token) | (flag ? kFlag : 0);
       shared.marks[i] = (number < at.count && is_loaded ? ends : kNone) | (is_loaded ? kLoads : 0);
     }
     for (int number = threadIdx.x; number < numbers; number += kThreads) {
-      TilePlace const tile = loaded_place(first, number);
+      TokenCoordinate const tile = loaded_coordinate(first, number);
 #pragma unroll
       for (int i = 0; i < kTensors; ++i) {
         shared.offsets[i][number] =
@@ -146,13 +153,13 @@ class Strip {
       }
     }
     int64_t index = 0;
-    if (is_packed(problem)) index = find_together(problem, max(begin - kPast, int64_t{0}));
+    if (is_varlen(problem)) index = find_by_warp(problem, max(begin - kPast, int64_t{0}));
     if (threadIdx.x == 0) {
       shared.first = first;
       shared.index = index;
     }
     __syncthreads();  // offsets, marks of the ends of batch entries, first and index are written
-    if (!is_packed(problem)) return;
+    if (!is_varlen(problem)) return;
     int64_t const end = begin + int64_t{at.count} * at.lanes * kElements;
     for (int64_t i = index + 1 + threadIdx.x; i < problem.sequences; i += kThreads) {
       int64_t const row = load(problem.cu_seqlens, i);
@@ -171,18 +178,18 @@ class Strip {
   }
   __device__ __forceinline__ void advance(int tiles) { cursor_.advance(tiles); }
 
-  __device__ __forceinline__ TilePlace place(int number) const {
-    return place(shared_.first, number);
+  __device__ __forceinline__ TokenCoordinate coordinate(int number) const {
+    return coordinate(shared_.first, number);
   }
-  // Place of the thread's first element.
-  __device__ __forceinline__ TilePlace thread_place(int number) const {
-    TilePlace const tile = place(number);
+  // Coordinate of the thread's first element.
+  __device__ __forceinline__ TokenCoordinate thread_coordinate(int number) const {
+    TokenCoordinate const tile = coordinate(number);
     return {tile.batch, tile.token + at_.lane * kElements};
   }
 
   // The sequence of a token of the block's tiles.
   __device__ __forceinline__ Span span(const Problem& problem, int64_t batch, int64_t token) const {
-    if (!is_packed(problem)) return {batch, batch, 0, problem.seqlen};
+    if (!is_varlen(problem)) return {batch, batch, 0, problem.seqlen};
     return find(problem, token, shared_.index);
   }
 
@@ -191,11 +198,12 @@ class Strip {
   __device__ __forceinline__ bool has_before(const TileNumber& first) const {
     return first.tile > 0;
   }
-  // The place of a tile, or of the nearest one of which lanes load.
-  __device__ __forceinline__ TilePlace loaded_place(const TileNumber& first, int number) const {
+  // The coordinate of a tile, or of the nearest one of which lanes load.
+  __device__ __forceinline__ TokenCoordinate loaded_coordinate(const TileNumber& first,
+                                                               int number) const {
     int const before = has_before(first) ? 1 : 0;
     int const least = kBackward ? 0 : -before, most = at_.count - 1 + (kBackward ? before : 0);
-    return place(first, min(max(number, least), most));
+    return coordinate(first, min(max(number, least), most));
   }
   // Whether a lane loads of a tile that begins at `token`: its elements, or of the tile before the
   // block's the last ones.
@@ -204,11 +212,12 @@ class Strip {
     if (number == (kBackward ? at_.count : -1)) return has_before(first) && lane == at_.lanes - 1;
     return number < at_.count && token + int64_t{lane} * kElements < problem.seqlen;
   }
-  __device__ __forceinline__ TilePlace place(const TileNumber& first, int number) const {
+  __device__ __forceinline__ TokenCoordinate coordinate(const TileNumber& first, int number) const {
     // A 32-bit division.
     uint32_t const tile = first.tile + (kBackward ? at_.count - 1 - number : number);
-    uint32_t const turns = tile / static_cast<uint32_t>(tiles_.of_row);
-    return {first.batch + turns, int64_t{tile - turns * tiles_.of_row} * (at_.lanes * kElements)};
+    uint32_t const batches = tile / static_cast<uint32_t>(tiles_.of_row);
+    return {first.batch + batches,
+            int64_t{tile - batches * tiles_.of_row} * (at_.lanes * kElements)};
   }
   // The mark of a sequence that begins at `row`, for the thread whose first element is `token`.
   __device__ __forceinline__ uint32_t mark(int64_t row, int64_t token) const {
@@ -223,11 +232,11 @@ class Strip {
     for (; chunk >= before; --chunk) {
       uint32_t const bits = mark(row, chunk * kElements);
       if (bits == 0) return;
-      int64_t const place = chunk - before;
-      if (place >= int64_t{at_.count} * at_.lanes) continue;
-      auto const of_block = static_cast<int>(place) >> tiles_.lanes_log2;
+      int64_t const index = chunk - before;
+      if (index >= int64_t{at_.count} * at_.lanes) continue;
+      auto const of_block = static_cast<int>(index) >> tiles_.lanes_log2;
       int const number = kBackward ? at_.count - 1 - of_block : of_block;
-      uint32_t& marks = shared_.marks[number * kRow + (static_cast<int>(place) & (at_.lanes - 1))];
+      uint32_t& marks = shared_.marks[number * kRow + (static_cast<int>(index) & (at_.lanes - 1))];
       if ((marks & kNone) == 0) atomicOr(&marks, bits);
     }
   }
@@ -235,22 +244,22 @@ class Strip {
   Cursor cursor_;
   Shared& shared_;
   const TokenTiles& tiles_;
-  const TokenPlace& at_;
+  const TokenWork& at_;
   uint32_t careful_;
 };
 
 // Reads a thread's elements of consecutive tiles, and the kPast before them: 0 where those are of
 // another sequence. Tiles are loaded kAhead ahead. Several elements at once are copied by cp.async
 // into slots of shared memory, from where lanes also read those before their own; the kernel
-// commits a group for each tile that it loads. Single elements are loaded into registers. Strip:
-// the type whose marks these are.
-template <class Dtype, int kPast, int kElements, int kAhead, class Strip>
+// commits a group for each tile that it loads. Single elements are loaded into registers.
+// TileTable: the type whose marks these are.
+template <class Dtype, int kPast, int kElements, int kAhead, class TileTable>
 class TokenReader {
   using Word = typename Dtype::Word;
   static constexpr bool kSingle = kElements == 1;
   static constexpr int kSlots = kAhead + 1;
   static_assert(kSingle || (kSlots & (kSlots - 1)) == 0, "numbers are taken modulo kSlots");
-  // Elements that are read before a thread's own, at once: a size that an access can have.
+  // Elements before a thread's own that one access reads: kPast, rounded up to a size of accesses.
   static constexpr int kPower = kPast == 3 ? 4 : kPast, kLeast = 4 / sizeof(Word);
   static constexpr int kBefore = kSingle ? 1 : kPower > kLeast ? kPower : kLeast;
   using Own = Chunk<Dtype, kElements>;
@@ -262,21 +271,21 @@ class TokenReader {
   static constexpr int kStages = kSingle ? kAhead : 1;
   // Groups of copies that may be in flight when a tile is read. The elements before those of lane 0
   // are in the next tile in the backward.
-  static constexpr int kPending = Strip::kBackward && kPast > 0 ? kAhead - 2 : kAhead - 1;
+  static constexpr int kPending = TileTable::kBackward && kPast > 0 ? kAhead - 2 : kAhead - 1;
   struct alignas(16) Shared {
     uint32_t words[kSlots * kPerSlot * kWords];
   };
 
   // `stride`: of tokens, used with single elements.
-  __device__ __forceinline__ TokenReader(Shared& shared, const TokenPlace& at, int64_t stride)
+  __device__ __forceinline__ TokenReader(Shared& shared, const TokenWork& at, int64_t stride)
       : own_slots_(shared.words + (kSingle ? 0 : ptx::held(threadIdx.x) * kWords)),
         before_slots_(shared.words + (kSingle
                                           ? 0
                                           : (threadIdx.x + (at.lane == 0 ? at.lanes : 0)) * kWords -
                                                 Before::kBytes / 4)),
-        before_slot_(at.lane > 0        ? slot(0)
-                     : Strip::kBackward ? slot(1)
-                                        : slot(-1)),
+        before_slot_(at.lane > 0            ? slot(0)
+                     : TileTable::kBackward ? slot(1)
+                                            : slot(-1)),
         stride_(stride) {}
 
   // Starts the load of the thread's elements of a tile; none if not `loads`.
@@ -286,17 +295,18 @@ class TokenReader {
   // The same, by the tile's marks. `stage`: of the tile, in its iteration.
   __device__ __forceinline__ void load(int stage, int number, const Word* from, uint32_t marks) {
     if constexpr (kSingle) {
-      bool const exists = (marks & Strip::kNone) == 0;
+      bool const exists = (marks & TileTable::kNone) == 0;
       own_[stage].template load<true>(from, exists);
-      uint32_t near = Strip::kAtFirst;
+      // Marks of starts after element -back, up to the thread's first.
+      uint32_t starts = TileTable::kAtFirst;
 #pragma unroll
       for (int back = 1; back <= kPast; ++back) {
         before_[stage][kPast - back].template load<true>(from - back * stride_,
-                                                         exists && (marks & near) == 0);
-        near |= near >> 1;
+                                                         exists && (marks & starts) == 0);
+        starts |= starts >> 1;
       }
     } else {
-      copy(number, from, (marks & Strip::kLoads) != 0);
+      copy(number, from, (marks & TileTable::kLoads) != 0);
     }
   }
 
@@ -318,7 +328,7 @@ class TokenReader {
       memcpy(chunk.words, &words, sizeof(words));
       if constexpr (kPast > 0) {
         Before chunk_before{};
-        if ((marks & (Strip::kNone | Strip::kAtFirst)) == 0) {
+        if ((marks & (TileTable::kNone | TileTable::kAtFirst)) == 0) {
           BeforeBits const bits = before_slots_[before_slot_ * (16 / Before::kBytes)];
           memcpy(chunk_before.words, &bits, sizeof(bits));
         }
@@ -354,38 +364,38 @@ class TokenReader {
 };
 
 // The values of the elements after a thread's own: from the next lane of this tile, or from the
-// next tile, whose first ones are in `behind`. `lane_behind`: the next lane, as an index in the
+// next tile, whose first values are in `next_tile`. `next_lane`: the next lane, as an index in the
 // warp.
 template <int kPast, int kElements>
-__device__ __forceinline__ void take_behind(const float (&own)[kElements],
-                                            const float (&behind)[kElements == 1 ? 1 : kPast],
-                                            const TokenPlace& at, int lane_behind,
-                                            float (&values)[kPast]) {
+__device__ __forceinline__ void take_next(const float (&own)[kElements],
+                                          const float (&next_tile)[kElements == 1 ? 1 : kPast],
+                                          const TokenWork& at, int next_lane,
+                                          float (&values)[kPast]) {
 #pragma unroll
   for (int i = 0; i < kPast; ++i) {
     if constexpr (kElements > 1) {
-      float const sent = at.lane == 0 ? behind[i] : own[i];
-      values[i] = __shfl_sync(0xffffffffu, sent, lane_behind);
+      float const sent = at.lane == 0 ? next_tile[i] : own[i];
+      values[i] = __shfl_sync(0xffffffffu, sent, next_lane);
     } else {
-      float const sent = at.lane <= i ? behind[0] : own[0];
+      float const sent = at.lane <= i ? next_tile[0] : own[0];
       values[i] = __shfl_sync(0xffffffffu, sent, (at.lane + i + 1) & (at.lanes - 1), at.lanes);
     }
   }
 }
 
-// Calls f(e, past, newest) for each element, with past elements of its own sequence only: before
-// the sequence's start those of its state, or 0. `values`: the elements before the thread's own,
-// then its own.
-template <int kPast, int kElements, class Strip, class F>
-__device__ __forceinline__ void each_token(const Problem& problem, const Strip& strip,
-                                           const TokenPlace& at, int number, uint32_t marks,
-                                           const float (&values)[kPast + kElements], F f) {
+// The careful path: calls f(e, past, newest) for each element, with past elements of its own
+// sequence only: before the sequence's start those of its state, or 0. `values`: the elements
+// before the thread's own, then its own.
+template <int kPast, int kElements, class TileTable, class F>
+__device__ __forceinline__ void for_each_token(const Problem& problem, const TileTable& table,
+                                               const TokenWork& at, int number, uint32_t marks,
+                                               const float (&values)[kPast + kElements], F f) {
   marks &= (1u << (kPast + kElements)) - 2;
-  // With states, elements are processed from one start to the next; otherwise all at once.
+  // With states, elements are processed from one start to the next; otherwise in one pass.
   bool const has_states = problem.state.data != nullptr;
-  uint32_t now = has_states ? 0 : marks, later = has_states ? marks : 0;
-  float fresh[kPast] = {};
-  int first = 0;
+  uint32_t now = has_states ? 0 : marks, later = has_states ? marks : 0;  // starts: of this pass
+  float fresh[kPast] = {};  // the tokens before a start: of the state, or 0
+  int first = 0;            // element
 #pragma unroll 1
   while (true) {
     int const end = later == 0 ? kElements : max(__ffs(static_cast<int>(later)) - 1 - kPast, 0);
@@ -404,11 +414,11 @@ __device__ __forceinline__ void each_token(const Problem& problem, const Strip& 
     now = later & -later;
     later -= now;
     first = end;
-    TilePlace const place = strip.thread_place(number);
-    int64_t const begin = place.token - kPast + __ffs(static_cast<int>(now)) - 1;
-    Span const span = strip.span(problem, place.batch, begin);
+    TokenCoordinate const coordinate = table.thread_coordinate(number);
+    int64_t const begin = coordinate.token - kPast + __ffs(static_cast<int>(now)) - 1;
+    Span const span = table.span(problem, coordinate.batch, begin);
 #pragma unroll
-    for (int k = 0; k < kPast; ++k) fresh[k] = before(problem, span, at.channel, kPast - k);
+    for (int k = 0; k < kPast; ++k) fresh[k] = state_token(problem, span, at.channel, kPast - k);
   }
 }
 

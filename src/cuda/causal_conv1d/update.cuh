@@ -10,12 +10,14 @@
 
 namespace flashvar::causal_conv1d {
 
-// A channel of a sequence and of its state. Of a circular state, column `turn` is the oldest.
+// A channel of a sequence and of its state. Column `oldest` of the state holds the oldest token: 0
+// unless states are circular.
 struct UpdateChannel {
-  int64_t batch, channel, slot, turn;
+  int64_t batch, channel, slot, oldest;
 
-  __device__ __forceinline__ int64_t column(const UpdateProblem& problem, int64_t place) const {
-    int64_t const column = place + turn;
+  // Offset of the state's column `index`, counted from the column of the oldest token.
+  __device__ __forceinline__ int64_t column(const UpdateProblem& problem, int64_t index) const {
+    int64_t const column = index + oldest;
     return offset(problem.state, slot, channel,
                   column < problem.columns ? column : column % problem.columns);
   }
@@ -27,8 +29,8 @@ struct UpdateChannel {
   }
 };
 
-template <int kWidth, int kBlocksAtOnce>
-__global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
+template <int kWidth, int kBlocksPerSM>
+__global__ void __launch_bounds__(kThreads, kBlocksPerSM)
     update_kernel(const __grid_constant__ UpdateProblem args) {
   constexpr int kPast = kWidth - 1;
   ptx::griddepcontrol_launch_dependents();
@@ -50,7 +52,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
   }
   if (circular) {
     int64_t const position = load(args.state_positions, at.batch) % args.columns;
-    at.turn = position < 0 ? position + args.columns : position;
+    at.oldest = position < 0 ? position + args.columns : position;
   }
   float taps[kWidth], past[kPast];
 #pragma unroll
@@ -80,7 +82,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     }
     return;
   }
-  // A column gets what stands further right, so that those on the left can be written first.
+  // Each column gets the token of a column further right: written from left to right, none is
+  // overwritten before it is read.
   for (int64_t column = 0; column < args.columns - kPast; ++column) {
     store(args.state, at.column(args, column), at.token(args, column + args.seqlen - args.columns));
   }

@@ -20,13 +20,13 @@ struct UpdateLaunch {
 
  private:
   // Blocks per SM; 0: as the compiler likes. On 12.0 it would like four, and spill for that.
-  static constexpr int kBlocksAtOnce = Target::kArchitecture >= 120 ? 3 : 0;
+  static constexpr int kBlocksPerSM = Target::kArchitecture >= 120 ? 3 : 0;
 
   static uint64_t workspace(const UpdateProblem&) { return 0; }
 
   static cudaError_t launch(const UpdateProblem& problem, int device, cudaStream_t stream) {
     return with_width(problem.width, [&](auto width) {
-      return launch_blocks<update_kernel<width, kBlocksAtOnce>, Target>(
+      return launch_blocks<update_kernel<width, kBlocksPerSM>, Target>(
           problem, blocks_of(problem.batch * problem.dim), device, stream);
     });
   }

@@ -17,9 +17,9 @@ struct Chunk {
 
   uint32_t words[(kBytes + 3) / 4];
 
-  // `from`: the chunk's first element. kAligned: it is aligned to the chunk's size and the whole
-  // chunk is read; else the first `count` elements are, none if `count` <= 0. The load hints that
-  // the data is not read again.
+  // Loads the chunk at `from`. kAligned: `from` is aligned to the chunk's size, and the whole chunk
+  // is read at once if `count` > 0, with the hint that it is not read again. Otherwise the first
+  // `count` elements are read one by one. Elements that are not read become 0.
   template <bool kAligned>
   __device__ __forceinline__ void load(const Word* from, int count) {
     if constexpr (!kAligned) {
@@ -38,6 +38,7 @@ struct Chunk {
     }
   }
 
+  // Stores likewise: the whole chunk if `count` > 0, or the first `count` elements.
   template <bool kAligned>
   __device__ __forceinline__ void store(Word* to, int count) const {
     if constexpr (!kAligned) {

@@ -37,7 +37,7 @@ __device__ __forceinline__ void finish_warp_copies() {
 #if __CUDA_ARCH__ >= 900
   if (threadIdx.x % 32 == 0) ptx::bulk_wait_read<0>();
 #endif
-  __syncwarp();
+  __syncwarp();  // lane 0 has waited; without bulk copies: all lanes have read
 }
 
 }  // namespace flashvar

@@ -21,12 +21,13 @@
 
 namespace flashvar::gated_delta_rule {
 
-// Coordinates of a block in a grid of rows x heads x column tiles that is launched on one axis.
-struct BlockPlace {
+// Coordinate of a block in a grid of rows x heads x column tiles that is launched on one axis. What
+// a row is, a sequence or a segment, the kernel says.
+struct BlockCoordinate {
   uint32_t row, head, tile;
 
-  __device__ __forceinline__ BlockPlace(const FwdProblem& problem, uint32_t tiles,
-                                        uint32_t block = blockIdx.x) {
+  __device__ __forceinline__ BlockCoordinate(const FwdProblem& problem, uint32_t tiles,
+                                             uint32_t block = blockIdx.x) {
     uint32_t const rest = block / tiles;
     tile = block - rest * tiles;
     row = rest / problem.heads;
@@ -39,25 +40,26 @@ struct Work {
   uint32_t sequence, head, head_qk;
   int32_t column;  // first of V
   Span span;
-  int64_t first_chunk;  // the sequence's first, as Sequences::find() counts: records go by it
-  int32_t batch;        // batch index of dense tensors; 0: packed
+  int64_t first_chunk;  // number of the first chunk (Sequences::find), which indexes records
+  int32_t batch;        // batch index of dense tensors; 0: varlen
 
   // `tiles`: tiles of a head, of `columns` columns of V each. `block`: index among a chain's
   // blocks.
   __device__ __forceinline__ Work(const FwdProblem& problem, uint32_t tiles, int columns,
                                   uint32_t block = blockIdx.x)
-      : Work(problem, BlockPlace(problem, tiles, block), columns) {}
+      : Work(problem, BlockCoordinate(problem, tiles, block), columns) {}
 
  protected:
-  __device__ __forceinline__ Work(const FwdProblem& problem, const BlockPlace& place, int columns)
-      : Work(problem, place, place.row, columns) {}
+  __device__ __forceinline__ Work(const FwdProblem& problem, const BlockCoordinate& coordinate,
+                                  int columns)
+      : Work(problem, coordinate, coordinate.row, columns) {}
 
-  __device__ __forceinline__ Work(const FwdProblem& problem, const BlockPlace& place,
+  __device__ __forceinline__ Work(const FwdProblem& problem, const BlockCoordinate& coordinate,
                                   uint32_t of_sequence, int columns)
       : sequence(of_sequence),
-        head(place.head),
+        head(coordinate.head),
         head_qk(head / problem.group),
-        column(static_cast<int32_t>(place.tile) * columns),
+        column(static_cast<int32_t>(coordinate.tile) * columns),
         span(problem.rows.span(sequence)),
         first_chunk(problem.rows.first_tile(sequence, kChunk) - problem.rows.first_tile(0, kChunk)),
         batch(problem.rows.offsets == nullptr ? static_cast<int32_t>(sequence) : 0) {
@@ -65,25 +67,26 @@ struct Work {
   }
 };
 
-// Coordinates (v, k) in the state of accumulator element i of the thread, whose block starts at
+// Coordinate (v, k) in the state of accumulator element i of the thread, whose warpgroup starts at
 // column `column` of V.
-struct StatePlace {
+struct StateCoordinate {
   int32_t v, k;
 
-  __device__ __forceinline__ StatePlace(const Lane& lane, int32_t column, int i)
+  __device__ __forceinline__ StateCoordinate(const Lane& lane, int32_t column, int i)
       : v(column + 16 * lane.warp + lane.g + i / 2 % 2 * 8), k(i / 4 * 8 + 2 * lane.t + i % 2) {}
 };
 
 // Calls f(i, address) for each accumulator element i of the thread that lies within the state.
 template <int kDim, class F>
-__device__ __forceinline__ void each_of_state(const FwdProblem& problem, const State& state,
-                                              const Work& work, int32_t column, F f) {
+__device__ __forceinline__ void for_each_state_element(const FwdProblem& problem,
+                                                       const State& state, const Work& work,
+                                                       int32_t column, F f) {
   Lane const lane;
   float* const data =
       state.data + work.sequence * state.sequence_stride + work.head * state.head_stride;
 #pragma unroll
   for (int i = 0; i < kDim / 2; ++i) {
-    StatePlace const at(lane, column, i);
+    StateCoordinate const at(lane, column, i);
     if (at.v < problem.head_dim_v && at.k < problem.head_dim) {
       f(i, data + at.k * state.k_stride + at.v * state.v_stride);
     }
@@ -139,8 +142,8 @@ struct VectorOffsets {
 };
 
 // The lane's address for ldmatrix.trans or stmatrix.trans in a tile of 64 tokens x 64 columns of V.
-// The four matrices are tokens 8 n to 8 n + 15 by the warp's 16 columns.
-__device__ __forceinline__ uint32_t transposed(uint32_t tile, int n) {
+// The instruction's four matrices are tokens 8 n to 8 n + 15 by the warp's 16 columns.
+__device__ __forceinline__ uint32_t transposed_address(uint32_t tile, int n) {
   int const lane = static_cast<int>(threadIdx.x) % 32,
             warp = static_cast<int>(threadIdx.x) / 32 % 4;
   int const token = 8 * n + lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
@@ -153,7 +156,7 @@ struct ValueTile {
 
   explicit __device__ __forceinline__ ValueTile(uint32_t tile) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) ptx::ldmatrix_x4_trans(words[i], transposed(tile, 2 * i));
+    for (int i = 0; i < 4; ++i) ptx::ldmatrix_x4_trans(words[i], transposed_address(tile, 2 * i));
   }
 
   // Turns S^T K^T into W^T: d = V^T - a o d.
@@ -173,8 +176,8 @@ struct ValueTile {
 };
 
 // Packs operand A in fp16, for bf16 inputs too: W needs fp16's 11 bits of precision. To stay in the
-// range of fp16 each row is scaled by a power of two that brings its largest element to 2^10.
-// `undo`: the inverse factors of rows g and g + 8.
+// range of fp16 each row is scaled by a power of two that brings its largest element to 2^10 to
+// 2^11. `undo`: the inverse factors of rows g and g + 8.
 __device__ __forceinline__ void pack_scaled(uint32_t (&a)[4][4], const float (&d)[32],
                                             float (&undo)[2]) {
   constexpr uint32_t kExponent = 0x7f800000, kOne = 127u << 23, kTarget = 10u << 23;
@@ -186,7 +189,8 @@ __device__ __forceinline__ void pack_scaled(uint32_t (&a)[4][4], const float (&d
       largest = fmaxf(largest, fabsf(d[i / 2 * 4 + 2 * half + i % 2]));
     }
     uint32_t exponent = __float_as_uint(quad_max(largest)) & kExponent;
-    exponent = exponent > (32u << 23) ? exponent : (32u << 23);  // rows of zeros
+    // At least 2^-95, so that both factors are finite for rows of zeros too.
+    exponent = exponent > (32u << 23) ? exponent : (32u << 23);
     undo[half] = __uint_as_float(exponent - kTarget);
     float const scale = __uint_as_float(2 * kOne + kTarget - exponent);
 #pragma unroll
@@ -258,7 +262,8 @@ __device__ __forceinline__ uint32_t element_address(uint32_t tile, int token, in
 // accumulator columns: i = 2 n is element 8 n + 2 t, and i = 2 n + 1 the next. The row is read anew
 // at each use, because the state occupies the registers.
 template <class Dtype, int kDim, class F>
-__device__ __forceinline__ void each_of_row(const Lane& lane, uint32_t tile, int token, F f) {
+__device__ __forceinline__ void for_each_row_element(const Lane& lane, uint32_t tile, int token,
+                                                     F f) {
 #pragma unroll
   for (int n = 0; n < kDim / 8; ++n) {
     uint32_t pair;
@@ -275,7 +280,8 @@ template <class Dtype, int kDim>
 __device__ __forceinline__ float norm_of(const FwdProblem& problem, const Lane& lane, uint32_t tile,
                                          int token) {
   float sum = 0.f;
-  each_of_row<Dtype, kDim>(lane, tile, token, [&](int, float x) { sum = fmaf(x, x, sum); });
+  for_each_row_element<Dtype, kDim>(lane, tile, token,
+                                    [&](int, float x) { sum = fmaf(x, x, sum); });
   sum = quad_sum(sum);
   return problem.qk_l2norm ? rsqrtf(sum + 1e-6f) : 1.f;
 }
@@ -294,12 +300,12 @@ __device__ __forceinline__ void step_by_tokens(const FwdProblem& problem, const 
   };
 #pragma unroll 1
   for (int token = 0; token < count; ++token) {
-    GatePlace const place{work.batch, int64_t{work.span.first} + row + token, work.head};
-    float const decay = exp2_approx(decay_log(problem, place) * (1.f / kLn2));
-    float const beta = beta_of(problem, place);
+    GateCoordinate const coordinate{work.batch, int64_t{work.span.first} + row + token, work.head};
+    float const decay = exp2_approx(decay_log(problem, coordinate) * (1.f / kLn2));
+    float const beta = beta_of(problem, coordinate);
     float const norm = norm_of<Dtype, kDim>(problem, lane, tile_k, token);
-    float known[2] = {}, out[2] = {}, update[2];
-    each_of_row<Dtype, kDim>(lane, tile_k, token, [&](int i, float x) {
+    float known[2] = {}, out[2] = {}, update[2];  // known: S^T k
+    for_each_row_element<Dtype, kDim>(lane, tile_k, token, [&](int i, float x) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         of_state(i, half) *= decay;
@@ -315,7 +321,7 @@ __device__ __forceinline__ void step_by_tokens(const FwdProblem& problem, const 
       asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(addresses[half]));
       update[half] = beta * (Dtype::unpack(v) - norm * quad_sum(known[half])) * norm;
     }
-    each_of_row<Dtype, kDim>(lane, tile_k, token, [&](int i, float x) {
+    for_each_row_element<Dtype, kDim>(lane, tile_k, token, [&](int i, float x) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         of_state(i, half) = fmaf(update[half], x, of_state(i, half));
@@ -323,7 +329,7 @@ __device__ __forceinline__ void step_by_tokens(const FwdProblem& problem, const 
     });
     if constexpr (!kOutput) continue;
     float const factor = problem.scale * norm_of<Dtype, kDim>(problem, lane, tile_q, token);
-    each_of_row<Dtype, kDim>(lane, tile_q, token, [&](int i, float x) {
+    for_each_row_element<Dtype, kDim>(lane, tile_q, token, [&](int i, float x) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) out[half] = fmaf(of_state(i, half), x, out[half]);
     });
@@ -332,9 +338,7 @@ __device__ __forceinline__ void step_by_tokens(const FwdProblem& problem, const 
       uint32_t const packed = Dtype::pack(factor * quad_sum(out[half]), 0.f);
       __syncwarp();  // all lanes of the quad have read V's element, which out overwrites
       if (lane.t == 0) {
-        asm volatile("st.shared.u16 [%0], %1;" ::"r"(addresses[half]),
-                     "h"(static_cast<uint16_t>(packed))
-                     : "memory");
+        ptx::shared_store(addresses[half], static_cast<uint16_t>(packed));
       }
     }
   }

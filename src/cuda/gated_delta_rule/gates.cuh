@@ -29,7 +29,7 @@ __device__ __forceinline__ float from_bits(const Gate& gate, uint32_t bits) {
 __device__ __forceinline__ float softplus(float x) { return x > 20.f ? x : log1pf(expf(x)); }
 
 // Coordinates in gate tensors: batch index, row (of a token, or of a chunk's first), and head.
-struct GatePlace {
+struct GateCoordinate {
   int64_t batch, row, head;
 
   __device__ __forceinline__ int64_t index(const Gate& gate) const {
@@ -42,11 +42,11 @@ struct GateBits {
   uint32_t g, a_log, dt_bias, beta;
 
   GateBits() = default;
-  __device__ __forceinline__ GateBits(const Problem& problem, const GatePlace& place)
-      : g(bits(problem.g, place)),
-        a_log(bits(problem.a_log, place)),
-        dt_bias(bits(problem.dt_bias, place)),
-        beta(bits(problem.beta, place)) {}
+  __device__ __forceinline__ GateBits(const Problem& problem, const GateCoordinate& coordinate)
+      : g(bits(problem.g, coordinate)),
+        a_log(bits(problem.a_log, coordinate)),
+        dt_bias(bits(problem.dt_bias, coordinate)),
+        beta(bits(problem.beta, coordinate)) {}
 
   // Natural logarithm of the token's decay; NaN if an input is NaN.
   __device__ __forceinline__ float decay_log(const Problem& problem) const {
@@ -66,20 +66,22 @@ struct GateBits {
   }
 
  private:
-  static __device__ __forceinline__ uint32_t bits(const Gate& gate, const GatePlace& place) {
-    return gate.data == nullptr ? 0 : load_bits(gate, place.index(gate));
+  static __device__ __forceinline__ uint32_t bits(const Gate& gate,
+                                                  const GateCoordinate& coordinate) {
+    return gate.data == nullptr ? 0 : load_bits(gate, coordinate.index(gate));
   }
 };
 
-__device__ __forceinline__ float decay_log(const Problem& problem, const GatePlace& place) {
-  return GateBits(problem, place).decay_log(problem);
+__device__ __forceinline__ float decay_log(const Problem& problem,
+                                           const GateCoordinate& coordinate) {
+  return GateBits(problem, coordinate).decay_log(problem);
 }
-__device__ __forceinline__ float beta_of(const Problem& problem, const GatePlace& place) {
-  return GateBits(problem, place).beta_of(problem);
+__device__ __forceinline__ float beta_of(const Problem& problem, const GateCoordinate& coordinate) {
+  return GateBits(problem, coordinate).beta_of(problem);
 }
 
 // Exclusive prefix sum over the lanes of the warp.
-__device__ __forceinline__ float sum_before(float value) {
+__device__ __forceinline__ float exclusive_prefix_sum(float value) {
   int const lane = static_cast<int>(threadIdx.x) % 32;
   float sum = value;
 #pragma unroll

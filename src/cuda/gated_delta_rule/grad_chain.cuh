@@ -24,11 +24,11 @@ static_assert(offsetof(GradRecord, a) % 16 == 0 && kChainVectorBytes % 16 == 0, 
 using Square = SmemLayout<kChunk, kChunk>;
 
 // Indices of a chunk's record, and of its tile of columns of V, in the workspace.
-struct TilePlace {
+struct TileIndices {
   int64_t record, tile;
 
-  __device__ __forceinline__ TilePlace(const FwdProblem& problem, const Work& work, int32_t tiles,
-                                       int32_t row)
+  __device__ __forceinline__ TileIndices(const FwdProblem& problem, const Work& work, int32_t tiles,
+                                         int32_t row)
       : record((work.first_chunk + row / kChunk) * problem.heads + work.head),
         tile(record * tiles + work.column / kChainColumns) {}
 };
@@ -36,7 +36,7 @@ struct TilePlace {
 // Loads dOut^T of the warp's 16 columns of V as operand A.
 __device__ __forceinline__ void load_transposed(uint32_t (&a)[4][4], uint32_t tile) {
 #pragma unroll
-  for (int kk = 0; kk < 4; ++kk) ptx::ldmatrix_x4_trans(a[kk], transposed(tile, 2 * kk));
+  for (int kk = 0; kk < 4; ++kk) ptx::ldmatrix_x4_trans(a[kk], transposed_address(tile, 2 * kk));
 }
 
 // Scales the columns of operand A by a vector of the record.
@@ -142,8 +142,7 @@ __device__ __forceinline__ void put_grad_value(uint32_t tile, int token, int hal
   if (lane.t != 0) return;
   int const column = 16 * lane.warp + lane.g + 8 * half;
   auto const word = static_cast<uint16_t>(Dtype::pack(x, 0.f));
-  asm volatile("st.shared.u16 [%0], %1;" ::"r"(element_address(tile, token, column)), "h"(word)
-               : "memory");
+  ptx::shared_store(element_address(tile, token, column), word);
   low[token * kChainColumns + column] =
       static_cast<uint16_t>(Dtype::pack(x - Dtype::unpack(word), 0.f));
 }

@@ -42,7 +42,8 @@ static_assert(sizeof(GradRecord) == 20 * 1024);
 // in column blocks, swizzled as by SWIZZLE_128B.
 inline constexpr int kSquareBytes = kChunk * kChunk * 2;
 
-// Sums per token that the gradients of gates and beta are computed from (gates_kernel).
+// Sums per token that the gradients of gates and beta are computed from (gates_kernel). What they
+// are of: GateRows (sm80) and RowSums (sm90), which hold them by warps.
 struct GateSums {
   float gates[kChunk], kept[kChunk], columns[kChunk];
   float states;
@@ -57,8 +58,8 @@ struct GradWorkspace {
   unsigned char* grad_states;    // likewise of dS^T after the chunk
   unsigned char* residuals;      // [slot][head][tile]: image of R^T, 64 x 64
   unsigned char* residuals_low;  // low part of R^T; careful chunks only
-  unsigned char*
-      grad_values_low;  // low part of dV, [token][column], not swizzled; careful chunks only
+  // [slot][head][tile]: low part of dV, [token][column], not swizzled; careful chunks only.
+  unsigned char* grad_values_low;
   GateSums* sums;       // [slot][head]
   float* grad_a_log;    // [slot][head]: the chunk's contribution
   float* grad_dt_bias;  // likewise

@@ -13,7 +13,7 @@ namespace flashvar::gated_delta_rule {
 // share the head.
 struct RowsItem {
   uint32_t slot, head_qk;
-  int32_t batch;          // batch index of dense tensors; 0: packed
+  int32_t batch;          // batch index of dense tensors; 0: varlen
   int32_t begin, length;  // of the sequence
   int32_t first;          // row in the sequence
 

@@ -2,8 +2,8 @@
 // state at a segment's start is a linear function of that at its end: M^T dS + b', with the M of
 // S' = M S + b. So both chains share the transitions, and neither waits for the other:
 //   1. the chains whose start is known, with their results: that of the states through a sequence's
-//      first segment, the reverse one through its last. Of the segments between them: b, from a
-//      state of zeros; b', from a gradient of zeros; and M
+//      first segment, the reverse one through its last. Of inner segments: b, from a state of
+//      zeros; b', from a gradient of zeros; and M
 //   2. the states at the boundaries, S' = M S + b, and their gradients, dS' = M^T dS + b'
 //   3. the other chains: of the states through all segments but the first, the reverse ones through
 //      all but the last
@@ -33,7 +33,7 @@ struct GradChainCosts {
 
 // As the chain_cost() of the forward. With n segments of c chunks, and one tile of columns of each
 // size, pass 3 is 2 (n - 1) blocks of c chunks; pass 1 is two such blocks, and three for each of
-// the n - 2 segments between others; pass 2 is n - 2 boundaries of each chain.
+// the n - 2 inner segments; pass 2 is n - 2 boundaries of each chain.
 inline int64_t chain_cost(const Problem& problem, const GradChainCosts& costs, int64_t sequences,
                           int64_t chunks, int64_t count) {
   auto const tiles = [](int64_t columns, int64_t size) { return (columns + size - 1) / size; };

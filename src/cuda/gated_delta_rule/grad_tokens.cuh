@@ -24,7 +24,7 @@ __device__ __forceinline__ float& element_of(float (&state)[kElements], int i, i
   return state[i / 2 * 4 + 2 * half + i % 2];
 }
 
-__device__ __forceinline__ GatePlace place_of(const Work& work, int32_t row) {
+__device__ __forceinline__ GateCoordinate coordinate_of(const Work& work, int32_t row) {
   return {work.batch, int64_t{work.span.first} + row, work.head};
 }
 
@@ -38,12 +38,12 @@ __device__ __forceinline__ void residuals_by_tokens(const FwdProblem& problem, c
 #pragma unroll 1
   for (int token = 0; token < count; ++token) {
     Lane const lane(ptx::thread_index());  // read again: keeps no register across the main loop
-    GatePlace const place = place_of(work, row + token);
-    float const decay = exp2_approx(decay_log(problem, place) * (1.f / kLn2));
+    GateCoordinate const coordinate = coordinate_of(work, row + token);
+    float const decay = exp2_approx(decay_log(problem, coordinate) * (1.f / kLn2));
     float const norm = norm_of<Dtype, kDim>(problem, lane, tile_k, token);
-    float const factor = beta_of(problem, place) * norm;
-    float known[2] = {}, residual[2];
-    each_of_row<Dtype, kDim>(lane, tile_k, token, [&](int i, float x) {
+    float const factor = beta_of(problem, coordinate) * norm;
+    float known[2] = {}, residual[2];  // known: S^T k
+    for_each_row_element<Dtype, kDim>(lane, tile_k, token, [&](int i, float x) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         element_of(state, i, half) *= decay;
@@ -55,7 +55,7 @@ __device__ __forceinline__ void residuals_by_tokens(const FwdProblem& problem, c
       residual[half] = load_value<Dtype>(tile_v, token, half) - norm * quad_sum(known[half]);
       put(token, half, residual[half]);
     }
-    each_of_row<Dtype, kDim>(lane, tile_k, token, [&](int i, float x) {
+    for_each_row_element<Dtype, kDim>(lane, tile_k, token, [&](int i, float x) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float& value = element_of(state, i, half);
@@ -80,8 +80,8 @@ __device__ __forceinline__ void gradients_by_tokens(const FwdProblem& problem, c
 #pragma unroll 1
   for (int token = min(work.span.count - row, kChunk) - 1; token >= 0; --token) {
     Lane const lane(ptx::thread_index());  // read again: keeps no register across the main loop
-    GatePlace const place = place_of(work, row + token);
-    float const decay = exp2_approx(decay_log(problem, place) * (1.f / kLn2));
+    GateCoordinate const coordinate = coordinate_of(work, row + token);
+    float const decay = exp2_approx(decay_log(problem, coordinate) * (1.f / kLn2));
     float const norm = norm_of<Dtype, kDim>(problem, lane, tile_k, token);
     float const factor = problem.scale * norm_of<Dtype, kDim>(problem, lane, tile_q, token);
     float given[2], product[2] = {};
@@ -89,27 +89,27 @@ __device__ __forceinline__ void gradients_by_tokens(const FwdProblem& problem, c
     for (int half = 0; half < 2; ++half) {
       given[half] = factor * load_value<Dtype>(tile_grad_out, token, half);
     }
-    each_of_row<Dtype, kDim>(lane, tile_q, token, [&](int i, float x) {
+    for_each_row_element<Dtype, kDim>(lane, tile_q, token, [&](int i, float x) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float& value = element_of(grad, i, half);
         value = fmaf(given[half], x, value);
       }
     });
-    each_of_row<Dtype, kDim>(lane, tile_k, token, [&](int i, float x) {
+    for_each_row_element<Dtype, kDim>(lane, tile_k, token, [&](int i, float x) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         product[half] = fmaf(element_of(grad, i, half), x, product[half]);
       }
     });
-    float const beta = beta_of(problem, place);
+    float const beta = beta_of(problem, coordinate);
     __syncwarp();  // all lanes of the quad have read dOut's elements, which put() may overwrite
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       product[half] = beta * norm * quad_sum(product[half]);
       put(token, half, product[half]);
     }
-    each_of_row<Dtype, kDim>(lane, tile_k, token, [&](int i, float x) {
+    for_each_row_element<Dtype, kDim>(lane, tile_k, token, [&](int i, float x) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float& value = element_of(grad, i, half);

@@ -62,7 +62,7 @@ __device__ __forceinline__ void scan_boundaries(const ScanArgs& args, const Segm
   int const group = static_cast<int>(threadIdx.x) % kGroups;
   int const part = static_cast<int>(threadIdx.x) / kGroups;
   int32_t const known = reverse ? work.after + boundaries - 1 : work.after;
-  auto const place = [&](const State& of, int column, int row) {
+  auto const address_of = [&](const State& of, int column, int row) {
     return of.data + known * of.sequence_stride + work.head * of.head_stride +
            column * of.v_stride + row;
   };
@@ -72,7 +72,7 @@ __device__ __forceinline__ void scan_boundaries(const ScanArgs& args, const Segm
   // The thread has some rows of a transition, columns from part * kPart on. Stored transposed, it
   // has no rows beyond K.
   bool const has_rows = !reverse || kRows * group < problem.head_dim;
-  const float* transition = place(transitions, part * kPart, kRows * group);
+  const float* transition = address_of(transitions, part * kPart, kRows * group);
   Rows m[kPart];
   auto const load_transition = [&](int i) {
 #pragma unroll
@@ -88,7 +88,7 @@ __device__ __forceinline__ void scan_boundaries(const ScanArgs& args, const Segm
   // When the parts are added up, the thread has its rows of this column of the state.
   int32_t const column = work.column + part;
   bool const exists = column < problem.head_dim_v;
-  float* to = place(states, column, kRows * group);
+  float* to = address_of(states, column, kRows * group);
   Rows& in_shared = reinterpret_cast<Rows*>(state[part])[group];
   in_shared = exists ? *reinterpret_cast<const Rows*>(to) : Rows{};
   for (int32_t boundary = 1; boundary < boundaries; ++boundary) {

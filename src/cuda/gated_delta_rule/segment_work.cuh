@@ -14,53 +14,53 @@ struct SegmentWork : Work {
   bool exists;            // false: a surplus block, which exits
   int32_t before, after;  // boundaries at the segment's ends; -1: an end of the sequence
 
-  // Pass 3 of all segments, in which the grid's rows are the segments that end at a boundary, then
-  // the last segment of each sequence. `block`: index among the blocks of a pass.
+  // Pass 3 of all segments: the grid's rows are the segments that end at a boundary, then the last
+  // segment of each sequence. `block`: index among the blocks of a pass.
   static __device__ __forceinline__ SegmentWork of_segment(const FwdProblem& problem,
                                                            const Segments& segments,
                                                            uint32_t boundaries, uint32_t tiles,
                                                            int columns,
                                                            uint32_t block = blockIdx.x) {
-    BlockPlace const place(problem, tiles, block);
-    if (place.row < boundaries) return before_boundary(problem, segments, tiles, columns, block);
-    return last_of(problem, segments, place, place.row - boundaries, columns);
+    BlockCoordinate const coordinate(problem, tiles, block);
+    if (coordinate.row < boundaries)
+      return before_boundary(problem, segments, tiles, columns, block);
+    return last_of(problem, segments, coordinate, coordinate.row - boundaries, columns);
   }
 
   // The grid's rows are sequences: the first segment of each, or all of one that is not divided.
   static __device__ __forceinline__ SegmentWork of_first(const FwdProblem& problem,
                                                          const Segments& segments, uint32_t tiles,
                                                          int columns, uint32_t block = blockIdx.x) {
-    BlockPlace const place(problem, tiles, block);
-    return {problem, segments, place, {place.row, 0}, columns};
+    BlockCoordinate const coordinate(problem, tiles, block);
+    return {problem, segments, coordinate, {coordinate.row, 0}, columns};
   }
 
   // As of_first(): the last segment of each sequence.
   static __device__ __forceinline__ SegmentWork of_last(const FwdProblem& problem,
                                                         const Segments& segments, uint32_t tiles,
                                                         int columns, uint32_t block = blockIdx.x) {
-    BlockPlace const place(problem, tiles, block);
-    return last_of(problem, segments, place, place.row, columns);
+    BlockCoordinate const coordinate(problem, tiles, block);
+    return last_of(problem, segments, coordinate, coordinate.row, columns);
   }
 
-  // Pass 1, in which the grid's rows are the segments that end at a boundary.
+  // Pass 1: the grid's rows are the segments that end at a boundary.
   static __device__ __forceinline__ SegmentWork before_boundary(const FwdProblem& problem,
                                                                 const Segments& segments,
                                                                 uint32_t tiles, int columns,
                                                                 uint32_t block = blockIdx.x) {
     SegmentWork work =
-        at_boundary(problem, segments, BlockPlace(problem, tiles, block), columns, 0);
+        at_boundary(problem, segments, BlockCoordinate(problem, tiles, block), columns, 0);
     work.exists = work.after >= 0;  // grids are sized for the most boundaries there may be
     return work;
   }
 
-  // Pass 3 without first segments, in which the grid's rows are the segments that start at a
-  // boundary.
+  // Pass 3 without first segments: the grid's rows are the segments that start at a boundary.
   static __device__ __forceinline__ SegmentWork after_boundary(const FwdProblem& problem,
                                                                const Segments& segments,
                                                                uint32_t tiles, int columns,
                                                                uint32_t block = blockIdx.x) {
     SegmentWork work =
-        at_boundary(problem, segments, BlockPlace(problem, tiles, block), columns, 1);
+        at_boundary(problem, segments, BlockCoordinate(problem, tiles, block), columns, 1);
     // Grids are sized for the most boundaries there may be, also before the first sequence.
     work.exists = work.before >= 0 && work.span.count > 0;
     return work;
@@ -69,11 +69,11 @@ struct SegmentWork : Work {
  protected:
   static __device__ __forceinline__ SegmentWork last_of(const FwdProblem& problem,
                                                         const Segments& segments,
-                                                        const BlockPlace& place, uint32_t sequence,
-                                                        int columns) {
+                                                        const BlockCoordinate& coordinate,
+                                                        uint32_t sequence, int columns) {
     int32_t const last = max(problem.rows.span(sequence).count - 1, 0);
     int32_t const row = segments.rows == 0 ? 0 : last / segments.rows * segments.rows;
-    return {problem, segments, place, {sequence, row}, columns};
+    return {problem, segments, coordinate, {sequence, row}, columns};
   }
 
   // The shuffles tell the compiler that the values are warp-uniform, so that it keeps what it
@@ -82,27 +82,27 @@ struct SegmentWork : Work {
     return {__shfl_sync(0xffffffffu, at.batch, 0), __shfl_sync(0xffffffffu, at.first, 0)};
   }
 
-  // The segment that ends at the boundary of the grid's row, or, with `behind` 1, the one that
-  // starts there. It is empty if it would start beyond the end of the sequence.
+  // The segment that ends at the boundary of the grid's row, or, with `next` 1, the one that starts
+  // there. It is empty if it would start beyond the end of the sequence.
   static __device__ __forceinline__ SegmentWork at_boundary(const FwdProblem& problem,
                                                             const Segments& segments,
-                                                            const BlockPlace& place, int columns,
-                                                            int behind) {
+                                                            const BlockCoordinate& coordinate,
+                                                            int columns, int next) {
     auto const first = [&](uint32_t sequence) {
       return static_cast<uint32_t>(segments.first_boundary(problem.rows, sequence));
     };
     uint32_t const sequence =
-        Sequences::last_at_most(place.row, static_cast<uint32_t>(problem.sequences), first);
-    int64_t const row = (int64_t{place.row} - first(sequence) + behind) * segments.rows;
+        Sequences::last_at_most(coordinate.row, static_cast<uint32_t>(problem.sequences), first);
+    int64_t const row = (int64_t{coordinate.row} - first(sequence) + next) * segments.rows;
     int64_t const end = problem.rows.span(sequence).count;
-    return {problem, segments, place,
+    return {problem, segments, coordinate,
             uniform({sequence, static_cast<int32_t>(row < end ? row : end)}), columns};
   }
 
   __device__ __forceinline__ SegmentWork(const FwdProblem& problem, const Segments& segments,
-                                         const BlockPlace& place, const TileCoordinate& at,
-                                         int columns)
-      : Work(problem, place, at.batch, columns), exists(true), before(-1), after(-1) {
+                                         const BlockCoordinate& coordinate,
+                                         const TileCoordinate& at, int columns)
+      : Work(problem, coordinate, at.batch, columns), exists(true), before(-1), after(-1) {
     if (segments.rows == 0) return;
     int32_t const boundary =
         segments.first_boundary(problem.rows, sequence) + at.first / segments.rows;
@@ -140,10 +140,10 @@ struct InnerWork : SegmentWork {
 // Calls f(i, address) for each pair (i, i + 1) of the thread's accumulator elements that lies
 // within a state between segments, or a transition.
 template <int kDim, class F>
-__device__ __forceinline__ void each_between(const State& state, int32_t boundary, uint32_t head,
-                                             int32_t column, int32_t columns, F f) {
+__device__ __forceinline__ void for_each_pair(const State& state, int32_t boundary, uint32_t head,
+                                              int32_t column, int32_t columns, F f) {
   Lane const lane;
-  StatePlace const first(lane, column, 0);
+  StateCoordinate const first(lane, column, 0);
   float* const data = state.data + boundary * state.sequence_stride + head * state.head_stride +
                       int64_t{first.v} * kDim + first.k;
 #pragma unroll
@@ -163,8 +163,8 @@ __device__ __forceinline__ void load_initial_state(const FwdProblem& problem, co
 #pragma unroll
   for (float& value : state) value = 0.f;
   if (problem.initial_state.data == nullptr) return;
-  each_of_state<kDim>(problem, problem.initial_state, work, column,
-                      [&](int i, const float* from) { state[i] = *from; });
+  for_each_state_element<kDim>(problem, problem.initial_state, work, column,
+                               [&](int i, const float* from) { state[i] = *from; });
 }
 
 // Pass 3: loads the state at a segment's start.
@@ -177,11 +177,11 @@ __device__ __forceinline__ void load_first_state(const FwdProblem& problem,
 #pragma unroll
   for (float& value : state) value = 0.f;
   ptx::griddepcontrol_wait();  // pass 2 has written the states
-  each_between<kDim>(between.states, work.before, work.head, column, problem.head_dim_v,
-                     [&](int i, const float2* from) {
-                       state[i] = from->x;
-                       state[i + 1] = from->y;
-                     });
+  for_each_pair<kDim>(between.states, work.before, work.head, column, problem.head_dim_v,
+                      [&](int i, const float2* from) {
+                        state[i] = from->x;
+                        state[i + 1] = from->y;
+                      });
 }
 
 // Pass 3: stores a sequence's final state, if the caller wants it.
@@ -190,8 +190,8 @@ __device__ __forceinline__ void store_final_state(const FwdProblem& problem,
                                                   const SegmentWork& work, int32_t column,
                                                   const float (&state)[kDim / 2]) {
   if (work.after >= 0 || problem.final_state.data == nullptr) return;
-  each_of_state<kDim>(problem, problem.final_state, work, column,
-                      [&](int i, float* to) { *to = state[i]; });
+  for_each_state_element<kDim>(problem, problem.final_state, work, column,
+                               [&](int i, float* to) { *to = state[i]; });
 }
 
 // Stores the state after a first segment, if another segment follows.
@@ -201,8 +201,8 @@ __device__ __forceinline__ void store_state_after(const FwdProblem& problem,
                                                   const SegmentWork& work, int32_t column,
                                                   const float (&state)[kDim / 2]) {
   if (work.after < 0) return;
-  each_between<kDim>(between.states, work.after, work.head, column, problem.head_dim_v,
-                     [&](int i, float2* to) { *to = {state[i], state[i + 1]}; });
+  for_each_pair<kDim>(between.states, work.after, work.head, column, problem.head_dim_v,
+                      [&](int i, float2* to) { *to = {state[i], state[i + 1]}; });
 }
 
 // Pass 1: initialises a segment's state, or its transition (the identity).
@@ -212,7 +212,7 @@ __device__ __forceinline__ void load_first_state(const FwdProblem& problem, cons
   if (work.before < 0) return load_initial_state<kDim>(problem, work, column, state);
 #pragma unroll
   for (int i = 0; i < kDim / 2; ++i) {
-    StatePlace const at(Lane(), column, i);
+    StateCoordinate const at(Lane(), column, i);
     state[i] = work.is_transition && at.v == at.k ? 1.f : 0.f;
   }
 }
@@ -223,9 +223,9 @@ __device__ __forceinline__ void store_last_state(const FwdProblem& problem,
                                                  const SegmentStates& between,
                                                  const InnerWork& work, int32_t column,
                                                  const float (&state)[kDim / 2]) {
-  each_between<kDim>(work.is_transition ? between.transitions : between.states, work.after,
-                     work.head, column, work.is_transition ? problem.head_dim : problem.head_dim_v,
-                     [&](int i, float2* to) { *to = {state[i], state[i + 1]}; });
+  for_each_pair<kDim>(work.is_transition ? between.transitions : between.states, work.after,
+                      work.head, column, work.is_transition ? problem.head_dim : problem.head_dim_v,
+                      [&](int i, float2* to) { *to = {state[i], state[i + 1]}; });
 }
 
 // Pass 1: stores columns of a transition as rows, for the scan of gradients. There is memory for K
@@ -239,7 +239,7 @@ __device__ __forceinline__ void store_transposed(const FwdProblem& problem,
   Lane const lane;
 #pragma unroll
   for (int i = 0; i < kDim / 2; ++i) {
-    StatePlace const at(lane, column, i);
+    StateCoordinate const at(lane, column, i);
     if (at.v < problem.head_dim && at.k < problem.head_dim) data[at.k * kDim + at.v] = state[i];
   }
 }

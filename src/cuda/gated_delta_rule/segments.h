@@ -1,11 +1,11 @@
 // Segments: sequences are divided into parts that run in parallel, where chains over whole
 // sequences would leave most of the device idle.
 //
-// A segment maps the state S at its start to M S + b at its end. Three passes, without
-// approximation:
-//   1. of each segment but a sequence's last: b, computed from a state of zeros, and the transition
-//      M, computed from the identity with V = 0. Of a sequence's first segment, whose state is
-//      known, the state after it instead.
+// A segment maps the state S at its start to M S + b at its end. An inner segment is one that is
+// neither the first nor the last of its sequence. Three passes, without approximation:
+//   1. of inner segments: b, computed from a state of zeros, and the transition M, computed from
+//      the identity with V = 0. Of first segments, whose initial state is known: the state after
+//      them
 //   2. the states at the boundaries between segments, in order: S' = M S + b
 //   3. the forward, with each segment as a chain of its own that starts from its state
 // On 9.0 pass 1 computes the output of first segments as well, in blocks of a second kind, and pass
@@ -22,8 +22,8 @@ namespace flashvar::gated_delta_rule {
 struct Segments {
   int32_t rows;  // per segment, a multiple of the chunk; 0: sequences are not divided
 
-  // Number of boundaries between segments. Of packed sequences, whose lengths only the device
-  // knows, the most that there may be: behind each there is another row.
+  // Number of boundaries between segments. Of varlen sequences, whose lengths only the device
+  // knows, the most that there may be: each has a row after it.
   int64_t boundaries(const Problem& problem) const {
     if (rows == 0) return 0;
     if (problem.rows.offsets != nullptr) return (problem.rows.total - 1) / rows;
@@ -31,7 +31,7 @@ struct Segments {
   }
 
 #ifdef __CUDACC__
-  // Index of a sequence's first boundary. Of packed sequences it is derived from the offset:
+  // Index of a sequence's first boundary. Of varlen sequences it is derived from the offset:
   // boundaries are at least `rows` rows apart, so that no two get the same index.
   __device__ __forceinline__ int32_t first_boundary(const Sequences& of, uint32_t sequence) const {
     if (of.offsets == nullptr) return static_cast<int32_t>(sequence) * ((of.seqlen - 1) / rows);
@@ -77,18 +77,18 @@ inline int64_t chain_cost(const Problem& problem, const ChainCosts& costs, int64
 }
 
 // The division with the least estimated time, chain_cost() of `costs`. It depends on the call's
-// sizes alone, so that equal calls have equal results. Packed sequences are estimated as one
+// sizes alone, so that equal calls have equal results. Varlen sequences are estimated as one
 // sequence of all rows: where they are in fact shorter than a segment, the passes have less work or
 // none. With kMany or more pairs of a sequence and a head per multiprocessor none is divided: it is
-// rare that one of so many has most of the rows.
+// rare that one of so many has most of the rows. A segment has at least kLeastChunks chunks.
 template <class Costs>
 Segments choose_segments(const Problem& problem, const Costs& costs) {
   constexpr int64_t kLeastChunks = 8, kMostSegments = 64, kMany = 8;
   if (problem.sequences * problem.heads >= kMany * costs.multiprocessors) return {0};
-  bool const packed = problem.rows.offsets != nullptr;
-  int64_t const sequences = packed ? 1 : problem.sequences;
+  bool const varlen = problem.rows.offsets != nullptr;
+  int64_t const sequences = varlen ? 1 : problem.sequences;
   int64_t const chunks =
-      (int64_t{packed ? problem.rows.total : problem.rows.seqlen} + kChunk - 1) / kChunk;
+      (int64_t{varlen ? problem.rows.total : problem.rows.seqlen} + kChunk - 1) / kChunk;
   int64_t best = 1, least = 0;
   for (int64_t count = 1; count <= std::min(kMostSegments, chunks / kLeastChunks); ++count) {
     int64_t const cost = chain_cost(problem, costs, sequences, chunks, count);

@@ -24,7 +24,7 @@ namespace flashvar::gated_delta_rule {
 // Distribution of a state's elements over the lanes of a warp. kKFirst: columns are contiguous in
 // memory ([head_dim_v][head_dim]), else rows are. A lane loads 16 contiguous bytes at once;
 // adjacent lanes load at least 64 contiguous bytes together.
-// kLanes: most lanes along K, 0 to choose. kWarps_: most warps of a block.
+// kLanes: most lanes along K; 0: kMostLanes chooses. kWarps_: most warps of a block.
 template <class Dtype_, class StateDtype_, bool kKFirst_, int kDim_, int kLanes = 0,
           int kWarps_ = 4>
 struct UpdateConfig {
@@ -74,7 +74,7 @@ struct UpdateToken {
 template <class C>
 struct UpdateTile {
   int64_t sequence, head, batch;
-  int64_t place;  // index of the state; negative: there is none
+  int64_t state_index;  // negative: there is no state
   Span span;
   int32_t first_column, column;  // of the block in V; of the lane within the block
   int32_t lane_k;
@@ -95,9 +95,9 @@ struct UpdateTile {
     batch = problem.rows.offsets == nullptr ? sequence : 0;
   }
 
-  __device__ __forceinline__ void find_state(const UpdateProblem& problem) {
-    place = problem.indices[sequence];
-    if (place >= problem.states) place = -1;
+  __device__ __forceinline__ void load_state_index(const UpdateProblem& problem) {
+    state_index = problem.indices[sequence];
+    if (state_index >= problem.states) state_index = -1;
   }
 
   // Sum over the lanes that share columns. All of them get it, bit for bit the same.
@@ -118,9 +118,9 @@ struct UpdateTile {
   // Calls f(i, address, count) for each 16 bytes of the lane's part of a state; `count`: how many
   // of their elements lie within the state.
   template <class F>
-  __device__ __forceinline__ void each_chunk(const UpdateProblem& problem,
-                                             const StateView<void>& states, bool aligned,
-                                             F f) const {
+  __device__ __forceinline__ void for_each_chunk(const UpdateProblem& problem,
+                                                 const StateView<void>& states, bool aligned,
+                                                 F f) const {
     using Word = typename C::Word;
     int64_t const k_stride = C::kKFirst && aligned ? 1 : states.k_stride;
     int64_t const v_stride = !C::kKFirst && aligned ? 1 : states.v_stride;
@@ -128,7 +128,7 @@ struct UpdateTile {
     // Addresses are computed incrementally: multiples of the strides would be kept in registers.
     int64_t const next_run = C::kRun * C::kLanesK * k_stride;
     int64_t const next_run_row = next_run - (C::kRun - 1) * k_stride;
-    Word* start = static_cast<Word*>(states.data) + place * states.sequence_stride +
+    Word* start = static_cast<Word*>(states.data) + state_index * states.sequence_stride +
                   head * states.head_stride + first_k * k_stride + first_v * v_stride;
     Word* at = start;
 #pragma unroll
@@ -161,15 +161,15 @@ __device__ __forceinline__ void load_state(typename C::States (&chunks)[C::kChun
   using Word = typename C::Word;
   constexpr int kElements = C::States::kElements;
   const StateView<void>& states = problem.initial_state;
-  bool const exists = states.data != nullptr && tile.place >= 0;
+  bool const exists = states.data != nullptr && tile.state_index >= 0;
   if (aligned) {
-    tile.each_chunk(problem, states, true, [&](int i, const Word* from, int32_t count) {
+    tile.for_each_chunk(problem, states, true, [&](int i, const Word* from, int32_t count) {
       chunks[i].template load<true>(from, exists ? count : 0);
     });
     return;
   }
   int64_t const stride = C::kKFirst ? states.k_stride : states.v_stride;
-  tile.each_chunk(problem, states, false, [&](int i, const Word* from, int32_t count) {
+  tile.for_each_chunk(problem, states, false, [&](int i, const Word* from, int32_t count) {
     Word words[kElements];
 #pragma unroll
     for (int e = 0; e < kElements; ++e, from += stride) {
@@ -181,7 +181,7 @@ __device__ __forceinline__ void load_state(typename C::States (&chunks)[C::kChun
 
 // Calls f(i, value) for the lane's rows of a vector in shared memory.
 template <class C, class F>
-__device__ __forceinline__ void each_row(const float* vector, const UpdateTile<C>& tile, F f) {
+__device__ __forceinline__ void for_each_row(const float* vector, const UpdateTile<C>& tile, F f) {
 #pragma unroll
   for (int i = 0; i < C::kRows; i += 4) {
     float4 const four = *reinterpret_cast<const float4*>(vector + tile.row(i));
@@ -233,15 +233,15 @@ struct UpdateState {
 
   __device__ __forceinline__ void store(const UpdateProblem& problem, const Tile& tile,
                                         bool aligned) {
-    if (problem.final_state.data == nullptr || tile.place < 0) return;
+    if (problem.final_state.data == nullptr || tile.state_index < 0) return;
     if (aligned) {
-      tile.each_chunk(problem, problem.final_state, true, [&](int i, Word* to, int32_t count) {
+      tile.for_each_chunk(problem, problem.final_state, true, [&](int i, Word* to, int32_t count) {
         packed(i).template store<true>(to, count);
       });
       return;
     }
     int64_t const stride = C::kKFirst ? problem.final_state.k_stride : problem.final_state.v_stride;
-    tile.each_chunk(problem, problem.final_state, false, [&](int i, Word* to, int32_t count) {
+    tile.for_each_chunk(problem, problem.final_state, false, [&](int i, Word* to, int32_t count) {
       typename C::States const chunk = packed(i);
       Word words[kElements];
       memcpy(words, &chunk.words, sizeof(words));
@@ -257,20 +257,20 @@ struct UpdateState {
   __device__ __forceinline__ void step(const UpdateToken<C>& token, const Tile& tile,
                                        float (&out)[C::kColumns]) {
     UpdateSums<C> sums;
-    each_row(token.k, tile, [&](int i, float k) {
+    for_each_row(token.k, tile, [&](int i, float k) {
 #pragma unroll
       for (int j = 0; j < C::kColumns; ++j) {
         sums.known[j] = fmaf(elements[i][j], k, sums.known[j]);
       }
     });
-    each_row(token.q, tile, [&](int i, float q) {
+    for_each_row(token.q, tile, [&](int i, float q) {
 #pragma unroll
       for (int j = 0; j < C::kColumns; ++j) sums.read[j] = fmaf(elements[i][j], q, sums.read[j]);
     });
     float update[C::kColumns];
     sums.finish(token, tile, update, out);
     float const decay = token.decay;
-    each_row(token.k, tile, [&](int i, float k) {
+    for_each_row(token.k, tile, [&](int i, float k) {
 #pragma unroll
       for (int j = 0; j < C::kColumns; ++j) {
         elements[i][j] = fmaf(k, update[j], decay * elements[i][j]);
@@ -315,10 +315,10 @@ struct UpdateInputs {
     const uint16_t* const from_v = at(problem.v, tile.head) + tile.first_column;
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      int32_t const place = 32 * i + lane;
-      bool const exists = place < problem.head_dim;
-      k[i] = exists ? from_k[place] : uint16_t{0};
-      q[i] = exists ? from_q[place] : uint16_t{0};
+      int32_t const column = 32 * i + lane;
+      bool const exists = column < problem.head_dim;
+      k[i] = exists ? from_k[column] : uint16_t{0};
+      q[i] = exists ? from_q[column] : uint16_t{0};
     }
     int32_t const columns = min(static_cast<int32_t>(blockDim.x) / 32 * C::kWarpColumns,
                                 problem.head_dim_v - tile.first_column);
@@ -404,7 +404,7 @@ __global__ void __launch_bounds__(32 * C::kWarps, C::kBlocks)
   auto const warps = static_cast<int32_t>(blockDim.x) / 32;
   UpdateInputs<C> inputs;
   if (warp < count) inputs.load(problem, tile, int64_t{tile.span.first} + warp);
-  tile.find_state(problem);
+  tile.load_state_index(problem);
   typename C::States chunks[C::kChunks];
   load_state<C>(chunks, problem, tile, args.initial_aligned);
   if (warp < count) inputs.prepare(problem, tokens[warp]);

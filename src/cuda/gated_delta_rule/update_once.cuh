@@ -3,8 +3,8 @@
 //
 // Unpacked, a lane's part of such a state takes so many registers that few blocks fit on an SM, and
 // too few loads are in flight. Here it stays in shared memory as it was copied, and is unpacked
-// twice: for the sums over rows, and as it is updated and stored. More tokens would round it more
-// often.
+// twice: for the sums over rows, and as it is updated and stored. For one token only: with more,
+// the state would be rounded after each.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -35,11 +35,11 @@ struct OnceState {
   // Starts to copy a state. Only the thread itself reads the copy, after cp_async_wait.
   __device__ __forceinline__ void load(const UpdateProblem& problem,
                                        const UpdateTile<C>& tile) const {
-    bool const exists = problem.initial_state.data != nullptr && tile.place >= 0;
-    tile.each_chunk(problem, problem.initial_state, true,
-                    [&](int i, const typename C::Word* from, int32_t count) {
-                      ptx::cp_async_16(chunks + i * kThreads, from, exists && count > 0);
-                    });
+    bool const exists = problem.initial_state.data != nullptr && tile.state_index >= 0;
+    tile.for_each_chunk(problem, problem.initial_state, true,
+                        [&](int i, const typename C::Word* from, int32_t count) {
+                          ptx::cp_async_16(chunks + i * kThreads, from, exists && count > 0);
+                        });
   }
 
   __device__ __forceinline__ void unpack(int i, float (&values)[C::kColumns]) const {
@@ -55,8 +55,8 @@ struct OnceState {
                                        float (&out)[C::kColumns]) const {
     UpdateSums<C> sums;
     float k[C::kRows];
-    each_row(token.k, tile, [&](int i, float value) { k[i] = value; });
-    each_row(token.q, tile, [&](int i, float q) {
+    for_each_row(token.k, tile, [&](int i, float value) { k[i] = value; });
+    for_each_row(token.q, tile, [&](int i, float q) {
       float values[C::kColumns];
       unpack(i, values);
 #pragma unroll
@@ -72,22 +72,22 @@ struct OnceState {
   __device__ __forceinline__ void store(const UpdateProblem& problem, const UpdateToken<C>& token,
                                         const UpdateTile<C>& tile,
                                         const float (&update)[C::kColumns]) const {
-    if (problem.final_state.data == nullptr || tile.place < 0) return;
+    if (problem.final_state.data == nullptr || tile.state_index < 0) return;
     float const decay = token.decay;
     float k[C::kRows];
-    each_row(token.k, tile, [&](int i, float value) { k[i] = value; });
-    tile.each_chunk(problem, problem.final_state, true,
-                    [&](int i, typename C::Word* to, int32_t count) {
-                      float values[C::kColumns];
-                      unpack(i, values);
+    for_each_row(token.k, tile, [&](int i, float value) { k[i] = value; });
+    tile.for_each_chunk(problem, problem.final_state, true,
+                        [&](int i, typename C::Word* to, int32_t count) {
+                          float values[C::kColumns];
+                          unpack(i, values);
 #pragma unroll
-                      for (int j = 0; j < C::kColumns; ++j) {
-                        values[j] = fmaf(k[i], update[j], decay * values[j]);
-                      }
-                      States chunk;
-                      chunk.pack(values);
-                      chunk.template store<true>(to, count);
-                    });
+                          for (int j = 0; j < C::kColumns; ++j) {
+                            values[j] = fmaf(k[i], update[j], decay * values[j]);
+                          }
+                          States chunk;
+                          chunk.pack(values);
+                          chunk.template store<true>(to, count);
+                        });
   }
 };
 
@@ -102,22 +102,24 @@ __global__ void __launch_bounds__(32 * C::kWarps, kOnceBlocks)
   ptx::griddepcontrol_wait();  // the preceding kernel has written the inputs
   UpdateTile<C> tile(args);
 
-  // In the order in which they are waited for.
+  // Loads are issued in the order in which they are waited for.
   bool const prepares = threadIdx.x < 32;
   UpdateInputs<C> inputs;
   if (prepares) inputs.load(problem, tile, tile.span.first);
-  tile.find_state(problem);
+  tile.load_state_index(problem);
   OnceState<C> const state{ptx::SharedPointer<uint4>(chunks + threadIdx.x)};
   state.load(problem, tile);
   ptx::cp_async_commit();
   if (prepares) inputs.prepare(problem, token);
-  ptx::cp_async_wait<0>();
-  __syncthreads();  // the first warp has written the token
+  ptx::cp_async_wait<0>();  // the thread's part of the state is copied
+  __syncthreads();          // the first warp has written the token
 
   float update[C::kColumns], out[C::kColumns];
   state.read(token, tile, update, out);
   store_out<C>(problem, tile, tile.span.first, out);
-  __syncwarp();  // ptxas moves no load across it: it would keep the chunks, and spill
+  // Not for ordering: ptxas moves no load across it. Without it ptxas would keep the unpacked
+  // chunks in registers from read() to store(), and spill.
+  __syncwarp();
   state.store(problem, token, tile, update);
 }
 

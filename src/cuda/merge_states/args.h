@@ -1,5 +1,5 @@
-// What the kernels of merge_states are launched with: rows in the order of memory, parts as
-// addresses, and how a block's threads share its rows.
+// Arguments of the merge_states kernels: rows in the order of memory, parts as addresses, and how a
+// block's threads share its rows.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -10,16 +10,16 @@
 namespace flashvar::merge_states {
 
 inline constexpr int kThreads = 256;
-inline constexpr int kTileRows = 256;     // rows of a block, at most
-inline constexpr int kGrownRows = 128;    // rows that a tile of fewer may grow to
-inline constexpr int kWindow = 2048;      // weights that a block keeps: its rows times some parts
+inline constexpr int kTileRows = 256;     // most rows of a block
+inline constexpr int kGrownRows = 128;    // most rows of a tile larger than row_step()
+inline constexpr int kWindow = 2048;      // weights in shared memory: of all rows and some parts
 inline constexpr int kRowsAtOnce = 2;     // rows that a thread of the forward has in flight
-inline constexpr int kBwdRowsAtOnce = 2;  // of the backward, which keeps more of each
+inline constexpr int kBwdRowsAtOnce = 2;  // likewise of the backward
 inline constexpr int kPartsAtOnce = 2;    // parts of each of these rows
-inline constexpr int kLsesPerLane = 4;    // before more lanes share the sum of a row
-inline constexpr int kPartsPerGroup = 8;  // before more groups share a row
-inline constexpr int kMaxGroups = 8;      // groups that share the parts of a row
-inline constexpr int64_t kBlocks = 1024;  // at least, after tiles grow: several per SM
+inline constexpr int kLsesPerLane = 4;    // with more parts, more lanes share the sum of a row
+inline constexpr int kPartsPerGroup = 8;  // with more parts, more groups share a row
+inline constexpr int kMaxGroups = 8;      // most groups that share the parts of a row
+inline constexpr int64_t kBlocks = 1024;  // fewest blocks that larger tiles leave: several per SM
 
 // Elements from row to row: rows are [outer, middle, inner], the batch outermost.
 struct RowStrides {
@@ -85,11 +85,11 @@ struct BwdArgs : Args<Word> {
   Rows<const Word> grad_out;
   Rows<Word> grad_outs;
   int64_t grad_outs_stride;
-  uint64_t skipped_outs;  // bit i: part i, below 64, has no place in grad_outs
+  uint64_t skipped_outs;  // bit i: grad_outs has no part for part i, which is below 64
   const float* grad_lse;
   float* grad_lses;
 
-  // Whether the gradient of a part's out is written, and where its place in grad_outs is.
+  // Whether the gradient of a part's out is written, and its part of grad_outs.
   __device__ __forceinline__ bool writes(int part) const {
     return grad_outs.data != nullptr && (part >= 64 || (skipped_outs >> part & 1) == 0);
   }
@@ -148,8 +148,8 @@ class ArgsMaker {
     }
   }
 
-  // `elements`: of a chunk. Tiles grow while the call has kBlocks of them, and while one window
-  // holds the weights of all parts.
+  // `elements`: of a chunk. Tiles grow as long as the call has at least kBlocks of them, and one
+  // window holds the weights of all parts.
   Split split(int elements) const {
     Split split{};
     while (split.lanes_log2 < 5 && elements << split.lanes_log2 < problem_.head_dim) {

@@ -11,18 +11,20 @@
 
 namespace flashvar::merge_states {
 
-// The weight of a part in a row. A part that counts may have a share so small that it rounds to 0.
+// The weight w_i of a part in a row. Of a part that is not ignored it may round to 0; products with
+// it are computed all the same, so that they are NaN where the other factor is not finite.
 struct Weight {
-  bool counts;
-  float share;  // 0 where the part does not count, also in rows without a finite sum
+  bool ignored;
+  float value;  // 0 where the part is ignored, also in rows without a finite sum
 
   __device__ __forceinline__ Weight(float exp, float scale)
-      : counts(exp != 0.f), share(counts ? exp * scale : 0.f) {}
+      : ignored(exp == 0.f), value(ignored ? 0.f : exp * scale) {}
 
-  __device__ __forceinline__ float times(float value) const { return counts ? share * value : 0.f; }
+  __device__ __forceinline__ float times(float factor) const {
+    return ignored ? 0.f : value * factor;
+  }
 };
 
-// Sum of the products.
 template <int kElements>
 __device__ __forceinline__ float dot(const float (&a)[kElements], const float (&b)[kElements]) {
   float sum = 0.f;
@@ -33,9 +35,9 @@ __device__ __forceinline__ float dot(const float (&a)[kElements], const float (&
 
 // Computes the c_i of some parts and rows, summed over the `lanes` lanes of a row.
 template <class C>
-__device__ __forceinline__ void find_products(const C (&outs)[kPartsAtOnce][kBwdRowsAtOnce],
-                                              const C (&grad_out)[kBwdRowsAtOnce], int lanes,
-                                              float (&sums)[kPartsAtOnce][kBwdRowsAtOnce]) {
+__device__ __forceinline__ void compute_products(const C (&outs)[kPartsAtOnce][kBwdRowsAtOnce],
+                                                 const C (&grad_out)[kBwdRowsAtOnce], int lanes,
+                                                 float (&sums)[kPartsAtOnce][kBwdRowsAtOnce]) {
 #pragma unroll
   for (int r = 0; r < kBwdRowsAtOnce; ++r) {
     float grads[C::kElements], values[C::kElements];
@@ -69,17 +71,17 @@ __device__ __forceinline__ C weighted(const C& grad_out, const Weight& weight) {
   return chunk;
 }
 
-// Computes grad_lses from the c_i: `products` [part][row] if one window holds all parts, otherwise
-// what is stored in grad_lses itself. `grad_lse`: of each row.
+// Computes grad_lses from the c_i, which are in `products` [part][row] if one window holds all
+// parts, otherwise in grad_lses itself. `grad_lse`: of each row.
 template <class Args, int kTensors>
 __device__ __forceinline__ void finish_grad_lses(const Args& args, const Tile<kTensors>& tile,
                                                  int rows, const float* products,
                                                  const float* grad_lse) {
   bool const one_window = args.parts <= args.split.window();
-  tile.each_row(args.split, [&](int wanted, int lane, int lanes) {
+  tile.for_each_row(args.split, [&](int wanted, int lane, int lanes) {
     int const row = min(wanted, rows - 1);
     float const base = tile.base[row], scale = tile.scale[row];
-    float* const slots = args.grad_lses + tile.lse_place[row];
+    float* const slots = args.grad_lses + tile.lse_index[row];
     auto weight_of = [&](int part) {
       return Weight(one_window ? tile.weights[part * args.split.tile_rows + row]
                                : exp_from(args.lses.part(part)[tile.lse_offset[row]], base),
@@ -91,7 +93,7 @@ __device__ __forceinline__ void finish_grad_lses(const Args& args, const Tile<kT
     };
     float delta = 0.f;
     for (int part = lane; part < args.parts; part += lanes) {
-      delta = fmaf(weight_of(part).share, product_of(part), delta);
+      delta = fmaf(weight_of(part).value, product_of(part), delta);
     }
     delta = tile.combine(delta, lanes, [](float a, float b) { return a + b; });
     if (wanted >= rows) return;
@@ -111,19 +113,19 @@ __global__ void __launch_bounds__(kThreads, 2)
   __shared__ float products[kWindow], grad_lse[kTileRows];
   ptx::griddepcontrol_launch_dependents();
   Split const split = args.split;
-  Place const at(split);
+  ThreadCoordinate const at(split);
   int64_t const existing = args.row_count - tile.first_row(split);
   int const rows = existing < split.tile_rows ? static_cast<int>(existing) : split.tile_rows;
   bool const of_lses = args.grad_lses != nullptr;
 
   ptx::griddepcontrol_wait();  // the preceding kernel has written the inputs
-  tile.find_rows(args, {&args.outs.strides, &args.grad_out.strides, &args.grad_outs.strides});
+  tile.compute_rows(args, {&args.outs.strides, &args.grad_out.strides, &args.grad_outs.strides});
   bool const one_window = args.parts <= split.window();
-  if (one_window && !tile.weighs_rows(args)) tile.weigh(args, 0);
+  if (one_window && !tile.rows_give_weights(args)) tile.compute_weights(args, 0);
   // Loaded here, used at the end: no thread waits for it.
   bool const has_grad_lse =
       of_lses && args.grad_lse != nullptr && static_cast<int>(threadIdx.x) < rows;
-  float const own_grad_lse = has_grad_lse ? args.grad_lse[tile.lse_place[threadIdx.x]] : 0.f;
+  float const own_grad_lse = has_grad_lse ? args.grad_lse[tile.lse_index[threadIdx.x]] : 0.f;
 
   for (int first_row = 0; first_row < rows; first_row += kBwdRowsAtOnce * split.row_step()) {
     auto row_of = [&](int r) { return first_row + at.row + r * split.row_step(); };
@@ -138,7 +140,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         grad_out[r].template load<kAligned>(args.grad_out.data + offset + column, count_of(r));
       }
       for (int first = 0; first < args.parts; first += split.window()) {
-        if (!one_window) tile.weigh(args, first);
+        if (!one_window) tile.compute_weights(args, first);
         int const end = min(args.parts - first, split.window());
         // All groups take the same number of steps, as the shuffles require.
         for (int step = 0; step < end; step += kPartsAtOnce * split.groups()) {
@@ -156,7 +158,7 @@ __global__ void __launch_bounds__(kThreads, 2)
           }
           if (of_lses) {
             float sums[kPartsAtOnce][kBwdRowsAtOnce];
-            find_products(chunks, grad_out, split.lanes(), sums);
+            compute_products(chunks, grad_out, split.lanes(), sums);
             if (at.lane == 0) {
 #pragma unroll
               for (int p = 0; p < kPartsAtOnce; ++p) {
@@ -164,13 +166,13 @@ __global__ void __launch_bounds__(kThreads, 2)
                 for (int r = 0; r < kBwdRowsAtOnce; ++r) {
                   int const row = row_of(r), part = part_of(p);
                   if (part >= end || row >= rows) continue;
-                  int const place = part * split.tile_rows + row;
+                  int const index = part * split.tile_rows + row;
                   float* const slot =
                       one_window
-                          ? products + place
-                          : args.grad_lses + (first + part) * args.row_count + tile.lse_place[row];
+                          ? products + index
+                          : args.grad_lses + (first + part) * args.row_count + tile.lse_index[row];
                   *slot =
-                      (start == 0 ? 0.f : *slot) + (tile.weights[place] != 0.f ? sums[p][r] : 0.f);
+                      (start == 0 ? 0.f : *slot) + (tile.weights[index] != 0.f ? sums[p][r] : 0.f);
                 }
               }
             }

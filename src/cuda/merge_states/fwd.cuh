@@ -37,7 +37,7 @@ __device__ __forceinline__ void write_lse(const Args& args, const Tile<kTensors>
       row < args.split.tile_rows && tile.first_row(args.split) + row < args.row_count;
   if (!exists || args.lse == nullptr) return;
   float const base = tile.base[row];
-  args.lse[tile.lse_place[row]] = base == infinity() ? base : base + logf(tile.sum[row]);
+  args.lse[tile.lse_index[row]] = base == infinity() ? base : base + logf(tile.sum[row]);
 }
 
 template <class Dtype, bool kAligned>
@@ -49,15 +49,15 @@ __global__ void __launch_bounds__(kThreads, kAligned ? 4 : 2)
   __shared__ float shared_sums[C::kElements * kThreads];
   ptx::griddepcontrol_launch_dependents();
   Split const split = args.split;
-  Place const at(split);
+  ThreadCoordinate const at(split);
   int64_t const existing = args.row_count - tile.first_row(split);
   int const rows = existing < split.tile_rows ? static_cast<int>(existing) : split.tile_rows;
 
   ptx::griddepcontrol_wait();  // the preceding kernel has written the inputs
-  tile.find_rows(args, {&args.outs.strides, &args.out.strides});
+  tile.compute_rows(args, {&args.outs.strides, &args.out.strides});
   write_lse(args, tile);
   bool const one_window = args.parts <= split.window();
-  if (one_window && !tile.weighs_rows(args)) tile.weigh(args, 0);
+  if (one_window && !tile.rows_give_weights(args)) tile.compute_weights(args, 0);
 
   for (int first_row = 0; first_row < rows; first_row += kRowsAtOnce * split.row_step()) {
     auto row_of = [&](int r) { return first_row + at.row + r * split.row_step(); };
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads, kAligned ? 4 : 2)
       int const column = start + at.lane * C::kElements;
       float sums[kRowsAtOnce][C::kElements] = {};
       for (int first = 0; first < args.parts; first += split.window()) {
-        if (!one_window) tile.weigh(args, first);
+        if (!one_window) tile.compute_weights(args, first);
         int const end = min(args.parts - first, split.window());
         for (int step = at.group; step < end; step += kPartsAtOnce * split.groups()) {
           C chunks[kPartsAtOnce][kRowsAtOnce];

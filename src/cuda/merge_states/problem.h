@@ -39,7 +39,7 @@ struct BwdProblem : Problem {
   const float* grad_lse;  // [batch, heads, seqlen]; may be null
   Tensor grad_outs;       // stacked, without the skipped parts; data may be null: not wanted
   int64_t grad_outs_stride;
-  uint64_t skipped_outs;  // bit i: part i, below 64, has no place in grad_outs
+  uint64_t skipped_outs;  // bit i: grad_outs has no part for part i, which is below 64
   float* grad_lses;       // [parts, batch, heads, seqlen]; null: not wanted
 };
 

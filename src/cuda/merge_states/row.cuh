@@ -8,23 +8,23 @@
 
 namespace flashvar::merge_states {
 
-// A part whose lse is lower than the row's highest by more than this has no weight: e^-103.97
-// rounds to 2^-149, the least that fp32 holds, and e^-103.98 to 0. Every backend compares with this
-// number, so that none of them reads what another ignores.
+// A part whose lse is lower than the row's highest by more than this is ignored: e^-103.97 rounds
+// to 2^-149, the smallest positive fp32 number, and e^-103.98 to 0. Every backend compares with
+// this number, so that none of them reads what another ignores.
 inline constexpr float kLowest = -103.97f;
 
-// exp(lse - base), which is 0 exactly for parts that do not count; it may be denormal. -inf does
-// not count whatever the base is.
+// exp(lse - base); may be denormal. 0 exactly for ignored parts, which include -inf whatever the
+// base is.
 __device__ __forceinline__ float exp_from(float lse, float base) {
   float const below = lse - base;
   return lse == -infinity() || below < kLowest ? 0.f : exp2f(below * (1.f / kLn2));
 }
 
 // A thread's coordinates: lane within a row, row within a step, group of parts.
-struct Place {
+struct ThreadCoordinate {
   int32_t lane, row, group;
 
-  __device__ __forceinline__ explicit Place(const Split& split)
+  __device__ __forceinline__ explicit ThreadCoordinate(const Split& split)
       : lane(threadIdx.x & (split.lanes() - 1)),
         row(threadIdx.x >> split.lanes_log2 & (split.row_step() - 1)),
         group(threadIdx.x >> split.lanes_log2 >> (8 - split.lanes_log2 - split.groups_log2)) {}
@@ -36,10 +36,11 @@ static_assert(kThreads == 1 << 8);
 template <int kTensors>
 struct Tile {
   float weights[kWindow];  // exp(lse - base) of the window's parts: [part][row]
-  float base[kTileRows];   // the row's highest lse, or 0 where every one is -inf
+  float base[kTileRows];   // the row's highest lse, or 0 where all are -inf
   float sum[kTileRows];    // of all weights
-  float scale[kTileRows];  // 1 / sum, and 0 where no part counts
-  int64_t lse_offset[kTileRows], lse_place[kTileRows];
+  float scale[kTileRows];  // 1 / sum, or 0 where all parts are ignored
+  // Of the row in a part of lses, and in contiguous tensors [batch, heads, seqlen].
+  int64_t lse_offset[kTileRows], lse_index[kTileRows];
   int64_t offset[kTensors][kTileRows];
 
   static __device__ __forceinline__ int64_t first_row(const Split& split) {
@@ -49,7 +50,7 @@ struct Tile {
   // Calls f(row, lane, lanes) for each row, in the threads that compute its sum; warps stay
   // converged. Rows past the tile are included, for the shuffles in f.
   template <class F>
-  static __device__ __forceinline__ void each_row(const Split& split, F f) {
+  static __device__ __forceinline__ void for_each_row(const Split& split, F f) {
     int const log2 = split.sum_lanes_log2;
     for (int first = 0; first < split.tile_rows; first += kThreads >> log2) {
       f(first + static_cast<int>(threadIdx.x >> log2),
@@ -71,18 +72,18 @@ struct Tile {
   static __device__ __forceinline__ bool lanes_keep_parts(const Args& args) {
     return args.parts <= kLsesPerLane << args.split.sum_lanes_log2;
   }
-  // Whether find_rows() computes the weights too.
+  // Whether compute_rows() computes the weights too.
   template <class Args>
-  static __device__ __forceinline__ bool weighs_rows(const Args& args) {
+  static __device__ __forceinline__ bool rows_give_weights(const Args& args) {
     return lanes_keep_parts(args) && args.parts <= args.split.window();
   }
 
-  // Computes everything but the weights, or, if weighs_rows(), the weights as well. Rows past the
-  // last repeat the last. Called by all threads.
+  // Computes everything but the weights, or, if rows_give_weights(), the weights as well. Rows past
+  // the last repeat the last. Called by all threads.
   template <class Args>
-  __device__ __forceinline__ void find_rows(const Args& args,
-                                            const RowStrides* const (&strides)[kTensors]) {
-    each_row(args.split, [&](int row, int lane, int lanes) {
+  __device__ __forceinline__ void compute_rows(const Args& args,
+                                               const RowStrides* const (&strides)[kTensors]) {
+    for_each_row(args.split, [&](int row, int lane, int lanes) {
       int64_t const wanted = first_row(args.split) + min(row, args.split.tile_rows - 1);
       uint64_t const index = wanted < args.row_count ? wanted : args.row_count - 1;
       // The compiler emits a 32-bit division for indices that fit.
@@ -115,7 +116,7 @@ struct Tile {
           if (part >= args.parts) continue;
           float const weight = exp_from(found[i], max);
           total += weight;
-          if (weighs_rows(args) && row < args.split.tile_rows) {
+          if (rows_give_weights(args) && row < args.split.tile_rows) {
             weights[part * args.split.tile_rows + row] = weight;
           }
         }
@@ -134,16 +135,17 @@ struct Tile {
       sum[row] = total;
       scale[row] = total == 0.f ? 0.f : 1.f / total;
       lse_offset[row] = of_lse;
-      lse_place[row] = offset_by(args.lse_strides);
+      lse_index[row] = offset_by(args.lse_strides);
 #pragma unroll
       for (int i = 0; i < kTensors; ++i) offset[i][row] = offset_by(*strides[i]);
     });
-    __syncthreads();  // all threads have written their rows, and their weights if weighs_rows()
+    // All threads have written their rows, and their weights if rows_give_weights().
+    __syncthreads();
   }
 
   // Fills the window with the weights of the parts from `first` on.
   template <class Args>
-  __device__ __forceinline__ void weigh(const Args& args, int first) {
+  __device__ __forceinline__ void compute_weights(const Args& args, int first) {
     __syncthreads();  // all threads have read the last window
     int const rows = args.split.tile_rows;
     int const count = min(args.split.window(), args.parts - first) * rows;

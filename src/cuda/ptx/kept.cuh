@@ -1,11 +1,13 @@
-// Keeps a value in a register: the compiler neither recomputes it at each use nor defers computing
-// it.
+// Pins a value to a register: the compiler neither recomputes it at each use nor delays computing
+// it until the first. kept() hides from nvcc how the value was computed, by an empty asm; ptxas,
+// for which the asm is nothing, may still recompute it. held() gets the value from a shuffle, which
+// ptxas does not recompute either.
 #pragma once
 #include <cstdint>
 
 namespace flashvar::ptx {
 
-// ptxas does not recompute it either, as it comes from a shuffle. Called by all lanes of the warp.
+// The shuffle is from each lane to itself. Called by all lanes of the warp.
 __device__ __forceinline__ int32_t held(int32_t value) {
   return __shfl_sync(0xffffffffu, value, static_cast<int>(threadIdx.x % 32));
 }

@@ -1,6 +1,6 @@
-// Accesses of 2, 4, 8 and 16 bytes: fp32 reductions into global memory (sm_90 and newer), and
-// loads and stores of shared memory. The asm is volatile, so the compiler does not move them across
-// barriers.
+// Accesses of 2, 4, 8 and 16 bytes: fp32 reductions into global memory (of four elements: sm_90 and
+// newer), and loads and stores of shared memory. The asm is volatile, so the compiler does not move
+// them across barriers.
 #pragma once
 #include <cstdint>
 

@@ -6,7 +6,8 @@
 // of 128-byte rows, SWIZZLE_128B, in column blocks of 64 columns, or of 64-byte rows. Between
 // wgmma_fence() and wgmma_wait() nothing else may access d, or a in registers.
 //
-// Operand lists are macros because asm strings cannot be composed otherwise.
+// Operand lists are macros because asm strings cannot be composed otherwise. The file is long
+// because each N lists its accumulators.
 #pragma once
 #include <cstdint>
 

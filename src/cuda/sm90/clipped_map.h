@@ -1,4 +1,4 @@
-// Tensor maps that clip at the end of a packed sequence. Host only.
+// Tensor maps that clip at the end of a varlen sequence. Host only.
 #pragma once
 #include <cstdint>
 
@@ -14,8 +14,8 @@ namespace flashvar::sm90 {
 // ends at tensor row `end` has the coordinates {column, R - n + r, head, end, batch}: tensor row
 // (R - n + r) + end - R = end - n + r. Boxes are one column block (128 bytes) of `box_rows` rows of
 // one head, and at least one element of a box must be in the tensor (col_blocks_of in
-// pipeline.cuh). cudaErrorNotSupported: the map would begin below address 0, as the tensor has no
-// room in front of it. Only where device memory has low addresses can that be.
+// pipeline.cuh). cudaErrorNotSupported: the map would begin below address 0, because the tensor has
+// no room for R rows in front of it.
 template <class Element>
 cudaError_t encode_clipped_map(CUtensorMap& map, CUtensorMapDataType type,
                                const TensorView<Element>& tensor, int64_t rows, int64_t heads,

@@ -7,8 +7,9 @@
 
 namespace flashvar::sm80::attention {
 
-// The query heads of a group are split over several blocks while there are fewer blocks than this:
-// eight per SM of a device with 132 SMs (H100, H200), because blocks differ in length under a mask.
+// The query heads of a group are split over several blocks where there would be fewer blocks than
+// this: eight per SM of a device with 132 SMs (H100, H200), because blocks differ in work under a
+// mask.
 inline constexpr int64_t kEnoughBlocks = 1056;
 
 // Offsets in the workspace, in bytes. The sums, [sums_begin, end), are zeroed before the main

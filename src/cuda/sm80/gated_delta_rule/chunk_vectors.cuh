@@ -18,14 +18,15 @@ inline constexpr int kHeadsAtOnce = 4;
 // Where the gates of the chunk are `wide`, these would overflow: they are 1 then, and D_ij is
 // computed element by element.
 struct HeadRows {
-  float sums[kChunk];           // G, in log2 units; before find_vectors() the gates themselves
+  float sums[kChunk];           // G, in log2 units; before compute_vectors() the gates themselves
   float minus_beta[kChunk];     // 0 beyond the sequence, as all other rows are
   float rows[kChunk];           // factors of rows of the first matrix, with those of D
   float columns[kChunk];        // likewise of its columns
   float score_rows[kChunk];     // likewise of P, the scores
   float score_columns[kChunk];  // likewise
   int wide;
-  int unused[7];  // the same token of four heads, and of eight tokens, lies in different banks
+  // Padding: one vector's elements of four heads and eight tokens lie in different banks.
+  int unused[7];
 };
 
 // Shared memory of the prepare kernel after the tiles.
@@ -78,17 +79,17 @@ class ThreadGates {
 
  public:
   // `first`: the first head's first token.
-  __device__ __forceinline__ ThreadGates(const FwdProblem& problem, const GatePlace& first,
+  __device__ __forceinline__ ThreadGates(const FwdProblem& problem, const GateCoordinate& first,
                                          int32_t heads, int32_t count)
       : head(static_cast<int>(threadIdx.x % kHeadsAtOnce)),
         token(static_cast<int>(threadIdx.x / 32 * 2 * kStep + threadIdx.x % 32 / kHeadsAtOnce)),
         exists{token < count, token + kStep < count} {
-    GatePlace const place{first.batch, first.row + (exists[0] ? token : 0),
-                          first.head + min(head, heads - 1)};
+    GateCoordinate const coordinate{first.batch, first.row + (exists[0] ? token : 0),
+                                    first.head + min(head, heads - 1)};
     auto load = [&](const Gate& gate, uint32_t GateBits::* of) {
       bits[0].*of = bits[1].*of = 0;
       if (gate.data == nullptr) return;
-      int64_t const index = place.index(gate);
+      int64_t const index = coordinate.index(gate);
       bits[0].*of = load_bits(gate, index);
       bits[1].*of = load_bits(gate, index + (exists[1] ? kStep * gate.seq_stride : 0));
     };
@@ -120,16 +121,16 @@ __device__ __forceinline__ uint32_t find_wide(const ChunkRows& rows, int32_t hea
 // Computes the vectors of a head from its gates, and writes those of the record. By one warp, each
 // lane two tokens.
 template <class Record>
-__device__ __forceinline__ void find_vectors(const ChunkRows& rows, HeadRows& head, float scale,
-                                             Record& record) {
+__device__ __forceinline__ void compute_vectors(const ChunkRows& rows, HeadRows& head, float scale,
+                                                Record& record) {
   using Of = Solution<Record>;
-  // Range of D's factors: 2^-60 to 2^60.
+  // Range of D's factors: 2^-60 to 2^60, well inside fp32's.
   constexpr float kFarthest = 60.f;
   int const first = static_cast<int>(threadIdx.x) % 32 * 2;
   float2 const gates = pair_of(head.sums, first), minus_beta = pair_of(head.minus_beta, first);
   float2 const beta = {-minus_beta.x, -minus_beta.y};
   float2 const norm_q = pair_of(rows.norm_q, first), norm_k = pair_of(rows.norm_k, first);
-  float const before = sum_before(gates.x + gates.y);
+  float const before = exclusive_prefix_sum(gates.x + gates.y);
   float2 const sums = {before + gates.x, before + (gates.x + gates.y)};
   float const last = __shfl_sync(0xffffffffu, sums.y, 31);
   float const middle = 0.5f * (__shfl_sync(0xffffffffu, sums.x, 0) + last);

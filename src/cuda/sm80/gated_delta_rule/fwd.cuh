@@ -13,6 +13,7 @@
 #include "gated_delta_rule/chain.cuh"
 #include "gated_delta_rule/segment_work.cuh"
 #include "gated_delta_rule/triangle.cuh"
+#include "ptx/vectors.cuh"
 #include "sm80/gemm.cuh"
 #include "sm80/pipeline.cuh"
 
@@ -149,9 +150,7 @@ __device__ __forceinline__ void put_transposed(uint32_t tile, int n, const uint3
     for (int e = 0; e < 2; ++e) {
       int const row = token + e;
       uint32_t const address = tile + row * 128 + ((column / 8 ^ (row & 7)) * 16) + column % 8 * 2;
-      asm volatile("st.shared.u16 [%0], %1;" ::"r"(address),
-                   "h"(static_cast<uint16_t>(words[i] >> (16 * e)))
-                   : "memory");
+      ptx::shared_store(address, static_cast<uint16_t>(words[i] >> (16 * e)));
     }
   }
 }
@@ -189,9 +188,9 @@ __device__ __forceinline__ void advance_state(const FwdLoads<Config>& loads,
       if constexpr (kOutput) copy_out(problem, problem.out, work, tile_v, row, work.column);
       continue;
     }
-    float known[32], update[32];
+    float known[32], update[32];  // S^T K^T, then W^T; U^T
     multiply_registers<Dtype, Tile, false, false>(known, packed_state, tiles);
-    uint32_t packed[4][4], packed_kept[4][4];
+    uint32_t packed[4][4], packed_decayed[4][4];  // decayed: b o U^T
     float undo[2];
     ValueTile(tile_v).template subtract<Dtype>(known, TokenFactors(vectors));
     pack_scaled(packed, known, undo);
@@ -200,7 +199,7 @@ __device__ __forceinline__ void advance_state(const FwdLoads<Config>& loads,
     scale_rows(update, undo);
     pack<Dtype>(packed, update);
     TokenFactors(vectors + Offsets::b).scale(update);
-    pack<Dtype>(packed_kept, update);
+    pack<Dtype>(packed_decayed, update);
 
     ptx::cp_async_wait<1>();
     __syncthreads();  // the chunk's second group is loaded
@@ -214,7 +213,7 @@ __device__ __forceinline__ void advance_state(const FwdLoads<Config>& loads,
     float const decay = load_float(vectors + Offsets::decay);
 #pragma unroll
     for (float& value : state) value *= decay;
-    multiply_registers<Dtype, Tile, true, true>(state, packed_kept, tiles);
+    multiply_registers<Dtype, Tile, true, true>(state, packed_decayed, tiles);
     pack<Dtype>(packed_state, state);
     __syncthreads();  // all warps have read Q and the scores, which the next group overwrites
     loads.start_scores(row + kChunk);

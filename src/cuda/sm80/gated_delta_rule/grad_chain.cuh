@@ -11,14 +11,14 @@ namespace flashvar::sm80::gated_delta_rule {
 
 inline constexpr int kChainThreads = 128;
 
-// Position of a chunk in dense or packed tensors, and the rows of its sequence from there on.
-struct ChunkPlace {
+// Coordinate of a chunk in dense or varlen tensors, and the rows of its sequence from there on.
+struct ChunkCoordinate {
   int64_t batch, row;
   int32_t count;
 
-  __device__ __forceinline__ ChunkPlace(const Work& work, int32_t row)
+  __device__ __forceinline__ ChunkCoordinate(const Work& work, int32_t row)
       : batch(work.batch), row(int64_t{work.span.first} + row), count(work.span.count - row) {}
-  __device__ __forceinline__ ChunkPlace(int64_t batch, int64_t row, int32_t count)
+  __device__ __forceinline__ ChunkCoordinate(int64_t batch, int64_t row, int32_t count)
       : batch(batch), row(row), count(count) {}
 
   __device__ __forceinline__ uint16_t* of(const Tensor& tensor, uint32_t head) const {
@@ -31,8 +31,8 @@ struct ChunkPlace {
 // the sequence and columns past `columns` become zeros.
 template <class Layout, int kThreads>
 __device__ __forceinline__ void load_rows(unsigned char* tile, const Tensor& from,
-                                          const ChunkPlace& rows, uint32_t head, int32_t column,
-                                          int32_t columns) {
+                                          const ChunkCoordinate& rows, uint32_t head,
+                                          int32_t column, int32_t columns) {
   load_tile<Layout, kThreads, true>(tile, rows.of(from, head) + column, from.seq_stride, rows.count,
                                     columns - column);
 }

@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kChainThreads, 1)
   extern __shared__ __align__(1024) unsigned char shared[];
   ptx::griddepcontrol_launch_dependents();
   Work const work(args.problem, args.workspace.tiles, kChainColumns);
-  find_grad_states<Config>(args.problem, args.workspace, work, shared);
+  compute_grad_states<Config>(args.problem, args.workspace, work, shared);
 }
 
 template <class Config>
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kChainThreads, 1)
     states_kernel(const __grid_constant__ ChainArgs args) {
   extern __shared__ __align__(1024) unsigned char shared[];
   Work const work(args.problem, args.workspace.tiles, kChainColumns);
-  find_states<Config>(args.problem, args.workspace, work, shared);
+  compute_states<Config>(args.problem, args.workspace, work, shared);
   // The next kernel waits for this one only, so this one must not be complete before the other is.
   ptx::griddepcontrol_wait();
 }

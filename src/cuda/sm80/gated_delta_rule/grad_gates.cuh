@@ -39,21 +39,22 @@ __device__ __forceinline__ void write_sums(const GateRows& found, GateSums& sums
 }
 
 // Exclusive suffix sum over the lanes of the warp.
-__device__ __forceinline__ float sum_behind(float value) {
+__device__ __forceinline__ float exclusive_suffix_sum(float value) {
   int const lane = static_cast<int>(threadIdx.x) % 32;
   float sum = value;
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
-    float const behind = __shfl_down_sync(0xffffffffu, sum, step);
-    if (lane + step < 32) sum += behind;
+    float const after = __shfl_down_sync(0xffffffffu, sum, step);
+    if (lane + step < 32) sum += after;
   }
-  float const behind = __shfl_down_sync(0xffffffffu, sum, 1);
-  return lane == 31 ? 0.f : behind;
+  float const after = __shfl_down_sync(0xffffffffu, sum, 1);
+  return lane == 31 ? 0.f : after;
 }
 
-__device__ __forceinline__ void store(const GradGate& gate, const GatePlace& place, float value) {
-  int64_t const index =
-      place.batch * gate.batch_stride + place.row * gate.seq_stride + place.head * gate.head_stride;
+__device__ __forceinline__ void store(const GradGate& gate, const GateCoordinate& coordinate,
+                                      float value) {
+  int64_t const index = coordinate.batch * gate.batch_stride + coordinate.row * gate.seq_stride +
+                        coordinate.head * gate.head_stride;
   if (gate.dtype == dtype::fp32::kAbi) {
     static_cast<float*>(gate.data)[index] = value;
     return;
@@ -63,13 +64,14 @@ __device__ __forceinline__ void store(const GradGate& gate, const GatePlace& pla
   static_cast<uint16_t*>(gate.data)[index] = static_cast<uint16_t>(word);
 }
 
-// Gradients of a gate's inputs, a_log and dt_bias, from the gate's.
-struct RawGate {
+// Gradients of a gate's inputs from that of the gate. That of dt_bias is that of g.
+struct GateInputGrads {
   float g, a_log;
 };
-__device__ __forceinline__ RawGate gate_backward(const FwdProblem& problem, const GatePlace& place,
-                                                 float grad) {
-  GateBits const bits(problem, place);
+__device__ __forceinline__ GateInputGrads gate_backward(const FwdProblem& problem,
+                                                        const GateCoordinate& coordinate,
+                                                        float grad) {
+  GateBits const bits(problem, coordinate);
   float const gate = bits.decay_log(problem);
   if (gate <= kLowestGate) return {0.f, 0.f};  // clamped: the inputs have no effect
   if (problem.a_log.data == nullptr) return {grad, 0.f};
@@ -84,9 +86,9 @@ struct GatesArgs {
   GradWorkspace workspace;
 };
 
-// A warp computes a head's gradients, from sums that are contiguous by tokens. Gates are contiguous
-// by heads: through shared memory, a thread then has the same token of the head beside that of the
-// next thread.
+// A warp computes a head's gradients, from sums that are contiguous along tokens. Gates are
+// contiguous along heads: gradients go through shared memory, so that adjacent threads store those
+// of adjacent heads.
 inline constexpr int kGatesThreads = 256, kGatesHeads = kGatesThreads / 32;
 
 struct GateGrads {
@@ -96,9 +98,9 @@ struct GateGrads {
 };
 
 // Gradients of two tokens' beta and gates, per lane of a head's warp.
-__device__ __forceinline__ void find_gate_grads(const FwdProblem& problem, const GradRecord& rows,
-                                                const GateSums& found, float (&of_beta)[2],
-                                                float (&of_gates)[2]) {
+__device__ __forceinline__ void compute_gate_grads(const FwdProblem& problem,
+                                                   const GradRecord& rows, const GateSums& found,
+                                                   float (&of_beta)[2], float (&of_gates)[2]) {
   int const lane = static_cast<int>(threadIdx.x) % 32;
   float of_sums[2], kept[2];
 #pragma unroll
@@ -113,9 +115,9 @@ __device__ __forceinline__ void find_gate_grads(const FwdProblem& problem, const
   }
   // A gate also scales what the state and the tokens before it contribute to the next state.
   float const tail = warp_sum(kept[0] + kept[1]) + rows.decay * found.states;
-  float const behind = tail + sum_behind(of_sums[0] + of_sums[1]);
-  of_gates[0] = behind + of_sums[1] + of_sums[0];
-  of_gates[1] = behind + of_sums[1];
+  float const after = tail + exclusive_suffix_sum(of_sums[0] + of_sums[1]);
+  of_gates[0] = after + of_sums[1] + of_sums[0];
+  of_gates[1] = after + of_sums[1];
 }
 
 // Grid: chunks of all sequences x groups of kGatesHeads heads. A template, so that every source of
@@ -138,8 +140,8 @@ __global__ void __launch_bounds__(kGatesThreads)
 
   if (warp < heads && count > 0) {
     float of_beta[2], of_gates[2];
-    find_gate_grads(problem, args.workspace.records[first_record + warp],
-                    args.workspace.sums[first_record + warp], of_beta, of_gates);
+    compute_gate_grads(problem, args.workspace.records[first_record + warp],
+                       args.workspace.sums[first_record + warp], of_beta, of_gates);
     *reinterpret_cast<float2*>(&grads.beta[warp][2 * lane]) = {of_beta[0], of_beta[1]};
     *reinterpret_cast<float2*>(&grads.gate[warp][2 * lane]) = {of_gates[0], of_gates[1]};
   }
@@ -148,12 +150,12 @@ __global__ void __launch_bounds__(kGatesThreads)
   float sum_a_log = 0.f, sum_dt_bias = 0.f;
   for (int32_t token = thread / kGatesHeads; head < heads && token < count;
        token += kGatesThreads / kGatesHeads) {
-    GatePlace const place{problem.rows.offsets == nullptr ? chunk.batch : 0,
-                          int64_t{span.first} + chunk.first + token, first_head + head};
-    store(problem.grad_beta, place, grads.beta[head][token]);
+    GateCoordinate const coordinate{problem.rows.offsets == nullptr ? chunk.batch : 0,
+                                    int64_t{span.first} + chunk.first + token, first_head + head};
+    store(problem.grad_beta, coordinate, grads.beta[head][token]);
     if (problem.g.data == nullptr) continue;
-    RawGate const raw = gate_backward(problem, place, grads.gate[head][token]);
-    if (problem.grad_g.data != nullptr) store(problem.grad_g, place, raw.g);
+    GateInputGrads const raw = gate_backward(problem, coordinate, grads.gate[head][token]);
+    if (problem.grad_g.data != nullptr) store(problem.grad_g, coordinate, raw.g);
     sum_a_log += raw.a_log;
     sum_dt_bias += raw.g;
   }

@@ -10,13 +10,13 @@ namespace flashvar::sm80::gated_delta_rule {
 
 // The lane's ldmatrix.trans offset of a 16 x 16 fragment of operand A that is the transpose of a
 // tile's: row 0 of the tile is column 0 of the fragment.
-__device__ __forceinline__ uint32_t turned_offset(int chunk) {
+__device__ __forceinline__ uint32_t transposed_offset(int chunk) {
   int const lane = static_cast<int>(threadIdx.x) % 32;
   int const row = lane / 16 * 8 + lane % 8;
   return Square::chunk_offset(row, chunk + lane / 8 % 2);
 }
 
-// The warp's part of a 64-row result: a strip of 16 tokens, and a quarter of the columns. Squares,
+// The warp's part of a 64-row result: 16 tokens (`strip`), and a quarter of the columns. Squares,
 // the 64 x 64 matrices of a chunk, are lower triangular: a warp whose quarter lies right of its
 // strip has no elements. Strips are permuted by quarter so that each of an SM's four schedulers
 // gets two or three warps that have some.
@@ -205,7 +205,7 @@ template <class Config, class Acc>
 __device__ __forceinline__ void add_square_products(Acc& dq, Acc& dk, uint32_t tiles) {
   Part const part;
   uint32_t const rows = part.strip * 16 * Square::kRowBytes + fragment_offset<Square>();
-  uint32_t const turned = turned_offset(2 * part.strip);
+  uint32_t const transposed = transposed_offset(2 * part.strip);
   uint32_t const of_qk = tiles + Config::kSquares, of_kk = of_qk + kSquareBytes;
   uint32_t const q = column_fragments<Config>(tiles);
   uint32_t const k = column_fragments<Config>(tiles + Config::kK);
@@ -218,8 +218,8 @@ __device__ __forceinline__ void add_square_products(Acc& dq, Acc& dk, uint32_t t
       add_products<Config>(dq, a, dk, b, k, 16 * kk);
     }
     if (kk >= part.strip) {
-      ptx::ldmatrix_x4_trans(a, of_qk + turned + 16 * kk * Square::kRowBytes);
-      ptx::ldmatrix_x4_trans(b, of_kk + turned + 16 * kk * Square::kRowBytes);
+      ptx::ldmatrix_x4_trans(a, of_qk + transposed + 16 * kk * Square::kRowBytes);
+      ptx::ldmatrix_x4_trans(b, of_kk + transposed + 16 * kk * Square::kRowBytes);
       add_product<Config>(dk, a, q, 16 * kk);
       add_product<Config>(dk, b, k, 16 * kk);
     }
@@ -241,7 +241,7 @@ struct StateProducts {
   __device__ __forceinline__ void add(uint32_t slot, bool both) {
     Part const part;
     uint32_t const rows = slot + part.strip * 16 * Square::kRowBytes + fragment_offset<Square>();
-    uint32_t const turned = slot + Config::kResiduals + turned_offset(2 * part.strip);
+    uint32_t const transposed = slot + Config::kResiduals + transposed_offset(2 * part.strip);
     uint32_t const state = column_fragments<Config>(slot + Config::kState);
     uint32_t const grad_state = column_fragments<Config>(slot + Config::kGradState);
 #pragma unroll Config::kUnroll
@@ -254,7 +254,7 @@ struct StateProducts {
       } else {
         add_product<Config>(of_k, a, state, 16 * kk);
       }
-      ptx::ldmatrix_x4_trans(a, turned + 16 * kk * Square::kRowBytes);
+      ptx::ldmatrix_x4_trans(a, transposed + 16 * kk * Square::kRowBytes);
       add_product<Config>(later, a, grad_state, 16 * kk);
     }
   }

@@ -49,9 +49,9 @@ __device__ __forceinline__ void put_operand(uint32_t tile, const uint32_t (&a)[4
 // The chain of 64 columns of V. Over 100 lines, because its steps share the accumulators and packed
 // operands: with steps as functions the compiler allocates registers otherwise.
 template <class Config>
-__device__ __forceinline__ void find_grad_states(const BwdProblem& problem,
-                                                 const GradWorkspace& workspace, const Work& work,
-                                                 unsigned char* shared) {
+__device__ __forceinline__ void compute_grad_states(const BwdProblem& problem,
+                                                    const GradWorkspace& workspace,
+                                                    const Work& work, unsigned char* shared) {
   using Dtype = typename Config::Dtype;
   using Tile = typename Config::Tile;
   constexpr int kDim = Config::kDim;
@@ -61,8 +61,8 @@ __device__ __forceinline__ void find_grad_states(const BwdProblem& problem,
                                      problem.head_dim);
       load_rows<Square, kChainThreads>(stage + Config::kGradOut, problem.grad_out, {work, row},
                                        work.head, work.column, problem.head_dim_v);
-      TilePlace const place(problem, work, workspace.tiles, row);
-      const GradRecord& record = workspace.records[place.record];
+      TileIndices const indices(problem, work, workspace.tiles, row);
+      const GradRecord& record = workspace.records[indices.record];
       uint32_t const to = ptx::smem_address(stage);
       copy_async(to + Config::kInverse, record.inverse, 2 * Triangle::kBytes);
       copy_async(to + Config::kVectors, record.a, kChainVectorBytes);
@@ -82,8 +82,8 @@ __device__ __forceinline__ void find_grad_states(const BwdProblem& problem,
 
   float grad[kDim / 2] = {};
   if (problem.grad_final_state.data != nullptr) {
-    each_of_state<kDim>(problem, problem.grad_final_state, work, work.column,
-                        [&](int i, const float* from) { grad[i] = *from; });
+    for_each_state_element<kDim>(problem, problem.grad_final_state, work, work.column,
+                                 [&](int i, const float* from) { grad[i] = *from; });
   }
   for (int32_t row = last; row >= 0; row -= kChunk) {
     unsigned char* const stage = shared + (row / kChunk & 1) * Config::kStageBytes;
@@ -94,12 +94,12 @@ __device__ __forceinline__ void find_grad_states(const BwdProblem& problem,
     __syncthreads();  // the stage is loaded; all warps have read the other stage
     start(row - kChunk, shared + (row / kChunk + 1 & 1) * Config::kStageBytes);
 
-    TilePlace const place(problem, work, workspace.tiles, row);
+    TileIndices const indices(problem, work, workspace.tiles, row);
     uint32_t packed_grad[kDim / 16][4];
     pack<Dtype>(packed_grad, grad);
-    store_image(workspace.grad_states + place.tile * workspace.state_bytes, packed_grad);
+    store_image(workspace.grad_states + indices.tile * workspace.state_bytes, packed_grad);
     auto const low = reinterpret_cast<uint16_t*>(workspace.grad_values_low) +
-                     place.tile * (kChunk * kChainColumns);
+                     indices.tile * (kChunk * kChainColumns);
     float const growth = load_float(vectors + Vectors::growth);
     if (growth > kMostGradGrowth) {
       ptx::cp_async_wait<1>();
@@ -119,8 +119,8 @@ __device__ __forceinline__ void find_grad_states(const BwdProblem& problem,
     uint32_t packed_out[4][4], packed[4][4];
     load_transposed(packed_out, tile_out);
     multiply_registers<Dtype, Triangle, true, true>(d, packed_out, tiles + Config::kScores);
-    solve<true>(d, workspace.records[place.record], tiles + Config::kInverse, vectors + kVectorBeta,
-                growth > kCarefulGrowth);
+    solve<true>(d, workspace.records[indices.record], tiles + Config::kInverse,
+                vectors + kVectorBeta, growth > kCarefulGrowth);
     TokenFactors(vectors + kVectorBeta).scale(d);
     __syncwarp();  // all lanes have read the warp's columns of dOut, which dV overwrites
     pack<Dtype>(packed, d);
@@ -148,8 +148,8 @@ __device__ __forceinline__ void find_grad_states(const BwdProblem& problem,
     start_q(row - kChunk);
   }
   if (problem.grad_initial_state.data != nullptr) {
-    each_of_state<kDim>(problem, problem.grad_initial_state, work, work.column,
-                        [&](int i, float* to) { *to = grad[i]; });
+    for_each_state_element<kDim>(problem, problem.grad_initial_state, work, work.column,
+                                 [&](int i, float* to) { *to = grad[i]; });
   }
 }
 

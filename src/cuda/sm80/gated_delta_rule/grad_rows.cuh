@@ -37,16 +37,16 @@ struct RowsConfig : RowsSlot<SmemLayout<kChunk, kDim_>::kBytes> {
 
   static constexpr int kK = Tile::kBytes;
   static constexpr int kSlots = 2 * Tile::kBytes;
-  // After the slots: dQK and dB, vectors of two heads, sums of warps.
+  // Bytes after the slots: dQK and dB, vectors of two heads, sums of warps.
   static constexpr int kRest = 2 * kSquareBytes + 2 * static_cast<int>(sizeof(RecordRows)) +
                                static_cast<int>(sizeof(GateRows));
   // Two slots, if they fit: a head's tiles are loaded once, and those of the next head are loaded
   // ahead. Else there is one slot, loaded for each use, and dQK and dB overwrite its dOut and dV.
   static constexpr int kSlotCount =
       !kCareful && kSlots + 2 * Slot::kSlotBytes + kRest <= Target::kSharedMemory ? 2 : 1;
-  static constexpr int kBehind = kSlots + kSlotCount * Slot::kSlotBytes;
-  static constexpr int kSquares = kSlotCount == 2 ? kBehind : kSlots;
-  static constexpr int kVectors = kSlotCount == 2 ? kBehind + 2 * kSquareBytes : kBehind;
+  static constexpr int kAfterSlots = kSlots + kSlotCount * Slot::kSlotBytes;
+  static constexpr int kSquares = kSlotCount == 2 ? kAfterSlots : kSlots;
+  static constexpr int kVectors = kSlotCount == 2 ? kAfterSlots + 2 * kSquareBytes : kAfterSlots;
   static constexpr int kGates = kVectors + 2 * static_cast<int>(sizeof(RecordRows));
   // The kernel of careful chunks: flags of the items that its warps examined, and its arguments.
   static constexpr int kCarefulItems = kGates + static_cast<int>(sizeof(GateRows));
@@ -60,11 +60,11 @@ struct RowsConfig : RowsSlot<SmemLayout<kChunk, kDim_>::kBytes> {
 template <class Config>
 struct RowsLoads {
   const RowsArgs& args;
-  ChunkPlace const& place;
+  ChunkCoordinate const& coordinate;
   unsigned char* shared;
 
   __device__ __forceinline__ void rows(const Tensor& from, uint32_t head, int at) const {
-    load_rows<typename Config::Tile, Config::kThreads>(shared + at, from, place, head, 0,
+    load_rows<typename Config::Tile, Config::kThreads>(shared + at, from, coordinate, head, 0,
                                                        args.problem.head_dim);
   }
 
@@ -80,17 +80,17 @@ struct RowsLoads {
     const GradWorkspace& workspace = args.workspace;
     int64_t const of_workspace = record * workspace.tiles + tile;
     int32_t const column = tile * kChainColumns;
-    load_rows<Square, Config::kThreads>(slot + Config::kGradOut, problem.grad_out, place, head,
+    load_rows<Square, Config::kThreads>(slot + Config::kGradOut, problem.grad_out, coordinate, head,
                                         column, problem.head_dim_v);
     if (low_values) {
       load_tile<Square, Config::kThreads, true>(
           slot + Config::kGradValues,
           reinterpret_cast<const uint16_t*>(workspace.grad_values_low +
                                             of_workspace * kSquareBytes),
-          kChainColumns, place.count, kChainColumns);
+          kChainColumns, coordinate.count, kChainColumns);
     } else {
-      load_rows<Square, Config::kThreads>(slot + Config::kGradValues, problem.grad_v, place, head,
-                                          column, problem.head_dim_v);
+      load_rows<Square, Config::kThreads>(slot + Config::kGradValues, problem.grad_v, coordinate,
+                                          head, column, problem.head_dim_v);
     }
     image(low_residuals ? workspace.residuals_low : workspace.residuals, of_workspace, kSquareBytes,
           slot + Config::kResiduals);
@@ -117,8 +117,8 @@ struct RowsLoads {
   }
 };
 
-// A head of v, and the index of its record.
-struct HeadPlace {
+// A head of v of the group, and the index of its record.
+struct GroupHead {
   uint32_t head;
   int64_t record;
 };
@@ -126,9 +126,10 @@ struct HeadPlace {
 // Computes E and F of a head, over all of its columns of V. In careful chunks as three products: of
 // the high parts, with the low part of R, and with the low part of dV.
 template <class Config>
-__device__ __forceinline__ void find_squares(Squares& e, Squares& f, const RowsLoads<Config>& loads,
-                                             const HeadPlace& head, const RecordRows& rows,
-                                             bool resident) {
+__device__ __forceinline__ void compute_squares(Squares& e, Squares& f,
+                                                const RowsLoads<Config>& loads,
+                                                const GroupHead& head, const RecordRows& rows,
+                                                bool resident) {
   int32_t const tiles = loads.args.workspace.tiles;
   e.clear();
   f.clear();
@@ -177,16 +178,16 @@ __device__ __forceinline__ void make_rows(const RowsArgs& args, const RowsItem& 
   const BwdProblem& problem = args.problem;
   const GradWorkspace& workspace = args.workspace;
   uint32_t const head_qk = item.head_qk;
-  ChunkPlace const place(item.batch, int64_t{item.begin} + item.first, item.count());
-  auto of_group = [&](int32_t i) -> HeadPlace {
+  ChunkCoordinate const coordinate(item.batch, int64_t{item.begin} + item.first, item.count());
+  auto of_group = [&](int32_t i) -> GroupHead {
     return {item.head(problem, i), item.record(problem, i)};
   };
-  RowsLoads<Config> const loads{args, place, shared};
+  RowsLoads<Config> const loads{args, coordinate, shared};
   bool const resident = workspace.tiles <= Config::kSlotCount && Config::kSlotCount > 1;
   // One cp.async group: what a head needs of a tile. Empty past the last head.
   auto start = [&](int32_t i, int32_t tile) {
     if (i < problem.group) {
-      HeadPlace const head = of_group(i);
+      GroupHead const head = of_group(i);
       if (tile == 0) loads.start_vectors(i, head.record);
       if (resident) {
         loads.values(loads.slot(tile), head.head, head.record, tile, false, false);
@@ -208,13 +209,13 @@ __device__ __forceinline__ void make_rows(const RowsArgs& args, const RowsItem& 
   dq.clear();
   dk.clear();
   for (int32_t i = 0; i < problem.group; ++i) {
-    HeadPlace const head = of_group(i);
+    GroupHead const head = of_group(i);
     const RecordRows& rows = *loads.vectors(i);
     float2 of_gates{};
     bool careful;
     {
       Squares e, f, product;
-      find_squares(e, f, loads, head, rows, resident);
+      compute_squares(e, f, loads, head, rows, resident);
       careful = Config::kCareful && rows.growth > kCarefulGrowth;
       float columns[4] = {};
       multiply_keys<Config>(product, tiles, tiles + Config::kK);
@@ -278,10 +279,10 @@ __device__ __forceinline__ void make_rows(const RowsArgs& args, const RowsItem& 
     project<Config>(dq, tiles, rows.norm_q, found.gates);
     project<Config>(dk, tiles + Config::kK, rows.norm_k, found.kept);
   }
-  store_rows<Config>(dq, place.of(problem.grad_q, head_qk), problem.grad_q.seq_stride, place.count,
-                     problem.head_dim);
-  store_rows<Config>(dk, place.of(problem.grad_k, head_qk), problem.grad_k.seq_stride, place.count,
-                     problem.head_dim);
+  store_rows<Config>(dq, coordinate.of(problem.grad_q, head_qk), problem.grad_q.seq_stride,
+                     coordinate.count, problem.head_dim);
+  store_rows<Config>(dk, coordinate.of(problem.grad_k, head_qk), problem.grad_k.seq_stride,
+                     coordinate.count, problem.head_dim);
 }
 
 // Grid: items.
@@ -295,9 +296,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (!item.careful(args.problem, args.workspace)) make_rows<Config>(args, item, shared);
 }
 
-// make_rows() as a call: inlined into the loop below it would keep addresses in registers, and
-// spill. A function that is not inlined cannot refer to kernel arguments, so they are in shared
-// memory.
+// make_rows() as a function call: inlined into the loop below it would keep addresses in registers,
+// and spill. A function that is not inlined cannot refer to kernel arguments, so they are copied to
+// shared memory.
 template <class Config>
 __device__ __noinline__ void call_make_rows(uint32_t item) {
   extern __shared__ __align__(1024) unsigned char shared[];

@@ -24,9 +24,9 @@ struct StatesConfig {
 
 // The chain of 64 columns of V.
 template <class Config>
-__device__ __forceinline__ void find_states(const FwdProblem& problem,
-                                            const GradWorkspace& workspace, const Work& work,
-                                            unsigned char* shared) {
+__device__ __forceinline__ void compute_states(const FwdProblem& problem,
+                                               const GradWorkspace& workspace, const Work& work,
+                                               unsigned char* shared) {
   using Dtype = typename Config::Dtype;
   using Tile = typename Config::Tile;
   constexpr int kDim = Config::kDim;
@@ -36,8 +36,8 @@ __device__ __forceinline__ void find_states(const FwdProblem& problem,
                                      problem.head_dim);
       load_rows<Square, kChainThreads>(stage + Config::kV, problem.v, {work, row}, work.head,
                                        work.column, problem.head_dim_v);
-      TilePlace const place(problem, work, workspace.tiles, row);
-      const GradRecord& record = workspace.records[place.record];
+      TileIndices const indices(problem, work, workspace.tiles, row);
+      const GradRecord& record = workspace.records[indices.record];
       uint32_t const to = ptx::smem_address(stage);
       copy_async(to + Config::kInverse, record.inverse, Triangle::kBytes);
       copy_async(to + Config::kVectors, record.a, kChainVectorBytes);
@@ -48,8 +48,8 @@ __device__ __forceinline__ void find_states(const FwdProblem& problem,
 
   float state[kDim / 2] = {};
   if (problem.initial_state.data != nullptr) {
-    each_of_state<kDim>(problem, problem.initial_state, work, work.column,
-                        [&](int i, const float* from) { state[i] = *from; });
+    for_each_state_element<kDim>(problem, problem.initial_state, work, work.column,
+                                 [&](int i, const float* from) { state[i] = *from; });
   }
   for (int32_t row = 0; row < work.span.count; row += kChunk) {
     unsigned char* const stage = shared + row / kChunk % 2 * Config::kStageBytes;
@@ -58,12 +58,12 @@ __device__ __forceinline__ void find_states(const FwdProblem& problem,
     __syncthreads();  // the chunk is loaded; all warps have read the other stage
     start(row + kChunk, shared + (row / kChunk + 1) % 2 * Config::kStageBytes);
 
-    TilePlace const place(problem, work, workspace.tiles, row);
+    TileIndices const indices(problem, work, workspace.tiles, row);
     uint32_t packed_state[kDim / 16][4];
     pack<Dtype>(packed_state, state);
-    store_image(workspace.states + place.tile * workspace.state_bytes, packed_state);
-    unsigned char* const image = workspace.residuals + place.tile * kSquareBytes;
-    unsigned char* const image_low = workspace.residuals_low + place.tile * kSquareBytes;
+    store_image(workspace.states + indices.tile * workspace.state_bytes, packed_state);
+    unsigned char* const image = workspace.residuals + indices.tile * kSquareBytes;
+    unsigned char* const image_low = workspace.residuals_low + indices.tile * kSquareBytes;
     float const growth = load_float(vectors + Vectors::growth);
     if (growth > kMostGradGrowth) {
       residuals_by_tokens<Dtype, kDim>(problem, work, state, tiles, tiles + Config::kV, row,
@@ -75,7 +75,7 @@ __device__ __forceinline__ void find_states(const FwdProblem& problem,
     float residual[32];
     multiply_registers<Dtype, Tile, false, false>(residual, packed_state, tiles);
     ValueTile(tiles + Config::kV).subtract<Dtype>(residual, TokenFactors(vectors));
-    solve<false>(residual, workspace.records[place.record], tiles + Config::kInverse,
+    solve<false>(residual, workspace.records[indices.record], tiles + Config::kInverse,
                  vectors + kVectorBeta, growth > kCarefulGrowth);
     uint32_t packed[4][4];
     pack<Dtype>(packed, residual);

@@ -52,14 +52,15 @@ struct KeyProducts {
   }
 };
 
-// Where a lane stores its elements, those of row g, of the 8 x 8 tiles (m, n) of N, n <= m.
-class TileRowPlaces {
+// Addresses to which a lane stores its elements, those of row g, of the 8 x 8 tiles (m, n) of N, n
+// <= m.
+class TileRowAddresses {
   int of_diagonal;     // first of the tiles in the block on the diagonal
   uint32_t* below;     // tile (m, 0)
   float* diagonal[2];  // its two tiles
 
  public:
-  __device__ __forceinline__ TileRowPlaces(KeyProducts& products, int m, const Lane& at)
+  __device__ __forceinline__ TileRowAddresses(KeyProducts& products, int m, const Lane& at)
       : of_diagonal(m / 2 * 2),
         below(&products.below[KeyProducts::index(m / 2, 0)][m % 2][4 * at.g + at.t]) {
 #pragma unroll
@@ -189,24 +190,24 @@ struct SolutionMatrix {
   }
 };
 
-// Where a lane stores its rows of diagonal block lane / 8: addresses of the first eight elements of
-// the upper row, in the result and in the operands.
-class DiagonalPlaces {
+// Addresses to which a lane stores its rows of diagonal block lane / 8: of the first eight elements
+// of the upper row, in the result and in the operands.
+class DiagonalAddresses {
   uint32_t result, right, left, left_rest;
   int row;
   bool has_right, has_left;
 
  public:
-  __device__ __forceinline__ DiagonalPlaces(const SolutionMatrix& matrix, int lane)
+  __device__ __forceinline__ DiagonalAddresses(const SolutionMatrix& matrix, int lane)
       : row(lane % 8), has_right(lane / 8 < kBlocks - 1), has_left(lane / 8 > 0) {
     int const block = lane / 8;
-    auto place = [&](const SolutionMatrix::Block& of) {
+    auto address_of = [&](const SolutionMatrix::Block& of) {
       return matrix.smem + SolutionMatrix::chunk_offset(kBlock * of.i + row, 2 * of.j);
     };
-    result = place({block, block});
-    right = place(SolutionMatrix::right(block));
-    left = place(SolutionMatrix::left(block));
-    left_rest = place(SolutionMatrix::left_rest(block));
+    result = address_of({block, block});
+    right = address_of(SolutionMatrix::right(block));
+    left = address_of(SolutionMatrix::left(block));
+    left_rest = address_of(SolutionMatrix::left_rest(block));
   }
 
   // Stores eight elements as operands: columns 8 * chunk to 8 * chunk + 7 of the upper or the lower
@@ -254,11 +255,11 @@ class DiagonalPlaces {
   }
 
  private:
-  static __device__ __forceinline__ uint32_t address(uint32_t place, bool lower, int chunk) {
-    return (place ^ chunk * kChunkBytes) + (lower ? 8 * Triangle::kRowBytes : 0);
+  static __device__ __forceinline__ uint32_t address(uint32_t first, bool lower, int chunk) {
+    return (first ^ chunk * kChunkBytes) + (lower ? 8 * Triangle::kRowBytes : 0);
   }
-  static __device__ __forceinline__ void put(uint32_t place, bool lower, int chunk, uint4 words) {
-    ptx::shared_store(address(place, lower, chunk), words);
+  static __device__ __forceinline__ void put(uint32_t first, bool lower, int chunk, uint4 words) {
+    ptx::shared_store(address(first, lower, chunk), words);
   }
 };
 
@@ -299,7 +300,7 @@ __device__ __forceinline__ void solve_below(const KeyProducts& products,
     auto const column = load_column(j);
     uint32_t right[kBlocks][4];
     ptx::ldmatrix_x4_trans(right[j], matrix.fragment(SolutionMatrix::right(j), lane));
-    // Used from now on.
+    // The left operand's blocks of row j + 1, which are used from this column on.
     ptx::ldmatrix_x4(left[j + 1][j + 1], matrix.fragment(SolutionMatrix::left(j + 1), lane));
     ptx::ldmatrix_x4(left_rest[j + 1], matrix.fragment(SolutionMatrix::left_rest(j + 1), lane));
     __syncwarp();  // all lanes have read X_jj, which block (3, j) of the result overwrites

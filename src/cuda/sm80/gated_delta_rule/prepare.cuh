@@ -98,7 +98,7 @@ struct RowProducts {
 };
 
 // Writes the normalisation factors of the warp's rows, 1 / sqrt(sum of squares + 1e-6).
-__device__ __forceinline__ void find_norms(const RowProducts& products, ChunkRows& rows) {
+__device__ __forceinline__ void compute_norms(const RowProducts& products, ChunkRows& rows) {
   Lane const at;
   if (at.t != at.g / 2) return;  // not a lane that holds diagonal elements
   bool const odd = at.g % 2 != 0;
@@ -126,14 +126,14 @@ __device__ __forceinline__ void store_products(const SquareRows& kk, ChunkRows& 
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     int const m = tile_row_of(at, half);
-    TileRowPlaces const places(rows.products, m, at);
+    TileRowAddresses const addresses(rows.products, m, at);
     float const factor = rows.norm_k[8 * m + at.g];
 #pragma unroll
     for (int n = 0; n < 4 * half + 4; ++n) {
       if (n > m) break;
       const float (&tile)[4] = kk.tile[0][n];
-      places.put(n, tile[2 * half] * (factor * norms[n].x),
-                 tile[2 * half + 1] * (factor * norms[n].y));
+      addresses.put(n, tile[2 * half] * (factor * norms[n].x),
+                    tile[2 * half + 1] * (factor * norms[n].y));
     }
   }
 }
@@ -208,7 +208,7 @@ __device__ __forceinline__ float solve(unsigned char* shared, bool low = false) 
       .write();
 }
 
-// The same of a wide chunk, or the low part. A call: such chunks are few, and the code is long.
+// solve() of a wide chunk, or of the low part. Not inlined: these are rare, and the code is long.
 template <class Config>
 __device__ __noinline__ float call_solve(bool low) {
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -223,11 +223,11 @@ __device__ __forceinline__ void write_solution(unsigned char* shared, bool wide,
   using Of = Solution<typename Config::Record>;
   unsigned char* const matrix = shared + threadIdx.x / 32 * SolutionMatrix::kBytes;
   float const growth = wide ? call_solve<Config>(false) : solve<Config, false>(shared);
-  // Computed only now, the address takes no registers until here.
+  // Computed here and not earlier, so that the address takes no registers during solve().
   typename Config::Record& record = records[ptx::kept(index)];
   start_warp_copy<Triangle::kBytes>(Of::matrix(record), matrix);
   if (threadIdx.x % 32 == 0) record.growth = growth;
-  finish_warp_copies();
+  finish_warp_copies();  // the low part overwrites the matrix, or the block exits
   if constexpr (Of::kCareful < __builtin_huge_valf()) {
     if (growth > Of::kCareful) {
       call_solve<Config>(true);
@@ -282,7 +282,7 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
   uint32_t const q = ptx::smem_address(shared);
   products.template multiply<Config>(q, q + Layout::kBytes);
   if (problem.qk_l2norm) {
-    find_norms(products, rows);
+    compute_norms(products, rows);
   } else if (threadIdx.x < kChunk) {
     rows.norm_q[threadIdx.x] = rows.norm_k[threadIdx.x] = 1.f;
   }
@@ -290,7 +290,7 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
   store_products(products.kk, rows);
   uint32_t const first_record = slot * problem.heads + first_head;
   typename Config::Record* const records = args.records + first_record;
-  if (warp < heads) find_vectors(rows, rows.heads[warp], problem.scale, records[warp]);
+  if (warp < heads) compute_vectors(rows, rows.heads[warp], problem.scale, records[warp]);
   __syncthreads();  // N and the vectors of all heads are written
 
   uint32_t const wide = find_wide(rows, heads);

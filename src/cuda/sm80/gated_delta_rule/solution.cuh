@@ -102,7 +102,7 @@ class SolutionWriter {
 
   // Stores the lane's two rows of a diagonal block of X.
   __device__ __forceinline__ void put_diagonal(const DiagonalRows& x) {
-    DiagonalPlaces const places(matrix, lane);
+    DiagonalAddresses const addresses(matrix, lane);
     int const block = kBlock * (lane / 8), row = lane % 8;
     float beta[2], factors[2], totals[2];
 #pragma unroll
@@ -139,18 +139,18 @@ class SolutionWriter {
           elements[e] *= eight[e];
           totals[lower] += add(elements[e], minus_betas[e]);
         }
-        places.put_operands(lower, chunk, eight, minus_betas);
-        places.put_result(lower, chunk,
-                          {pack(elements[0], elements[1]), pack(elements[2], elements[3]),
-                           pack(elements[4], elements[5]), pack(elements[6], elements[7])});
+        addresses.put_operands(lower, chunk, eight, minus_betas);
+        addresses.put_result(lower, chunk,
+                             {pack(elements[0], elements[1]), pack(elements[2], elements[3]),
+                              pack(elements[4], elements[5]), pack(elements[6], elements[7])});
       }
     }
-    places.put_zeros(false, 1);
+    addresses.put_zeros(false, 1);
 #pragma unroll
     for (int lower = 0; lower < 2; ++lower) {
       row_totals[block + 8 * lower + row] = totals[lower];
-      places.put_diagonal(lower,
-                          static_cast<uint16_t>(dtype::fp16::pack(Of::diagonal(beta[lower]), 0.f)));
+      addresses.put_diagonal(
+          lower, static_cast<uint16_t>(dtype::fp16::pack(Of::diagonal(beta[lower]), 0.f)));
     }
   }
 

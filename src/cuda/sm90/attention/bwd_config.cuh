@@ -153,7 +153,7 @@ struct BwdDqConfig {
   using Dtype = Dtype_;
   static constexpr bool kModifiers = kModifiers_;
   static constexpr bool kBias = kBias_;
-  static constexpr bool kGradBias = false;  // the dK and dV kernel does
+  static constexpr bool kGradBias = false;  // the dK and dV kernel computes it
   static constexpr int kLargest = kHeadDim_ > kHeadDimV_ ? kHeadDim_ : kHeadDimV_;
   static constexpr BwdDqTile kTile = bwd_dq_tile(kLargest);
   static constexpr int kHeadDim = padded_head_dim(kHeadDim_);
@@ -179,7 +179,7 @@ struct BwdDqConfig {
   static constexpr int kBytesQ = kGradOutOffset + kColBlocksV * kColBlockBytesQ;
   static constexpr int kBytesK = kColBlocks * kColBlockBytesKV;
   static constexpr int kBytesV = kColBlocksV * kColBlockBytesKV;
-  static constexpr int kBarrierBytes = 1024;
+  static constexpr int kBarrierBytes = 1024;  // mbarriers and work tile (smem.cuh)
   // What a warp's BiasStage holds, up to fp32.
   static constexpr int kBiasQueries = 16, kBiasKeys = kBlockKV;
   static constexpr int kBytesBias = kBias ? kBiasQueries * kBiasKeys * 4 : 0;

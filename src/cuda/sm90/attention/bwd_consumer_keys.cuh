@@ -89,6 +89,7 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
         if constexpr (!first.value) {
           ptx::wgmma_wait<1>();
           ptx::wgmma_fence_operand(rdQ);
+          // dQ has read dS.
           if (first_lane) ptx::mbarrier_arrive(smem.empty_scores(previous.stage()));
         }
         gemm_grad_kv<Config, Config::kHeadDim>(rdK, rdS, smem.q(s));
@@ -143,13 +144,14 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
           differentiate_softmax<Config>(rS, rdP, smem.delta(s));
           S::pack(rdP, rdS);
         }
-        uint32_t const added = it.previous;  // whose dQ is added
-        bool const later = Config::kGradQ && added != it.kNone;
+        uint32_t const previous_tile = it.previous;  // whose dQ this step adds, or kNone
+        bool const adds_dq = Config::kGradQ && previous_tile != it.kNone;
         float rdQ[Config::kGradQCols / 2];
         if constexpr (Config::kGradQ) {
           publish_ds(rdS, scores);
-          // In the tile's first step the result is garbage and is not added.
-          if (later) ptx::mbarrier_wait(smem.full_scores(previous.stage()), previous.phase());
+          // dS of both consumers is written. In the tile's first step there is none: the result is
+          // garbage and is not added.
+          if (adds_dq) ptx::mbarrier_wait(smem.full_scores(previous.stage()), previous.phase());
           gemm_grad_q_part<Config>(rdQ, smem.ds(previous.stage()), smem.k(), warpgroup);
         }
         gemm_grad_kv<Config, Config::kHeadDimV>(rdV, rP, smem.grad_out(s));
@@ -162,9 +164,10 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
           ptx::wgmma_wait<2>();
           ptx::wgmma_fence_operand(rdQ);
         }
-        if (later) {
+        if (adds_dq) {
+          // dQ has read dS.
           if (first_lane) ptx::mbarrier_arrive(smem.empty_scores(previous.stage()));
-          add_grad_q<Config>(rdQ, grad_q_part<Config>(args, added, warpgroup));
+          add_grad_q<Config>(rdQ, grad_q_part<Config>(args, previous_tile, warpgroup));
         }
         ptx::wgmma_wait<1>();
         ptx::wgmma_fence_operand(rdV);
@@ -203,6 +206,7 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
         start_grad_q(rdQ, previous);
         ptx::wgmma_wait<0>();
         ptx::wgmma_fence_operand(rdQ);
+        // dQ has read dS.
         if (first_lane) ptx::mbarrier_arrive(smem.empty_scores(previous.stage()));
         add_grad_q<Config>(rdQ, grad_q_part<Config>(args, it.previous, warpgroup));
       }

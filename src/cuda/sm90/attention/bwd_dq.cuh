@@ -47,7 +47,7 @@ __device__ __forceinline__ void dq_produce(const BwdDqArgs& args,
     q.advance();
     if (!tile.has_keys()) {
       WorkTile::release(smem);
-      if (threadIdx.x < 2) ptx::mbarrier_arrive(smem.full_q());
+      if (threadIdx.x < 2) ptx::mbarrier_arrive(smem.full_q());  // in place of loads of Q and dO
       continue;
     }
     int32_t const row_q = tile.row_q + tile.first_query;

@@ -43,9 +43,9 @@ struct BwdLaunch {
     explain_wgmma(problem, unsupported, tensor_map_encoder() != nullptr, text);
   }
 
-  // Where the wgmma kernels would not sum dQ in the workspace, the mma.sync kernels do not either
-  // (deterministic mode): the workspace would be much larger, for the unaligned tensors alone that
-  // fall back to them.
+  // Where the wgmma kernels do not sum dQ in the workspace, the mma.sync kernels do not either
+  // (they run in deterministic mode). workspace() must suffice for both: with sums it would be much
+  // larger for every call, though only unaligned tensors fall back to the mma.sync kernels.
   static BwdProblem for_mma_sync(BwdProblem problem) {
     if (Wgmma::unsupported(problem) == nullptr && !Wgmma::Workspace::sums_grad_q(problem))
       problem.deterministic = true;

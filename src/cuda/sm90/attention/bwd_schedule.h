@@ -1,5 +1,5 @@
-// The host's part of the schedule of the dK and dV kernel: what a unit of work is, and how many
-// CTAs take them (key_tile.cuh, bwd_varlen.cuh).
+// The schedule of the dK and dV kernel: what a work unit is, and how many CTAs take them
+// (key_tile.cuh, bwd_varlen.cuh). Host only.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -10,16 +10,17 @@
 
 namespace flashvar::sm90::attention {
 
-// Whether the windows are short beside the sequences. Key tiles then have equal work, so that pairs
-// of them are not needed, and those that run together see different queries: the varlen kernel
-// takes one head of a group after the other, so that what is in use at a time fits L2. The dense
-// kernel has no registers for this order.
+// Whether the windows are at most half as long as the sequences. Key tiles then have equal work, so
+// that pairs of them are not needed, and tiles that run together see different queries: the varlen
+// kernel takes one head of a group after the other, so that what is in use at a time fits L2. The
+// dense kernel has no registers for this order.
 inline bool has_short_windows(const BwdProblem& problem) {
   return problem.window_left != kUnbounded && problem.window_right != kUnbounded &&
          2 * (int64_t{problem.window_left} + problem.window_right) <= problem.keys.seqlen;
 }
 
-// Sets what the arguments say of units. Returns the number of CTAs, none if units exceed 31 bits.
+// Sets the arguments that describe work units. Returns the number of CTAs, or none where unit
+// numbers do not fit 31 bits.
 template <class Config>
 std::optional<int64_t> schedule_key_tiles(BwdArgs& args, int multiprocessors) {
   const BwdProblem& problem = args.problem;

@@ -1,5 +1,6 @@
-// Key tiles and producer of the dK and dV kernel where lengths are known only on the device (varlen
-// sequences and seqused_k), and of short windows, whose key tiles take heads one after the other.
+// Key tiles and producer of the dK and dV kernel where lengths are known only on the device: varlen
+// sequences and seqused_k. Also used for short windows (has_short_windows), for which the dense
+// kernel has no registers.
 //
 // Tiles of varlen sequences differ in work, and locating one takes several dependent memory
 // accesses. Therefore CTAs take work units from a counter (dynamic schedule), and a scheduler warp
@@ -178,8 +179,8 @@ struct DenseKeyTiles {
 template <class Config>
 using KeyTiles = std::conditional_t<Config::kVarlen, VarlenKeyTiles<Config>, DenseKeyTiles<Config>>;
 
-// Steps of a tile still to be loaded when a load thread requests the next tile: a few microseconds
-// ahead.
+// Steps of a tile still to be loaded when a load thread requests the next tile. They take a few
+// microseconds, in which the scheduler warp locates it.
 inline constexpr int32_t kStepsAhead = 4;
 
 // What a load thread loads: kKeys: K and Q; kValues: V, dO, LSE and delta.
@@ -227,7 +228,8 @@ __device__ __forceinline__ void bwd_load_operand(const BwdArgs& args,
   PipelineState<Config::kStages> step;
   for (KeyTiles<Config> tiles; tiles.has_tile(args, smem); tiles.advance(args, smem)) {
     const auto& tile = tiles.tile(args, smem);
-    // The next tile is requested kStepsAhead steps before this one's last load.
+    // Steps still to be loaded, plus 1. The next tile is requested kStepsAhead steps before this
+    // one's last load, or at once if it has fewer.
     int32_t left = max(problem.group * (tile.end - tile.begin), 0) + 1;
     auto request_next = [&](bool due) {
       if (kOperand == Operand::kKeys && due) {

@@ -38,7 +38,7 @@ __device__ __forceinline__ void fwd_produce(const FwdArgs& args,
     ptx::mbarrier_wait(smem.empty_q(), q.phase() ^ 1);  // the previous tile has released Q
     if (!tile.has_keys()) {
       WorkTile::release(smem);
-      if (threadIdx.x == 0) ptx::mbarrier_arrive(smem.full_q());
+      if (threadIdx.x == 0) ptx::mbarrier_arrive(smem.full_q());  // in place of Q's load
       q.advance();
       continue;
     }

@@ -14,13 +14,15 @@ namespace flashvar::sm90::attention {
 
 using namespace flashvar::attention;  // what all architectures share
 
-// Key tiles that are dealt out one by one, from pair `pairs` of row (kv head of a sequence)
-// first_row - 1 on, or from row first_row on if `pairs` is 0. They are numbered by their place in
-// the sequence, so that under a causal mask the longest come first, over all rows.
+// The key tiles that CTAs take one by one, after they have taken the others in pairs (KeyWork). A
+// row is one kv head of one sequence. The tail has all tiles of the last `rows` rows. If `pairs` is
+// not 0, that many pairs of the row before those were taken, and the tail has its other tiles: all
+// but the first and the last `pairs`. Tiles are numbered by position in their row first, then by
+// row: under a causal mask those with the most work, of all rows, come first.
 struct KeyTileTail {
-  uint32_t first_row, rows;  // rows of which all tiles are dealt out
-  uint32_t pairs;            // of the row before those: as many tiles at each end are not
-  uint32_t count;            // tiles
+  uint32_t first_row, rows;
+  uint32_t pairs;
+  uint32_t count;  // tiles of the tail
 
   // `units`: pairs before the tail. Host only.
   static KeyTileTail make(uint32_t units, uint32_t all_rows, uint32_t tiles_per_row) {
@@ -33,9 +35,11 @@ struct KeyTileTail {
     return tail;
   }
 
-  // Tiles of one kind: those of `width` rows from `row` on, from place `block` of each row on.
+  // A range of positions at which the same rows have tiles: positions from `block` on, of `width`
+  // rows from `row` on. There are three: the first `pairs` positions, those between, and the last
+  // `pairs`. `number`: of a tile within the range.
   struct Part {
-    uint32_t number, width, row, block;  // number: of a tile within the part
+    uint32_t number, width, row, block;
   };
   __device__ __forceinline__ Part find(uint32_t number, uint32_t tiles_per_row) const {
     uint32_t const partial = pairs > 0 ? 1 : 0, ends = pairs * rows;
@@ -71,16 +75,17 @@ struct BwdArgs {
 
 // Static schedule of dense sequences: a CTA takes every gridDim.x-th unit. A unit is one tile or,
 // under a causal mask, a pair of tiles of one head, the n-th from the start and the n-th from the
-// end (as in scheduler.cuh). Fewer pairs than CTAs would be left for the last round: therefore the
-// tiles of the last two are dealt out one by one, longest first, to the CTAs in ascending and
-// descending order by turns. No CTA has then much more work than the mean.
+// end (as in scheduler.cuh). Where some CTAs would have no pair in the last round, the tiles of the
+// last two rounds (KeyTileTail) are taken one by one, those with the most work first, by the CTAs
+// in ascending order, then in descending order, and so on. No CTA has then much more work than the
+// mean.
 struct KeyWork {
   uint32_t taken = 0;  // tiles of this CTA before this one
 
   __device__ __forceinline__ bool in_tail(const BwdArgs& args) const {
     return args.paired && taken >= 2 * args.pair_rounds;
   }
-  // The second tile of a pair; in the tail every second one.
+  // Whether this is the second tile of a pair; in the tail every second tile is.
   __device__ __forceinline__ bool second(const BwdArgs& args) const {
     return args.paired && taken % 2 != 0;
   }
@@ -89,8 +94,8 @@ struct KeyWork {
   }
   // Number of a tile of the tail.
   __device__ __forceinline__ uint32_t tail_tile(const BwdArgs& args) const {
-    uint32_t const turn = taken - 2 * args.pair_rounds;
-    return turn * gridDim.x + (turn % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+    uint32_t const round = taken - 2 * args.pair_rounds;
+    return round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
   }
   __device__ __forceinline__ bool exists(const BwdArgs& args) const {
     return in_tail(args) ? tail_tile(args) < args.tail.count : unit(args) < args.work_units;

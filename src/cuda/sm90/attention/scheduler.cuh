@@ -34,6 +34,7 @@ struct QueryScheduler {
   // for varlen queries with more units than CTAs. Host only.
   bool init(const Problem& problem, int block_q, int multiprocessors, uint32_t* counter_) {
     bool const varlen = problem.queries.offsets != nullptr;
+    // A row of units: one head of one sequence; varlen: one head of all sequences.
     int64_t const rows = varlen ? problem.heads_q : problem.heads_q * problem.batch;
     int64_t const tiles = problem.queries.tiles(varlen ? problem.batch : 1, block_q);
     paired = problem.window_right != kUnbounded && rows * tiles > multiprocessors;

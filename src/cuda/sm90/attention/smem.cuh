@@ -1,6 +1,7 @@
 // Addresses in a CTA's shared memory: mbarriers and work tiles first, then operand tiles, which
 // start at multiples of 1024 bytes, the period of the swizzle. mbarriers come in pairs: full = the
-// buffer is written, empty = all readers have released it.
+// buffer is written, empty = all readers have released it. Of the first kBarrierBytes one half is
+// for the mbarriers of operands, the other for work tiles and theirs.
 #pragma once
 #include <cstdint>
 
@@ -142,7 +143,7 @@ __device__ __forceinline__ void zero_rows(uint32_t smem, int32_t first) {
                         uint4{});
     }
   }
-  ptx::fence_async_proxy();
+  ptx::fence_async_proxy();  // wgmma reads the zeros
   // All consumers have written their zeros.
   ptx::named_barrier_sync(kZeroed, 128 * Config::kConsumers);
 }

@@ -18,7 +18,7 @@ namespace flashvar::sm90::gated_delta_rule {
 using namespace flashvar::gated_delta_rule;  // what all architectures share
 
 // The two mbarriers of a buffer: full = it is written, empty = all readers have released it.
-struct Handover {
+struct BarrierPair {
   uint32_t full;
 
   __device__ __forceinline__ uint32_t empty() const { return full + 8; }

@@ -71,8 +71,8 @@ __device__ __forceinline__ void store_out(const FwdProblem& problem, const Work&
 }
 
 // Waits until the state warpgroups have stored an operand that wgmma is to read.
-__device__ __forceinline__ void await_operand(const Handover& handover, uint32_t phase) {
-  ptx::mbarrier_wait(handover.full, phase);
+__device__ __forceinline__ void wait_operand(const BarrierPair& barriers, uint32_t phase) {
+  ptx::mbarrier_wait(barriers.full, phase);  // the operand is stored
   ptx::fence_async_proxy();  // orders their stores, which the barrier made visible, before wgmma
 }
 
@@ -89,9 +89,9 @@ __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Con
   for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance(), passed.advance()) {
     uint32_t const tiles = smem.out_stage(stage.stage());
     uint32_t const vectors = tiles + Config::kOutVectors;
-    Handover const operands = smem.of_out(stage.stage());
+    BarrierPair const operands = smem.of_out(stage.stage());
     ptx::mbarrier_wait(operands.full, stage.phase());  // Q and the record are loaded
-    await_operand(smem.state(), passed.phase());       // the state before the chunk
+    wait_operand(smem.state(), passed.phase());        // the state before the chunk
     // Of a chunk that is computed token by token the state warpgroups write out.
     if (load_float(vectors + Offsets::growth) > kMostGrowth) {
       warp_arrive(smem.state().empty());
@@ -110,7 +110,7 @@ __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Con
     ptx::wgmma_fence_operand(out);
     warp_arrive(smem.state().empty());
     scale_rows(out, factors);
-    await_operand(smem.updates(), passed.phase());  // the chunk's updates
+    wait_operand(smem.updates(), passed.phase());  // the chunk's updates
     gemm_ss<Dtype, Config::kColumns, 4, true>(out, ScoresTile(tiles + Config::kScores),
                                               Columns(smem.base + Config::kUpdates));
     ptx::wgmma_wait<0>();
@@ -124,13 +124,14 @@ __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Con
 }
 
 // Passes an operand of 64 rows to the output warpgroup through shared memory. The proxy fence is
-// the reader's (await_operand): the chain does not wait for it.
+// the reader's (wait_operand): the chain does not wait for it.
 template <class Config, int kSteps>
-__device__ __forceinline__ void pass_operand(const Handover& handover, uint32_t phase, uint32_t to,
-                                             const uint32_t (&a)[kSteps][4], int warpgroup) {
-  ptx::mbarrier_wait(handover.empty(), phase ^ 1);  // the last chunk's has been read
+__device__ __forceinline__ void pass_operand(const BarrierPair& barriers, uint32_t phase,
+                                             uint32_t to, const uint32_t (&a)[kSteps][4],
+                                             int warpgroup) {
+  ptx::mbarrier_wait(barriers.empty(), phase ^ 1);  // the previous chunk's operand has been read
   store_operand<Config::kRowBlockBytes>(to, a, warpgroup);
-  warp_arrive(handover.full);
+  warp_arrive(barriers.full);
 }
 
 // Computes a chunk of large `growth` token by token, in fp32, and writes its out as well, staged
@@ -178,10 +179,11 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     uint32_t const tiles = smem.state_stage(stage.stage());
     uint32_t const tile_v = tiles + Config::kV + warpgroup * Config::kColBlockBytes;
     uint32_t const vectors = tiles + Config::kStateVectors;
-    Handover const operands = smem.of_state(stage.stage());
+    BarrierPair const operands = smem.of_state(stage.stage());
     uint32_t packed_state[kDim / 16][4];
     pack<Dtype>(packed_state, state);
-    // Registers of its own: those of an operand must not be accessed while a GEMM reads them.
+    // A copy in registers of its own: those of packed_state must not be accessed while the GEMM
+    // that is issued below reads them.
     uint32_t passed_state[kDim / 16][4];
     if constexpr (kOutput) {
 #pragma unroll
@@ -202,14 +204,14 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
       warp_arrive(operands.empty());
       continue;
     }
-    float known[32], update[32];
+    float known[32], update[32];  // S^T K^T, then W^T; U^T
     gemm_rs<Dtype, 64, kDim / 16, Rows, false>(known, packed_state, Rows(tiles));
     pass_state();  // while the GEMM runs
     ValueTile const values(tile_v);
     TokenFactors const a(vectors);
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(known);
-    uint32_t packed[4][4], packed_kept[4][4];
+    uint32_t packed[4][4], packed_decayed[4][4];
     float undo[2];
     values.template subtract<Dtype>(known, a);
     pack_scaled(packed, known, undo);
@@ -223,12 +225,12 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(update);
     scale_rows(update, undo);
-    float kept[32];
+    float decayed[32];  // b o U^T
 #pragma unroll
-    for (int i = 0; i < 32; ++i) kept[i] = update[i];
-    b.scale(kept);
-    pack<Dtype>(packed_kept, kept);
-    gemm_rs<Dtype, kDim, 4>(state, packed_kept, Columns(tiles));
+    for (int i = 0; i < 32; ++i) decayed[i] = update[i];
+    b.scale(decayed);
+    pack<Dtype>(packed_decayed, decayed);
+    gemm_rs<Dtype, kDim, 4>(state, packed_decayed, Columns(tiles));
     if constexpr (kOutput) {
       // While the GEMM runs: pass the updates to the output warpgroup.
       pack<Dtype>(packed, update);
@@ -243,8 +245,8 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
 
 // Computes the output of a segment, and the state after it. Called by all threads of the block.
 template <class Config>
-__device__ __forceinline__ void follow_segment(const FwdArgs& args, const SegmentWork& work,
-                                               unsigned char* shared) {
+__device__ __forceinline__ void run_segment(const FwdArgs& args, const SegmentWork& work,
+                                            unsigned char* shared) {
   FwdSmem<Config> const smem{ptx::smem_address(shared)};
   if (threadIdx.x == 0) smem.init();
   const FwdProblem& problem = args.problem;
@@ -294,7 +296,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
           : SegmentWork::of_first(problem, args.segments, args.column_tiles, Config::kColumns);
   // Also in blocks without work: the next grid waits for this grid only, so this one must not be
   // complete before the preceding one is.
-  work.exists ? follow_segment<Config>(args, work, shared) : ptx::griddepcontrol_wait();
+  work.exists ? run_segment<Config>(args, work, shared) : ptx::griddepcontrol_wait();
 }
 
 }  // namespace flashvar::sm90::gated_delta_rule

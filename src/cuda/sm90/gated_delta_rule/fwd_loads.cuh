@@ -22,9 +22,8 @@ struct FwdArgs {
   int32_t column_tiles;        // of V
   Segments segments;
   SegmentStates between;
-  bool after;  // fwd_kernel: segments that start at a boundary, not first segments
-  // Pass 1: blocks of first segments; column tiles, of V and of transitions, of segments between
-  // others.
+  bool after;  // fwd_kernel: computes the segments that start at a boundary; else first segments
+  // Pass 1: blocks of first segments; column tiles, of V and of transitions, of inner segments.
   uint32_t first_blocks;
   int32_t inner_tiles;
 };
@@ -101,17 +100,17 @@ struct FwdSmem {
   __device__ __forceinline__ uint32_t out_stage(uint32_t i) const {
     return base + Config::kStateStages * Config::kStateStageBytes + i * Config::kOutStageBytes;
   }
-  __device__ __forceinline__ Handover barriers(uint32_t i) const {
+  __device__ __forceinline__ BarrierPair barriers(uint32_t i) const {
     return {base + Config::kBarriers + 16 * i};
   }
-  __device__ __forceinline__ Handover of_state(uint32_t stage) const { return barriers(stage); }
-  __device__ __forceinline__ Handover of_out(uint32_t stage) const {
+  __device__ __forceinline__ BarrierPair of_state(uint32_t stage) const { return barriers(stage); }
+  __device__ __forceinline__ BarrierPair of_out(uint32_t stage) const {
     return barriers(Config::kStateStages + stage);
   }
-  __device__ __forceinline__ Handover state() const {
+  __device__ __forceinline__ BarrierPair state() const {
     return barriers(Config::kStateStages + Config::kOutStages);
   }
-  __device__ __forceinline__ Handover updates() const {
+  __device__ __forceinline__ BarrierPair updates() const {
     return barriers(Config::kStateStages + Config::kOutStages + 1);
   }
 
@@ -163,7 +162,7 @@ __device__ __forceinline__ void load_for_state(const FwdLoads<Config>& from,
   const Work& work = from.work;
   PipelineState<Config::kStateStages> stage;
   for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance()) {
-    Handover const barrier = smem.of_state(stage.stage());
+    BarrierPair const barrier = smem.of_state(stage.stage());
     uint32_t const to = smem.state_stage(stage.stage());
     ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // its readers released it
     ptx::mbarrier_arrive_expect(barrier.full,
@@ -185,7 +184,7 @@ __device__ __forceinline__ void load_for_out(const FwdLoads<Config>& from,
   const Work& work = from.work;
   PipelineState<Config::kOutStages> stage;
   for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance()) {
-    Handover const barrier = smem.of_out(stage.stage());
+    BarrierPair const barrier = smem.of_out(stage.stage());
     uint32_t const to = smem.out_stage(stage.stage());
     ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // its readers released it
     ptx::mbarrier_arrive_expect(barrier.full, from.blocks.keys * Config::kColBlockBytes +

@@ -27,8 +27,7 @@ struct ChainArgs {
 };
 
 // What a chain goes through: a sequence; a segment, from the state or the gradient that is known at
-// its start; or a segment between others in pass 1, from zeros, whose chunks' results are not
-// written.
+// its start; or in pass 1 an inner segment, from zeros, whose chunks' results are not written.
 enum class Extent { kSequence, kSegment, kInner };
 
 // Columns of a block with two state warpgroups.
@@ -39,8 +38,8 @@ inline constexpr uint32_t kStateWarps = kStateThreads / 32;
 // State warpgroups, of which a chain may use one, and the one that loads.
 template <Extent kExtent>
 constexpr int kChainThreads = (kExtent == Extent::kSequence ? 2 : 3) * kStateThreads;
-// setmaxnreg split, in registers per thread: 232 + 24 = 2 * 128, or 2 * 240 + 24 = 3 * 168, those
-// at kernel entry, where two blocks share an SM, or one has it to itself.
+// setmaxnreg split, in registers per thread; the sums are those at kernel entry. Where two blocks
+// share an SM: 232 + 24 = 2 * 128. Where a block has it to itself: 2 * 240 + 24 = 3 * 168.
 inline constexpr int kLoadRegisters = 24;
 template <Extent kExtent>
 constexpr int kStateRegisters = kExtent == Extent::kSequence ? 232 : 240;
@@ -82,15 +81,15 @@ __device__ __forceinline__ void load_last_gradient(const ChainArgs& args, const 
   if constexpr (kExtent == Extent::kInner) return;
   if (kExtent == Extent::kSequence || work.after < 0) {
     if (problem.grad_final_state.data == nullptr) return;
-    each_of_state<kDim>(problem, problem.grad_final_state, work, work.column,
-                        [&](int i, const float* from) { grad[i] = *from; });
+    for_each_state_element<kDim>(problem, problem.grad_final_state, work, work.column,
+                                 [&](int i, const float* from) { grad[i] = *from; });
   } else {
     ptx::griddepcontrol_wait();  // pass 2 has written the gradients
-    each_between<kDim>(args.of_segments.grads.states, work.after, work.head, work.column,
-                       problem.head_dim_v, [&](int i, const float2* from) {
-                         grad[i] = from->x;
-                         grad[i + 1] = from->y;
-                       });
+    for_each_pair<kDim>(args.of_segments.grads.states, work.after, work.head, work.column,
+                        problem.head_dim_v, [&](int i, const float2* from) {
+                          grad[i] = from->x;
+                          grad[i + 1] = from->y;
+                        });
   }
 }
 
@@ -102,12 +101,12 @@ __device__ __forceinline__ void store_first_gradient(const ChainArgs& args, cons
   const BwdProblem& problem = args.problem;
   if (kExtent != Extent::kInner && work.before < 0) {
     if (problem.grad_initial_state.data == nullptr) return;
-    each_of_state<kDim>(problem, problem.grad_initial_state, work, work.column,
-                        [&](int i, float* to) { *to = grad[i]; });
+    for_each_state_element<kDim>(problem, problem.grad_initial_state, work, work.column,
+                                 [&](int i, float* to) { *to = grad[i]; });
   } else if (kExtent == Extent::kInner || work.after < 0) {
-    each_between<kDim>(args.of_segments.grads.states, work.before, work.head, work.column,
-                       problem.head_dim_v,
-                       [&](int i, float2* to) { *to = {grad[i], grad[i + 1]}; });
+    for_each_pair<kDim>(args.of_segments.grads.states, work.before, work.head, work.column,
+                        problem.head_dim_v,
+                        [&](int i, float2* to) { *to = {grad[i], grad[i + 1]}; });
   }
 }
 
@@ -145,17 +144,17 @@ struct ImageStore {
 // d -= M d', for each row of the accumulators: M is X o D, or with kTransposed its transpose; d' is
 // d with columns scaled by beta. `matrix`: X o D in shared memory. In careful chunks it is
 // overwritten with its low part, for a second product; `careful` is the same in all `threads`
-// threads of the state warpgroups. `beside()` is executed while the first product runs.
+// threads of the state warpgroups. `overlapped()` is executed while the first product runs.
 // Postcondition: no wgmma is in flight.
-template <bool kTransposed, class Beside>
+template <bool kTransposed, class Overlapped>
 __device__ __forceinline__ void solve(float (&d)[32], const GradRecord& record, uint32_t matrix,
                                       uint32_t beta, bool careful, uint32_t threads,
-                                      Beside beside) {
+                                      Overlapped overlapped) {
   float product[32], undo[2];
   uint32_t packed[4][4];
   start_solve(packed, undo, d, beta);
   gemm_triangle<dtype::fp16, kTransposed, false>(product, packed, matrix);
-  beside();
+  overlapped();
   ptx::wgmma_wait<0>();
   ptx::wgmma_fence_operand(product);
   if (careful) {

@@ -36,7 +36,7 @@ __device__ __forceinline__ void run_chain(const ChainArgs& args,
     ptx::setmaxnreg_inc<kStateRegisters<Chain::kExtent>>();
     typename Chain::Segment mine = work;
     mine.column += static_cast<int32_t>(warpgroup) * kChainColumns;
-    chain.follow(args, mine, warpgroup);
+    chain.run(args, mine, warpgroup);
   } else if (warpgroup == Chain::kWarpgroups) {
     ptx::setmaxnreg_dec<kLoadRegisters>();
     if (threadIdx.x < Chain::kWarpgroups * kStateThreads + 32 && ptx::elect_one()) {
@@ -48,7 +48,7 @@ __device__ __forceinline__ void run_chain(const ChainArgs& args,
   }
 }
 
-// Of columns of V.
+// The same for all columns of V from the first of `work` on.
 template <class Chain>
 __device__ __forceinline__ void run_chain(const ChainArgs& args, const SegmentWork& work,
                                           unsigned char* shared) {
@@ -71,9 +71,9 @@ __global__ void __launch_bounds__(kChainThreads<Extent::kSequence>, 2)
 }
 
 // Pass 1 of segments. Grid, on one axis: sequences x heads x column tiles of V, for the reverse
-// chains of last segments; boundaries x heads x wide tiles of V, for those of inner ones; then for
-// the other chains, where the inner segments' tiles are those of V, followed by those of the
-// transitions. Blocks of segments that are not between others exit at once.
+// chains of last segments; boundaries x heads x wide tiles of V, for those of inner segments; then
+// for the chains of states, where the inner segments' tiles are those of V, followed by those of
+// the transitions. Of the blocks for inner segments, those of other segments exit at once.
 template <class States, class Reverse, class InnerStates, class InnerReverse>
 __global__ void __launch_bounds__(kChainThreads<Extent::kSegment>, 1)
     chain_segments_kernel(const __grid_constant__ ChainArgs args) {

@@ -101,7 +101,7 @@ __device__ __forceinline__ uint32_t half_fragments(uint32_t tile, uint32_t warpg
 // Calls f(i, x) for the tile's element x at the position of accumulator element i, for the warp's
 // half.
 template <class Config, class F>
-__device__ __forceinline__ void each_of_half(uint32_t tile, uint32_t warpgroup, F f) {
+__device__ __forceinline__ void for_each_half_element(uint32_t tile, uint32_t warpgroup, F f) {
   using Dtype = typename Config::Dtype;
   uint32_t const fragments = half_fragments<Config>(tile, warpgroup);
 #pragma unroll
@@ -123,8 +123,8 @@ template <class Config>
 __device__ __forceinline__ float2 row_products(const float (&d)[Config::kColumns / 2],
                                                uint32_t tile, uint32_t warpgroup) {
   float sums[2] = {};
-  each_of_half<Config>(tile, warpgroup,
-                       [&](int i, float x) { sums[i / 2 % 2] = fmaf(x, d[i], sums[i / 2 % 2]); });
+  for_each_half_element<Config>(
+      tile, warpgroup, [&](int i, float x) { sums[i / 2 % 2] = fmaf(x, d[i], sums[i / 2 % 2]); });
   return {quad_sum(sums[0]), quad_sum(sums[1])};
 }
 
@@ -249,8 +249,8 @@ __device__ __forceinline__ void project(float (&d)[Config::kColumns / 2], uint32
     int const i = 16 * at.warp + at.g + 8 * half;
     factors[half] = -(along[0][i] + along[1][i]) * norm[i] * norm[i];
   }
-  each_of_half<Config>(tile, warpgroup,
-                       [&](int i, float x) { d[i] = fmaf(factors[i / 2 % 2], x, d[i]); });
+  for_each_half_element<Config>(tile, warpgroup,
+                                [&](int i, float x) { d[i] = fmaf(factors[i / 2 % 2], x, d[i]); });
 }
 
 }  // namespace flashvar::sm90::gated_delta_rule

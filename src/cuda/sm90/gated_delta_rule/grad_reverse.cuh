@@ -55,7 +55,7 @@ struct ReverseChain {
   __device__ __forceinline__ uint32_t vectors(uint32_t stage) const {
     return base + kVectors + stage * kChainVectorBytes;
   }
-  __device__ __forceinline__ Handover operands(uint32_t stage) const {
+  __device__ __forceinline__ BarrierPair operands(uint32_t stage) const {
     return {base + kBarriers + 16 * stage};
   }
   __device__ __forceinline__ uint32_t queries(uint32_t buffer) const {
@@ -70,10 +70,10 @@ struct ReverseChain {
   __device__ __forceinline__ uint32_t growth(uint32_t buffer) const {
     return base + kGrowth + buffer * kGrowthBytes;
   }
-  __device__ __forceinline__ Handover of_out(uint32_t buffer) const {
+  __device__ __forceinline__ BarrierPair of_out(uint32_t buffer) const {
     return operands(kStages + buffer);
   }
-  __device__ __forceinline__ Handover of_queries(uint32_t buffer) const {
+  __device__ __forceinline__ BarrierPair of_queries(uint32_t buffer) const {
     return operands(kStages + kBuffers + buffer);
   }
 
@@ -97,7 +97,7 @@ struct ReverseChain {
          row -= kChunk, stage.advance(), buffer.advance()) {
       const GradRecord& record = from.record(row);
       uint32_t const at = buffer.stage();
-      Handover const out = of_out(at), queries_of = of_queries(at);
+      BarrierPair const out = of_out(at), queries_of = of_queries(at);
       ptx::mbarrier_wait(out.empty(), buffer.phase() ^ 1);  // dOut^T P has read both
       ptx::mbarrier_arrive_expect(out.full,
                                   from.values * kSquareBytes + Triangle::kBytes + kGrowthBytes);
@@ -107,7 +107,7 @@ struct ReverseChain {
       ptx::bulk_load(growth(at), &record.decay, kGrowthBytes, out.full);
 
       uint32_t const to = tiles(stage.stage());
-      Handover const barrier = operands(stage.stage());
+      BarrierPair const barrier = operands(stage.stage());
       ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // the stage is released
       ptx::mbarrier_arrive_expect(barrier.full,
                                   from.keys * kSquareBytes + Triangle::kBytes + kChainVectorBytes);
@@ -136,7 +136,7 @@ struct ReverseChain {
   __device__ __forceinline__ bool make_out(const PipelineState<kBuffers>& buffer,
                                            uint32_t warpgroup, float (&product)[32],
                                            uint32_t (&packed_out)[4][4]) const {
-    Handover const out = of_out(buffer.stage());
+    BarrierPair const out = of_out(buffer.stage());
     ptx::mbarrier_wait(out.full, buffer.phase());  // dOut is loaded
     bool const by_tokens = start_out(buffer.stage(), warpgroup, product, packed_out);
     ptx::wgmma_wait<0>();
@@ -150,15 +150,15 @@ struct ReverseChain {
     __syncwarp();  // all lanes have copied the last values out of the warp's columns
 #pragma unroll
     for (int kk = 0; kk < 4; ++kk) {
-      ptx::stmatrix_x4_trans(transposed(tile, 2 * kk), a[kk]);
+      ptx::stmatrix_x4_trans(transposed_address(tile, 2 * kk), a[kk]);
     }
   }
 
   // A state warpgroup: carries dS of the columns of `work` through all chunks. Over 100 lines,
   // because its steps share the accumulators of GEMMs that are in flight: as functions, steps
   // change ptxas' register allocation.
-  __device__ __forceinline__ void follow(const ChainArgs& args, const SegmentWork& work,
-                                         uint32_t warpgroup) const {
+  __device__ __forceinline__ void run(const ChainArgs& args, const SegmentWork& work,
+                                      uint32_t warpgroup) const {
     using Rows = KMajor<kSquareBytes>;      // K, columns are k
     using Columns = MnMajor<kSquareBytes>;  // K and Q, rows (tokens) are k
     const BwdProblem& problem = args.problem;
@@ -180,12 +180,12 @@ struct ReverseChain {
     for (int32_t row = last; row >= 0; row -= kChunk, stage.advance(), own.advance()) {
       next.advance();
       uint32_t const at = own.stage();
-      Handover const of_next = of_out(next.stage());
+      BarrierPair const of_next = of_out(next.stage());
       uint32_t const tile_k = tiles(stage.stage()), of_tokens = vectors(stage.stage());
-      TilePlace const place(problem, work, workspace.tiles, row);
-      unsigned char* const image = workspace.grad_states + place.tile * workspace.state_bytes;
+      TileIndices const indices(problem, work, workspace.tiles, row);
+      unsigned char* const image = workspace.grad_states + indices.tile * workspace.state_bytes;
       auto const low = reinterpret_cast<uint16_t*>(workspace.grad_values_low) +
-                       place.tile * (kChunk * kChainColumns);
+                       indices.tile * (kChunk * kChainColumns);
       uint32_t packed_grad[kDim / 16][4];
       pack<Dtype>(packed_grad, grad);
       if constexpr (kOutput) of_state.template put<0>(packed_grad);
@@ -225,7 +225,7 @@ struct ReverseChain {
         float2 const factor = b.pairs[i / 4];
         d[i] = fmaf(i % 2 == 0 ? factor.x : factor.y, d[i], out_product[i]);
       }
-      solve<true>(d, workspace.records[place.record], tile_k + kInverse, of_tokens + kVectorBeta,
+      solve<true>(d, workspace.records[indices.record], tile_k + kInverse, of_tokens + kVectorBeta,
                   careful, kStateThreads * warpgroups, [] {});
       ptx::wgmma_fence_operand(grad);
       warp_arrive(of_queries(at).empty());

@@ -36,16 +36,16 @@ __device__ __forceinline__ void sum_states(const RowsArgs& args, const RowsSmem<
   int const lane = static_cast<int>(threadIdx.x) % 32;
   float (&other)[2] = smem.sums().states;
   uint32_t heads = 0;
-  SlotPlace<Config> place;
+  SlotState<Config> slot;
   ItemQueue<Config> items{smem, {}};
   for (RowsItem item; items.next(item);) {
     for (int32_t i = 0; i < problem.group; ++i, ++heads) {
       float sum = 0.f;
-      for (int32_t tile = 0; tile < args.workspace.tiles; ++tile, place.advance()) {
-        Handover const barrier = smem.of_slot(place.stage());
-        ptx::mbarrier_wait(barrier.full, place.phase());  // the slot is loaded
+      for (int32_t tile = 0; tile < args.workspace.tiles; ++tile, slot.advance()) {
+        BarrierPair const barrier = smem.of_slot(slot.stage());
+        ptx::mbarrier_wait(barrier.full, slot.phase());  // the slot is loaded
         const unsigned char* const mine = smem.start + Config::kSlots +
-                                          place.stage() * Config::kSlotBytes + half * kHalf +
+                                          slot.stage() * Config::kSlotBytes + half * kHalf +
                                           lane * 16;
 #pragma unroll 2
         for (int at = 0; at < kHalf; at += 32 * 16) {
@@ -84,19 +84,21 @@ struct RowGradients {
   __device__ __forceinline__ uint32_t tile_k() const { return smem.base + Config::kK; }
 
   // Barrier of both warpgroups.
-  static __device__ __forceinline__ void meet() { ptx::named_barrier_sync(kRowsBarrier, 256); }
+  static __device__ __forceinline__ void sync_warpgroups() {
+    ptx::named_barrier_sync(kRowsBarrier, 256);
+  }
 
   // Computes the products of a head with its slots.
   __device__ __forceinline__ void multiply_slots(SlotProducts<Config>& products,
-                                                 SlotPlace<Config>& place) const {
-    Handover last = smem.of_slot(place.stage());
-    ptx::mbarrier_wait(last.full, place.phase());  // the slot is loaded
-    products.template start<false>(smem.slot(place.stage()), warpgroup);
-    place.advance();
-    for (int32_t tile = 1; tile < args.workspace.tiles; ++tile, place.advance()) {
-      Handover const barrier = smem.of_slot(place.stage());
-      ptx::mbarrier_wait(barrier.full, place.phase());  // the slot is loaded
-      products.template start<true>(smem.slot(place.stage()), warpgroup);
+                                                 SlotState<Config>& slot) const {
+    BarrierPair last = smem.of_slot(slot.stage());
+    ptx::mbarrier_wait(last.full, slot.phase());  // the slot is loaded
+    products.template start<false>(smem.slot(slot.stage()), warpgroup);
+    slot.advance();
+    for (int32_t tile = 1; tile < args.workspace.tiles; ++tile, slot.advance()) {
+      BarrierPair const barrier = smem.of_slot(slot.stage());
+      ptx::mbarrier_wait(barrier.full, slot.phase());  // the slot is loaded
+      products.template start<true>(smem.slot(slot.stage()), warpgroup);
       ptx::wgmma_wait<1>();
       warp_arrive(last.empty());
       last = barrier;
@@ -109,12 +111,12 @@ struct RowGradients {
   // Adds the contribution of a head of v.
   __device__ __forceinline__ void add_head(const RecordRows& rows, uint32_t vectors_full,
                                            uint32_t vectors_phase, uint32_t tiles_phase,
-                                           SlotPlace<Config>& place, GateSums& to) {
+                                           SlotState<Config>& slot, GateSums& to) {
     using Dtype = typename Config::Dtype;
     Lane const at;
     int const row = 16 * at.warp + at.g;
     SlotProducts<Config> products;
-    multiply_slots(products, place);
+    multiply_slots(products, slot);
     ptx::mbarrier_wait(smem.of_tiles().full, tiles_phase);  // Q and K are loaded
     ptx::mbarrier_wait(vectors_full, vectors_phase);        // the vectors are loaded
     float const of_q[2] = {rows.c[row], rows.c[row + 8]};
@@ -143,7 +145,7 @@ struct RowGradients {
     gates[0] = quad_sum(gates[0]) + of_q[0] * of_state.x + of_k[0] * of_read.x;
     gates[1] = quad_sum(gates[1]) + of_q[1] * of_state.y + of_k[1] * of_read.y;
     float2 const of_columns = add_columns(columns);
-    meet();  // both warpgroups have read the last head's squares and sums
+    sync_warpgroups();  // both warpgroups have read the last head's squares and sums
     put_square<Dtype>(smem.base + Config::kSquares + warpgroup * kSquareBytes, products.square);
     RowSums& sums = smem.sums();
     if (at.t == 0) {
@@ -154,7 +156,7 @@ struct RowGradients {
     }
     *reinterpret_cast<float2*>(sums.columns[4 * warpgroup + at.warp] + 8 * at.g + 2 * at.t) =
         of_columns;
-    meet();  // both have written squares and sums
+    sync_warpgroups();  // both have written squares and sums
     add_square_products<Config>(dq, dk, smem.base, smem.base + Config::kSquares, warpgroup);
     if (warpgroup == 0) write_sums(to);
   }
@@ -179,14 +181,14 @@ struct RowGradients {
     float2 const along_q = row_products<Config>(dq, tile_q(), warpgroup);
     float2 const along_k = row_products<Config>(dk, tile_k(), warpgroup);
     RowSums& sums = smem.sums();
-    meet();  // write_sums() has read the last head's sums
+    sync_warpgroups();  // write_sums() has read the last head's sums
     if (at.t == 0) {
       sums.gates[warpgroup][row] = along_q.x;
       sums.gates[warpgroup][row + 8] = along_q.y;
       sums.kept[warpgroup][row] = along_k.x;
       sums.kept[warpgroup][row + 8] = along_k.y;
     }
-    meet();  // the sums of both halves are written
+    sync_warpgroups();  // the sums of both halves are written
     project<Config>(dq, tile_q(), warpgroup, rows.norm_q, sums.gates);
     project<Config>(dk, tile_k(), warpgroup, rows.norm_k, sums.kept);
   }
@@ -218,16 +220,16 @@ __device__ __forceinline__ void make_rows(const RowsArgs& args, const RowsSmem<C
                                           uint32_t warpgroup) {
   const BwdProblem& problem = args.problem;
   RowGradients<Config> rows{args, smem, warpgroup};
-  SlotPlace<Config> place;
+  SlotState<Config> slot;
   PipelineState<2> vectors;
   PipelineState<1> tiles;
   ItemQueue<Config> items{smem, {}};
   for (RowsItem item; items.next(item); tiles.advance()) {
     rows.clear();
     for (int32_t i = 0; i < problem.group; ++i, vectors.advance()) {
-      Handover const barrier = smem.of_vectors(vectors.stage());
+      BarrierPair const barrier = smem.of_vectors(vectors.stage());
       const RecordRows& of_head = smem.vectors(vectors.stage());
-      rows.add_head(of_head, barrier.full, vectors.phase(), tiles.phase(), place,
+      rows.add_head(of_head, barrier.full, vectors.phase(), tiles.phase(), slot,
                     args.workspace.sums[item.record(problem, i)]);
       bool const last = i + 1 == problem.group;
       if (last && problem.qk_l2norm) rows.project_rows(of_head);

@@ -73,17 +73,19 @@ struct RowsSmem {
   __device__ __forceinline__ RowsItem& item(uint32_t i) const {
     return *reinterpret_cast<RowsItem*>(start + Config::kItems + Config::kItemBytes * i);
   }
-  __device__ __forceinline__ Handover barriers(uint32_t i) const {
+  __device__ __forceinline__ BarrierPair barriers(uint32_t i) const {
     return {base + Config::kBarriers + 16 * i};
   }
-  __device__ __forceinline__ Handover of_slot(uint32_t i) const { return barriers(i); }
-  __device__ __forceinline__ Handover of_vectors(uint32_t i) const {
+  __device__ __forceinline__ BarrierPair of_slot(uint32_t i) const { return barriers(i); }
+  __device__ __forceinline__ BarrierPair of_vectors(uint32_t i) const {
     return barriers(Config::kSlotCount + i);
   }
-  __device__ __forceinline__ Handover of_item(uint32_t i) const {
+  __device__ __forceinline__ BarrierPair of_item(uint32_t i) const {
     return barriers(Config::kSlotCount + 2 + i);
   }
-  __device__ __forceinline__ Handover of_tiles() const { return barriers(Config::kSlotCount + 4); }
+  __device__ __forceinline__ BarrierPair of_tiles() const {
+    return barriers(Config::kSlotCount + 4);
+  }
 
   // Initialises the mbarriers; called by one thread.
   __device__ __forceinline__ void init() const {
@@ -99,22 +101,22 @@ struct RowsSmem {
 };
 
 template <class Config>
-using SlotPlace = PipelineState<Config::kSlotCount>;
+using SlotState = PipelineState<Config::kSlotCount>;
 
-// The block's items in order, as warps that do not search for them receive them: through a queue of
-// two in shared memory.
+// Reads the block's items, in order, from a queue of two in shared memory, which load_rest() fills.
+// For warps that do not search for the items themselves (for_each_item).
 template <class Config>
 struct ItemQueue {
   const RowsSmem<Config>& smem;
-  PipelineState<2> place;
+  PipelineState<2> state;
 
   // Receives the next item; false after the last. Called by whole warps.
   __device__ __forceinline__ bool next(RowsItem& item) {
-    Handover const barrier = smem.of_item(place.stage());
-    ptx::mbarrier_wait(barrier.full, place.phase());  // the item is written
-    item = smem.item(place.stage());
+    BarrierPair const barrier = smem.of_item(state.stage());
+    ptx::mbarrier_wait(barrier.full, state.phase());  // the item is written
+    item = smem.item(state.stage());
     warp_arrive(barrier.empty());
-    place.advance();
+    state.advance();
     return item.length != kNoItem;
   }
 };
@@ -122,7 +124,7 @@ struct ItemQueue {
 // Calls f(item) for each of the block's items, with whole warps. Skips surplus chunks, and careful
 // ones, which have a kernel of their own.
 template <class F>
-__device__ __forceinline__ void each_item(const RowsArgs& args, F f) {
+__device__ __forceinline__ void for_each_item(const RowsArgs& args, F f) {
   ptx::griddepcontrol_wait();               // the chains are complete
   ptx::griddepcontrol_launch_dependents();  // PDL: the next kernel's blocks may start as SMs become
                                             // free
@@ -138,14 +140,14 @@ template <class Config>
 __device__ __forceinline__ void load_slots(const RowsArgs& args, const RowsSmem<Config>& smem) {
   const GradWorkspace& workspace = args.workspace;
   int32_t const group = args.problem.group;
-  SlotPlace<Config> place;
+  SlotState<Config> slot;
   auto const load = [&](const RowsItem& item, int32_t i, int32_t tile) {
-    Handover const barrier = smem.of_slot(place.stage());
-    uint32_t const to = smem.slot(place.stage()), full = barrier.full;
+    BarrierPair const barrier = smem.of_slot(slot.stage());
+    uint32_t const to = smem.slot(slot.stage()), full = barrier.full;
     uint32_t const head = item.head(args.problem, i);
     int64_t const from = item.record(args.problem, i) * workspace.tiles + tile;
     ClippedRows const rows(args.problem, {item.begin, item.length}, item.batch);
-    ptx::mbarrier_wait(barrier.empty(), place.phase() ^ 1);  // all warps have released the slot
+    ptx::mbarrier_wait(barrier.empty(), slot.phase() ^ 1);  // all warps have released the slot
     ptx::mbarrier_arrive_expect(full, Config::kSlotBytes);
     rows.load(to + Config::kGradOut, args.grad_out, full, 1, 64 * tile, item.first, head);
     rows.load(to + Config::kGradValues, args.grad_v, full, 1, 64 * tile, item.first, head);
@@ -156,10 +158,10 @@ __device__ __forceinline__ void load_slots(const RowsArgs& args, const RowsSmem<
     ptx::bulk_load(to + Config::kGradState, workspace.grad_states + from * Config::Tile::kBytes,
                    Config::Tile::kBytes, full);
   };
-  each_item(args, [&](const RowsItem& item) {
+  for_each_item(args, [&](const RowsItem& item) {
     bool const loads = ptx::elect_one();
     for (int32_t i = 0; i < group; ++i) {
-      for (int32_t tile = 0; tile < workspace.tiles; ++tile, place.advance()) {
+      for (int32_t tile = 0; tile < workspace.tiles; ++tile, slot.advance()) {
         if (loads) load(item, i, tile);
       }
     }
@@ -175,14 +177,14 @@ __device__ __forceinline__ void load_rest(const RowsArgs& args, const RowsSmem<C
   PipelineState<2> of_item, of_vectors;
   PipelineState<1> of_tiles;
   auto const publish = [&](const RowsItem& item) {
-    Handover const barrier = smem.of_item(of_item.stage());
+    BarrierPair const barrier = smem.of_item(of_item.stage());
     ptx::mbarrier_wait(barrier.empty(), of_item.phase() ^ 1);  // the slot of the queue is free
     smem.item(of_item.stage()) = item;
     ptx::mbarrier_arrive(barrier.full);
   };
   auto const load = [&](const RowsItem& item) {
     publish(item);
-    Handover const tiles = smem.of_tiles();
+    BarrierPair const tiles = smem.of_tiles();
     ptx::mbarrier_wait(tiles.empty(), of_tiles.phase() ^ 1);  // all warps have released Q and K
     ptx::mbarrier_arrive_expect(tiles.full, 2 * blocks * Config::kColBlockBytes);
     ClippedRows const rows(problem, {item.begin, item.length}, item.batch);
@@ -190,7 +192,7 @@ __device__ __forceinline__ void load_rest(const RowsArgs& args, const RowsSmem<C
     rows.load(smem.base + Config::kK, args.k, tiles.full, blocks, 0, item.first, item.head_qk);
     PipelineState<2> vectors = of_vectors;
     for (int32_t i = 0; i < problem.group; ++i, vectors.advance()) {
-      Handover const barrier = smem.of_vectors(vectors.stage());
+      BarrierPair const barrier = smem.of_vectors(vectors.stage());
       ptx::mbarrier_wait(barrier.empty(), vectors.phase() ^ 1);  // the vectors are released
       ptx::mbarrier_arrive_expect(barrier.full, sizeof(RecordRows));
       ptx::bulk_load(ptx::smem_address(&smem.vectors(vectors.stage())),
@@ -198,7 +200,7 @@ __device__ __forceinline__ void load_rest(const RowsArgs& args, const RowsSmem<C
                      barrier.full);
     }
   };
-  each_item(args, [&](const RowsItem& item) {
+  for_each_item(args, [&](const RowsItem& item) {
     if (ptx::elect_one()) load(item);
     of_item.advance();
     of_tiles.advance();

@@ -44,7 +44,7 @@ struct StatesChain {
   __device__ __forceinline__ uint32_t vectors(uint32_t stage) const {
     return base + kVectors + stage * kChainVectorBytes;
   }
-  __device__ __forceinline__ Handover operands(uint32_t stage) const {
+  __device__ __forceinline__ BarrierPair operands(uint32_t stage) const {
     return {base + kBarriers + 16 * stage};
   }
 
@@ -60,7 +60,7 @@ struct StatesChain {
     PipelineState<kStages> stage;
     for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance()) {
       uint32_t const to = tiles(stage.stage());
-      Handover const barrier = operands(stage.stage());
+      BarrierPair const barrier = operands(stage.stage());
       ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // the stage is released
       ptx::mbarrier_arrive_expect(barrier.full, (from.keys + from.values) * kSquareBytes +
                                                     Triangle::kBytes + kChainVectorBytes);
@@ -73,8 +73,8 @@ struct StatesChain {
   }
 
   // A state warpgroup: carries the state of the columns of `work` through all chunks.
-  __device__ __forceinline__ void follow(const ChainArgs& args, const Segment& work,
-                                         uint32_t warpgroup) const {
+  __device__ __forceinline__ void run(const ChainArgs& args, const Segment& work,
+                                      uint32_t warpgroup) const {
     using Rows = KMajor<kSquareBytes>;      // K, columns are k
     using Columns = MnMajor<kSquareBytes>;  // K, rows (tokens) are k
     const BwdProblem& problem = args.problem;
@@ -94,9 +94,9 @@ struct StatesChain {
     for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance()) {
       uint32_t const tile_k = tiles(stage.stage()), of_tokens = vectors(stage.stage());
       uint32_t const tile_v = tile_k + kV + warpgroup * kSquareBytes;
-      TilePlace const place(problem, work, workspace.tiles, row);
-      unsigned char* const image = workspace.residuals + place.tile * kSquareBytes;
-      unsigned char* const image_low = workspace.residuals_low + place.tile * kSquareBytes;
+      TileIndices const indices(problem, work, workspace.tiles, row);
+      unsigned char* const image = workspace.residuals + indices.tile * kSquareBytes;
+      unsigned char* const image_low = workspace.residuals_low + indices.tile * kSquareBytes;
       uint32_t packed_state[kDim / 16][4];
       pack<Dtype>(packed_state, state);
       if constexpr (kOutput) of_state.template put<1>(packed_state);
@@ -104,7 +104,7 @@ struct StatesChain {
       float const growth = load_float(of_tokens + Vectors::growth);
       if (growth > kMostGradGrowth) {
         if constexpr (kOutput) {
-          of_state.send(workspace.states + place.tile * workspace.state_bytes);
+          of_state.send(workspace.states + indices.tile * workspace.state_bytes);
         }
         residuals_by_tokens<Dtype, kDim>(problem, work, state, tile_k, tile_v, row,
                                          [&](int token, int half, float x) {
@@ -118,14 +118,14 @@ struct StatesChain {
       }
       float residual[32];
       gemm_rs<Dtype, 64, kDim / 16, Rows, false>(residual, packed_state, Rows(tile_k));
-      if constexpr (kOutput) of_state.send(workspace.states + place.tile * workspace.state_bytes);
+      if constexpr (kOutput) of_state.send(workspace.states + indices.tile * workspace.state_bytes);
       ValueTile const values(tile_v);
       TokenFactors const a(of_tokens);
       ptx::wgmma_wait<0>();
       ptx::wgmma_fence_operand(residual);
       values.template subtract<Dtype>(residual, a);
       float const decay = load_float(of_tokens + Vectors::decay);
-      solve<false>(residual, workspace.records[place.record], tile_k + kInverse,
+      solve<false>(residual, workspace.records[indices.record], tile_k + kInverse,
                    of_tokens + kVectorBeta, growth > kCarefulGrowth, kStateThreads * warpgroups,
                    [&] {
 #pragma unroll

@@ -1,6 +1,6 @@
 // Pass 1 of segments (gated_delta_rule/segments.h), with the warpgroups of fwd.cuh. First segments
-// are computed as in the forward; of the segments between others only the state, without the
-// output, and the transition: the chain of a state that starts as the identity, with V = 0.
+// are computed as in the forward; of inner segments only the state, without the output, and the
+// transition: the chain of a state that starts as the identity, with V = 0.
 #pragma once
 #include <cstdint>
 
@@ -8,11 +8,10 @@
 
 namespace flashvar::sm90::gated_delta_rule {
 
-// Computes the state, or the transition, of a segment between others. Called by all threads of the
-// block.
+// Computes the state, or the transition, of an inner segment. Called by all threads of the block.
 template <class Config>
-__device__ __forceinline__ void follow_inner(const FwdArgs& args, const InnerWork& work,
-                                             unsigned char* shared) {
+__device__ __forceinline__ void run_inner_segment(const FwdArgs& args, const InnerWork& work,
+                                                  unsigned char* shared) {
   constexpr int kDim = Config::kDim;
   FwdSmem<Config> const smem{ptx::smem_address(shared)};
   if (threadIdx.x == 0) smem.init();
@@ -41,9 +40,9 @@ __device__ __forceinline__ void follow_inner(const FwdArgs& args, const InnerWor
 }
 
 // Grid, on one axis: sequences x heads x column tiles of V, for the output of first segments; then
-// boundaries x heads x column tiles, those of V followed by those of the transition, for the
-// segments between others. Blocks of the latter kind without work do not wait for the preceding
-// grid: those of the former kind do, so that this grid is not complete before it is.
+// boundaries x heads x column tiles, those of V followed by those of the transition, for inner
+// segments. Blocks of the latter kind without work do not wait for the preceding grid: those of the
+// former kind do, so that this grid is not complete before it is.
 template <class First, class Inner>
 __global__ void __launch_bounds__(First::kThreads, 1)
     segment_kernel(const __grid_constant__ FwdArgs args) {
@@ -51,13 +50,13 @@ __global__ void __launch_bounds__(First::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char shared[];
   const FwdProblem& problem = args.problem;
   if (blockIdx.x < args.first_blocks) {
-    follow_segment<First>(
+    run_segment<First>(
         args, SegmentWork::of_first(problem, args.segments, args.column_tiles, First::kColumns),
         shared);
   } else {
     InnerWork const work(problem, args.segments, args.inner_tiles, Inner::kColumns, false,
                          blockIdx.x - args.first_blocks);
-    if (work.exists) follow_inner<Inner>(args, work, shared);
+    if (work.exists) run_inner_segment<Inner>(args, work, shared);
   }
 }
 
