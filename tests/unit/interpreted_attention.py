@@ -254,7 +254,30 @@ def hidden_by_value() -> None:
     torch.testing.assert_close((out, lse), expected, atol=5e-3, rtol=5e-3)
 
 
-CALLS = {call.__name__: call for call in (named_backend, hidden_by_value)}
+def hidden_by_finite_numbers() -> None:
+    """Masks that add large numbers: blocks of keys, and a row of them alone."""
+    import torch
+
+    import flashvar
+
+    q, k, v = (torch.randn(1, 80, 1, 16, dtype=torch.half) for _ in range(3))
+    hidden = torch.ones(80, 80, dtype=torch.bool).triu(1)
+    hidden[40] = True
+
+    def answers(number: float, backend: str) -> list[torch.Tensor]:
+        bias = torch.zeros(1, 1, 80, 80).masked_fill_(hidden, number)
+        leaves = [x.detach().requires_grad_() for x in (q, k, v, bias)]
+        *inputs, bias = leaves
+        out, lse = flashvar.attention(*inputs, bias=bias, return_lse=True, backend=backend)
+        return [out, lse, *torch.autograd.grad(out.sum(), leaves)]
+
+    expected = answers(-torch.inf, "reference")
+    assert expected[1][..., 40].isneginf().all()
+    for number in (-1e9, torch.finfo(torch.float32).min):
+        torch.testing.assert_close(answers(number, "triton"), expected, atol=5e-3, rtol=5e-3)
+
+
+CALLS = {call.__name__: call for call in (named_backend, hidden_by_value, hidden_by_finite_numbers)}
 
 
 def said(call: Callable[[], None]) -> str:

@@ -197,3 +197,20 @@ def test_infinite_bias_hides_keys() -> None:
     bias[..., 6:] = -torch.inf
     out = flashvar.attention(q, k, v, bias=bias)
     torch.testing.assert_close(out, flashvar.attention(q, k[:, :6], v[:, :6]))
+
+
+@pytest.mark.parametrize("lowest", [-1e9, torch.finfo(torch.float32).min], ids=str)
+def test_a_mask_of_large_finite_numbers_is_one_of_infinite_ones(lowest: float) -> None:
+    """Also in a row without other keys: its log-sum-exp could not tell how many there are."""
+
+    def values_and_gradients(number: float) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        bias = torch.zeros(1, 1, 5, 8)
+        bias[..., 6:] = bias[:, :, 2] = number
+        leaves = [x.requires_grad_() for x in (*make(5, 8, torch.float32), bias)]
+        out, lse = flashvar.attention(*leaves[:3], bias=bias, return_lse=True)
+        return [out, lse, *torch.autograd.grad(out.square().sum(), leaves)]
+
+    found, expected = values_and_gradients(lowest), values_and_gradients(-torch.inf)
+    assert expected[1][:, :, 2].isneginf().all()
+    torch.testing.assert_close(found, expected, atol=0.0, rtol=0.0)

@@ -108,7 +108,8 @@ def attention(
             unbounded.
         softcap: Bound of the scores before the bias is added; 0 means no bound.
         bias: Added to the scores: [batch or 1, heads_q or 1, seqlen_q, seqlen_k] in every layout,
-            contiguous in the keys, in the dtype of q or float32.
+            contiguous in the keys, in the dtype of q or float32. Large negative numbers mask like
+            -inf: a query whose scores are all below -1.16e7 counts as one that sees no key.
         sinks: [heads_q] in float32, bfloat16 or float16: the score of one more key of each query
             head, which has no value. It is neither scaled, capped nor masked, and dropout does not
             drop it. -inf means no sink.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -25,6 +26,10 @@ from flashvar.backends.reference.attention.sequences import (
 
 if TYPE_CHECKING:
     from flashvar.ops.attention.problem import Inputs, Problem
+
+# Exponents are relative to no less than this. A row of lower scores alone, as masks of large finite
+# numbers make them, sees no key: its log-sum-exp could not tell how many keys it has.
+LEAST_MAX: Final = -(2.0**24) * math.log(2.0)
 
 
 @without_autocast
@@ -50,8 +55,8 @@ def attention_fwd(
             row_max = found.amax(-1, keepdim=True)
             if sinks is not None:
                 row_max = torch.maximum(row_max, sinks)
-            # A row that sees no key has maximum -inf; subtracting 0 instead avoids NaN.
-            shift = row_max.masked_fill(row_max == -torch.inf, 0.0)
+            # Finite in rows that see no key, whose maximum is -inf: -inf - -inf is NaN.
+            shift = row_max.clamp(min=LEAST_MAX)
             unnormalized = torch.exp(found - shift)
             row_sum = unnormalized.sum(-1, keepdim=True)
             if sinks is not None:
@@ -62,4 +67,4 @@ def attention_fwd(
             sums = times(unnormalized, values) / row_sum.masked_fill(row_sum == 0.0, 1.0)
             outs[..., rows, :] = sums.to(out.dtype)
             if lse is not None:
-                of_lse(problem, lse, part)[..., rows] = (row_max + row_sum.log())[..., 0]
+                of_lse(problem, lse, part)[..., rows] = (shift + row_sum.log())[..., 0]

@@ -23,7 +23,7 @@ from flashvar.backends.triton.attention.matrices import (
     zeros,
 )
 from flashvar.backends.triton.attention.ranges import keys_of_block
-from flashvar.backends.triton.attention.scores import LOG2E, kept, modified, visible
+from flashvar.backends.triton.attention.scores import LEAST_MAX, LOG2E, kept, modified, visible
 from flashvar.backends.triton.attention.sequences import rows_outside, span, work_tile
 
 
@@ -31,7 +31,7 @@ from flashvar.backends.triton.attention.sequences import rows_outside, span, wor
 def _update(
     b_acc,  # [BLOCK_Q, HEAD_V] float32, not yet divided by the row sum
     b_acc_tail,  # [BLOCK_Q, TAIL_V]
-    b_max,  # [BLOCK_Q] float32: running maximum of the scores times log2(e)
+    b_max,  # [BLOCK_Q] float32: running maximum of the scores times log2(e), at least LEAST_MAX
     b_sum,  # [BLOCK_Q] float32: running sum of P
     b_q,  # [BLOCK_Q, HEAD]
     b_q_tail,  # [BLOCK_Q, TAIL]
@@ -99,13 +99,11 @@ def _update(
         if not MODIFIED:
             b_row_max = b_row_max * scale_log2
         b_new_max = tl.maximum(b_max, b_row_max)
-        # The maximum is -inf until a row sees a finite score; 0 avoids -inf - -inf, which is NaN.
-        b_finite_max = tl.where(b_new_max == float("-inf"), 0.0, b_new_max)
         if MODIFIED:
-            b_p = tl.exp2(b_s - b_finite_max[:, None])
+            b_p = tl.exp2(b_s - b_new_max[:, None])
         else:
-            b_p = tl.exp2(b_s * scale_log2 - b_finite_max[:, None])
-        b_rescale = tl.exp2(b_max - b_finite_max)
+            b_p = tl.exp2(b_s * scale_log2 - b_new_max[:, None])
+        b_rescale = tl.exp2(b_max - b_new_max)
         b_sum = b_sum * b_rescale + tl.sum(b_p, 1)
         b_max = b_new_max
         if p_rng is not None:
@@ -169,11 +167,9 @@ def _store(
     if p_sink is not None:
         sink = tl.load(p_sink).to(tl.float32) * LOG2E
         b_max, b_before = tl.maximum(b_max, sink), b_max
-        b_finite_max = tl.where(b_max == float("-inf"), 0.0, b_max)
-        b_rescale = tl.exp2(b_before - b_finite_max)
-        b_sum = b_sum * b_rescale + tl.exp2(sink - b_finite_max)
-    b_sum = tl.where(b_sum == 0.0, 1.0, b_sum)
-    b_scale = b_rescale / b_sum
+        b_rescale = tl.exp2(b_before - b_max)
+        b_sum = b_sum * b_rescale + tl.exp2(sink - b_max)
+    b_scale = b_rescale / tl.where(b_sum == 0.0, 1.0, b_sum)
     if p_rng is not None:
         b_scale = b_scale * dropout_scale
     store_rows(
@@ -182,7 +178,8 @@ def _store(
     )  # fmt: skip
     if p_lse is not None:
         o_rows = tl.arange(0, BLOCK_Q)
-        tl.store(p_lse + o_rows, (b_max + tl.log2(b_sum)) / LOG2E, mask=m_rows)
+        b_lse = tl.where(b_sum == 0.0, float("-inf"), (b_max + tl.log2(b_sum)) / LOG2E)
+        tl.store(p_lse + o_rows, b_lse, mask=m_rows)
 
 
 # Rows are 16-byte aligned. Strides are passed in units of 16 bytes (8 elements), so that the
@@ -279,7 +276,8 @@ def attention_fwd_kernel(
         b_q = (b_q * SIGN).to(p_q.dtype.element_ty)
         b_q_tail = (b_q_tail * SIGN).to(p_q.dtype.element_ty)
     b_acc, b_acc_tail = zeros(BLOCK_Q, HEAD_V, TAIL_V)
-    b_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
+    # Not -inf: differences from it are finite.
+    b_max = tl.full([BLOCK_Q], LEAST_MAX, tl.float32)
     b_sum = tl.zeros([BLOCK_Q], tl.float32)
 
     start, stop, unmasked, masked, gap = keys_of_block(
