@@ -279,6 +279,44 @@ def test_flops_of_packed_sequences() -> None:
     assert counter.get_total_flops() == 2 * (16 + 25) * 2 * 16
 
 
+def with_dropout(q: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    """The loss of each head."""
+    out: torch.Tensor = flashvar.attention(q, q, q, dropout_p=0.5, rng_state=state)
+    return out.square().sum((0, 1, 3))
+
+
+STATES = torch.tensor([[5, 6], [5, 7], [8, 6]])
+
+
+@pytest.mark.parametrize("in_dims", [(0, None), (None, 0), (4, 1)], ids=str)
+def test_vmap_of_dropout(in_dims: tuple[int | None, ...]) -> None:
+    """The mask of an entry is that of its own call: it depends on the place in the batch."""
+    q = make(3)[0]
+
+    def gradient(*given: torch.Tensor) -> Any:
+        return torch.func.grad(lambda *x: with_dropout(*x).sum())(*given)
+
+    pairs = list(zip((q, STATES), in_dims, strict=True))
+    given = [x[0] if dim is None else x.movedim(0, dim) for x, dim in pairs]
+    rows = [gradient(*(x[0 if dim is None else i] for x, dim in pairs)) for i in range(3)]
+    torch.testing.assert_close(torch.vmap(gradient, in_dims)(*given), torch.stack(rows))
+
+
+def test_vmap_of_dropout_without_entries() -> None:
+    q = make(0)[0].requires_grad_()
+    found = torch.vmap(with_dropout, in_dims=(0, None))(q, STATES[0])
+    assert found.shape == (0, 4)
+    assert torch.autograd.grad(found.sum(), q)[0].shape == q.shape
+
+
+def test_a_jacobian_with_dropout_is_that_of_the_forward() -> None:
+    """A mapped backward has the dropout mask of its forward, which was not mapped."""
+    q = make(grad=True)[0]
+    rows = [torch.autograd.grad(x, q, retain_graph=True)[0] for x in with_dropout(q, STATES[0])]
+    found = torch.func.jacrev(with_dropout)(q.detach(), STATES[0])
+    torch.testing.assert_close(found, torch.stack(rows))
+
+
 def test_options_of_the_op_are_those_of_options() -> None:
     names = [one.name for one in attention_fwd._schema.arguments]
     assert names == [*Inputs._fields, *Options._fields]

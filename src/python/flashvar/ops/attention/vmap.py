@@ -1,6 +1,7 @@
 """Attention under `torch.vmap`: the mapped dimension becomes part of the batch.
 
-Packed sequences have no batch dimension that could take it, and are refused.
+Packed sequences have no batch dimension that could take it, and are refused. With dropout the
+entries are computed one by one: its masks depend on the place in the batch.
 """
 
 from __future__ import annotations
@@ -20,29 +21,58 @@ _BEFORE: Final = 5
 def forward_batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
     """The batching rule of attention_fwd."""
     size: int = info.batch_size
+    op = torch.ops.flashvar.attention_fwd.default
+    if _stay_apart(arguments) and size:  # without entries there are no results to stack
+        return _one_by_one(op, size, in_dims, arguments)
     inputs, batch = _fold_inputs(size, in_dims, arguments, whole_bias=False)
-    out, lse = torch.ops.flashvar.attention_fwd.default(*inputs, *arguments[_TENSORS:])
+    out, lse = op(*inputs, *arguments[_TENSORS:])
     return (out.unflatten(0, (size, batch)), lse.unflatten(0, (size, batch))), (0, 0)
 
 
 def backward_batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
     """The batching rule of attention_bwd."""
     size: int = info.batch_size
-    outer = [_fold(x, dim, size) for x, dim in zip(arguments[:4], in_dims[:4], strict=True)]
-    rest = arguments[_BEFORE:]
-    inputs, batch = _fold_inputs(size, in_dims[_BEFORE:], rest, whole_bias=True)
+    op = torch.ops.flashvar.attention_bwd.default
+    rest, dims = arguments[_BEFORE:], in_dims[_BEFORE:]
     wants_bias = arguments[4]
-    *grads, grad_bias = torch.ops.flashvar.attention_bwd.default(
-        *outer, wants_bias, *inputs, *rest[_TENSORS:]
-    )
+    if _stay_apart(rest) and size:
+        return _one_by_one(op, size, in_dims, arguments)
+    outer = [_fold(x, dim, size) for x, dim in zip(arguments[:4], in_dims[:4], strict=True)]
+    inputs, batch = _fold_inputs(size, dims, rest, whole_bias=True)
+    *grads, grad_bias = op(*outer, wants_bias, *inputs, *rest[_TENSORS:])
     found = [grad.unflatten(0, (size, batch)) for grad in grads]
     bias = rest[Inputs._fields.index("bias")]
     if not wants_bias or bias is None:
         return (*found, grad_bias), (0, 0, 0, None)
     grad_bias = grad_bias.unflatten(0, (size, batch))
-    if _own_batch(bias, in_dims[_BEFORE + Inputs._fields.index("bias")]) == 1:
+    if _own_batch(bias, dims[Inputs._fields.index("bias")]) == 1:
         grad_bias = grad_bias.sum(1, keepdim=True)
     return (*found, grad_bias), (0, 0, 0, 0)
+
+
+def _stay_apart(arguments: tuple[Any, ...]) -> bool:
+    """Whether the entries of a call must not share a batch; `arguments` begin with its inputs."""
+    inputs = Inputs._make(arguments[:_TENSORS])
+    if inputs.cu_seqlens_q is not None or inputs.cu_seqlens_k is not None:
+        raise BackendUnavailableError(
+            "attention of packed sequences cannot be mapped, got cu_seqlens under torch.vmap: "
+            "pack all sequences together, or loop over the calls"
+        )
+    return inputs.rng_state is not None
+
+
+def _one_by_one(
+    op: Any, size: int, in_dims: tuple[Any, ...], arguments: tuple[Any, ...]
+) -> tuple[Any, Any]:
+    """The results of each entry, stacked."""
+    entries = [
+        # Rows are contiguous, also where the mapped dimension is the last one in memory.
+        [x] * size if dim is None else x.movedim(dim, 0).contiguous().unbind()
+        for x, dim in zip(arguments, in_dims, strict=True)
+    ]
+    results = [op(*one) for one in zip(*entries, strict=True)]
+    stacked = tuple(torch.stack(of_all) for of_all in zip(*results, strict=True))
+    return stacked, (0,) * len(stacked)
 
 
 def _fold_inputs(
@@ -51,16 +81,6 @@ def _fold_inputs(
     """The tensors with the mapped dimension folded into the batch, and their own batch size."""
     inputs = Inputs._make(arguments[:_TENSORS])
     dims = Inputs._make(in_dims[:_TENSORS])
-    if inputs.cu_seqlens_q is not None or inputs.cu_seqlens_k is not None:
-        raise BackendUnavailableError(
-            "attention of packed sequences cannot be mapped, got cu_seqlens under torch.vmap: "
-            "pack all sequences together, or loop over the calls"
-        )
-    if dims.rng_state is not None:
-        raise BackendUnavailableError(
-            "attention under torch.vmap takes one rng_state for all, got one for each entry: "
-            "pass it unmapped, in_dims=None, or torch.vmap(..., randomness='same')"
-        )
     batch = _own_batch(inputs.q, dims.q)
     bias, slopes = inputs.bias, inputs.alibi_slopes
     if bias is not None and (dims.bias is not None or whole_bias or bias.shape[0] > 1):
