@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from audited import faults
 from fabricated import Wheel
+from planted import member_info
 
 from flashvar_factory import audit
 from flashvar_factory.cli import main
@@ -83,7 +84,7 @@ def rewritten(path: Path, change: Callable[[list[str]], list[str]]) -> Path:
     files[f"{INFO}/RECORD"] = "\n".join(change(lines)).encode()
     with zipfile.ZipFile(path, "w") as opened:
         for name, content in files.items():
-            opened.writestr(name, content)
+            opened.writestr(member_info(name), content)
     return path
 
 
