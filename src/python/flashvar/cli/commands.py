@@ -142,7 +142,8 @@ def _install(parser: Parser, _op: str) -> None:
     parser.add_argument(
         "--arch",
         metavar="sm_XY,...",
-        help="install for these GPUs, or `all`, instead of the GPUs of this machine",
+        help="install for these GPUs, or `all`, instead of the GPUs of this machine; with -cu12 "
+        "behind a name for drivers older than 580",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="download and check everything, install nothing"
