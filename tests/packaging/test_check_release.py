@@ -518,7 +518,7 @@ AFTERWARDS: dict[str, tuple[Fault, str]] = {
     "file that was added": (lambda case: add(case, "x-1.0.tar.gz"), "of no such file"),
     "no proof": (
         lambda case: (case.root / "build" / "proof" / proof.FILE).unlink(),
-        "expected what check-release wrote",
+        "check-release writes this file",
     ),
     "rehearsal": (rehearsal, "found a rehearsal"),
     "file that is gone": (

@@ -58,6 +58,13 @@ def test_name_twice(tmp_path: Path) -> None:
     assert "expected one file of this name, found 2" in fault
 
 
+def test_the_name_of_a_wheel_is_said_once(tmp_path: Path) -> None:
+    path = Wheel().write(tmp_path)
+    path.write_bytes(b"PK")
+    (fault,) = faults(path)
+    assert fault.count(path.name) == 1
+
+
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.9], ids=lambda keep: f"{keep:.0%}")
 def test_truncated(keep: float, tmp_path: Path) -> None:
     path = Wheel().write(tmp_path)

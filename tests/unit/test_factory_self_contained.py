@@ -120,7 +120,9 @@ def test_a_project_is_of_one_architecture(
 
 def test_loading_what_is_not_installed_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["load", "flashvar-sm00"]) == 1
-    assert "expected flashvar-sm00 in this environment" in capsys.readouterr().err
+    assert (
+        "expected the distribution 'flashvar-sm00' in this environment" in capsys.readouterr().err
+    )
 
 
 def test_matrix_is_a_job_for_each_wheel(capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,8 +158,11 @@ def test_container(facts: Facts, choice: Choice) -> None:
 
 
 REASONS = {
-    "no engine": (Facts(None, False, ("podman", "runc")), ["no container engine", "podman, runc"]),
-    "no registry, not root": (Facts("docker", False, ("root",)), ["docker, but no", "root"]),
+    "no engine": (Facts(None, False, ("podman", "runc")), ["found neither", "podman, runc"]),
+    "no registry, not root": (
+        Facts("docker", False, ("root",)),
+        ["docker, which does not", "root"],
+    ),
 }
 
 

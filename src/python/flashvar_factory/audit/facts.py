@@ -150,7 +150,7 @@ def gather(path: Path) -> Wheel:
     try:
         members = zip_file.members(path)
     except PackagingError as error:
-        members, damaged = [], [str(error)]
+        members, damaged = [], [str(error).removeprefix(f"{path}: ")]
     for member in members:
         try:
             content = member.read()

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 from flashvar.cli import output
 from flashvar.cli.parser import Command, Parser
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None, *, program: str = "flashvar_fac
 
 def _call(command_line: list[str], program: str) -> int:
     """Parse the command line and run their command; an error is one message."""
-    common = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    common: Any = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     common.add_argument(
         "--root",
         type=Path,

@@ -139,8 +139,8 @@ def extras_complaints(pure: Path, config: Config, members: Sequence[Member]) -> 
     return found
 
 
-def refuse(found: Sequence[str], doing: str, advice: str) -> None:
-    """Raise ReleaseError where there is something to complain about."""
+def refuse(found: Sequence[str], where: str, advice: str) -> None:
+    """Raise ReleaseError where there is something to complain about, in the folder `where`."""
     if found:
         lines = "\n".join(f"  {line}" for line in found)
-        raise ReleaseError(f"{doing}: expected the files of one release, found\n{lines}\n{advice}")
+        raise ReleaseError(f"{where}: expected the files of one release, found\n{lines}\n{advice}")

@@ -313,6 +313,9 @@ def read(path: Path) -> dict[str, str]:
     """The hashes of what may be published, by file name; ReleaseError where nothing may be."""
     try:
         document = json_text.parse(toml_table.read(path).encode(), path.name)
+    except FlashvarError as error:
+        raise ReleaseError(f"{error}; check-release writes this file") from error
+    try:
         tagged_as, hashes = document["tag"], document["files"]
         if not isinstance(hashes, dict):
             raise ValueError("no table of files")
@@ -320,7 +323,7 @@ def read(path: Path) -> dict[str, str]:
             raise ValueError("no files with their SHA-256")
         if tagged_as is not None and not (isinstance(tagged_as, str) and tagged_as):
             raise ValueError(f"the tag {tagged_as!r}")
-    except (FlashvarError, ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError) as error:
         raise ReleaseError(
             f"{path}: expected what check-release wrote, found {error!r}; check the release first"
         ) from error
