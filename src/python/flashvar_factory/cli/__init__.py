@@ -103,7 +103,7 @@ def _run(parsed: argparse.Namespace) -> None:
             raise
         raise BuildError(
             f"{error.filename}: expected to read or write here, found: {error.strerror}; "
-            "free the path, or its permissions"
+            "name another path, or change what is there or its permissions"
         ) from error
 
 

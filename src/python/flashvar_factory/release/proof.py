@@ -107,10 +107,10 @@ class Candidate:
         return {file: one for file, one in found.items() if one is not None}
 
     @cached_property
-    def leaned_on(self) -> dict[str, list[Record]]:
+    def used_records(self) -> dict[str, list[Record]]:
         """The records of GPU runs that count, by what they show."""
         wanted = gpu_records.needs(self.root, self.config.project.name, self.manifests.values())
-        return gpu_records.lean_on(self.root, wanted)
+        return gpu_records.choose(self.root, wanted)
 
 
 def sources(candidate: Candidate) -> str:
@@ -198,7 +198,7 @@ def require_same_parts(documents: Iterable[tuple[Path, str, str]]) -> None:
 
 def records(candidate: Candidate) -> str:
     """What is released ran on a GPU, by records of these sources."""
-    names = {one.file: None for every in candidate.leaned_on.values() for one in every}
+    names = {one.file: None for every in candidate.used_records.values() for one in every}
     return f"leans on {', '.join(names)}"
 
 
@@ -267,7 +267,7 @@ def prove(candidate: Candidate) -> dict[str, Any]:
         "tag": candidate.tag,
         "files": hashes,
         "gpu_records": {
-            need: [one.file for one in found] for need, found in candidate.leaned_on.items()
+            need: [one.file for one in found] for need, found in candidate.used_records.items()
         },
     }
 
@@ -296,7 +296,7 @@ def write(candidate: Candidate, document: Mapping[str, Any], output: Path) -> li
     text = notes.text(
         changed,
         document["revision"],
-        candidate.leaned_on,
+        candidate.used_records,
         candidate.manifests.values(),
         document["files"],
     )
