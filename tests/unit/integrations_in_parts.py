@@ -132,6 +132,12 @@ def compiled(made: Any) -> Any:
     return torch.compile(made, backend="aot_eager")
 
 
+def compiled_model(made: Any) -> Any:
+    """Of one layer, which takes seconds less."""
+    del made.model.layers[1:]
+    return compiled(made)
+
+
 def compiled_layer(mesh: DeviceMesh) -> list[float]:
     """A layer's call, of which there is a graph that was made outside."""
     module = torch.nn.Module()
@@ -179,7 +185,7 @@ def main(folder: Path) -> None:
         ),
         "a window": words_of(lambda: model(mesh, "mistral")),
         "a window wider than a part": words_of(lambda: model(mesh, "mistral", of=2 * LENGTH)),
-        "a mask in a graph": words_of(lambda: model(mesh, "llama", run=compiled)),
+        "a mask in a graph": words_of(lambda: model(mesh, "llama", run=compiled_model)),
         "softcap": words_of(lambda: model(mesh, "gemma2")),
     }
     path = folder / f"found-{dist.get_rank()}.json"
