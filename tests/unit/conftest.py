@@ -82,10 +82,10 @@ def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         one.cache_clear()
 
 
-def served(folder: Path, *modules: str) -> Iterator[str]:
+def served(python: str, folder: Path, *modules: str) -> Iterator[str]:
     """A program that is Python with modules loaded already (forked.py)."""
     script, address = Path(__file__).with_name("forked.py"), folder / "socket"
-    command = [sys.executable, str(script), str(address), *modules]
+    command = [python, str(script), str(address), *modules]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         assert server.stdout.readline() == "ready\n"
@@ -100,14 +100,15 @@ def served(folder: Path, *modules: str) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Python with torch loaded already."""
-    yield from served(tmp_path_factory.mktemp("python"), "torch")
+    yield from served(sys.executable, tmp_path_factory.mktemp("python"), "torch")
 
 
 @pytest.fixture(scope="session")
-def python_with_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def python_with_models(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Python with torch's compiler loaded already, and transformers where it is installed."""
     models = ["transformers.modeling_utils"] if find_spec("transformers") else []
-    yield from served(tmp_path_factory.mktemp("python_with_models"), "torch._dynamo", *models)
+    folder = tmp_path_factory.mktemp("python_with_models")
+    yield from served(python, folder, "torch._dynamo", *models)
 
 
 @pytest.fixture
