@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import os
 import subprocess
 import sys
@@ -30,7 +31,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave out of account what was imported and collected."""
+    """Leave out of account what was imported and collected, and let torch's loggers be one.
+
+    Pytest adds a handler, six times a test, to each that keeps its records to itself. Torch has
+    fifty, and one of them describes all graphs in full as soon as it has a handler.
+    """
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch.") and isinstance(logger, logging.Logger):
+            logger.handlers.clear()
+            logger.propagate = True
     gc.freeze()
 
 
