@@ -47,7 +47,7 @@ SMALL_EXAMPLES = {
     "train_gpt": ["--steps", "3", "--batch", "4", "--length", "128"],
     "unet_diffusion": ["--steps", "40", "--backend", "reference"],
 }
-# The unit tests, by name, of what meets torch's insides; the others ask for more packages.
+# The unit tests, by name, of what depends on torch's internals; the others need more packages.
 FLOOR = [
     "any_argument",
     "attention_*",
@@ -116,7 +116,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(name="every-wheel", reuse_venv=True)
 def every_wheel(session: nox.Session) -> None:
-    """Test the wheels of a whole release, where `tests` makes do with a sample of its kernels."""
+    """Test the wheels of a whole release, of which `tests` builds a sample of the kernels."""
     refuse_selection(session)
     install(session, "test")
     install_toolkit(session)
@@ -126,13 +126,13 @@ def every_wheel(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def floor(session: nox.Session) -> None:
-    """Test what knows torch from inside beside the oldest torch that is served."""
+    """Test what depends on torch's internals, with the oldest supported torch."""
     run_unit_tests(session, "floor", FLOOR)
 
 
 @nox.session(reuse_venv=True)
 def ceiling(session: nox.Session) -> None:
-    """Test the same, and the Triton kernels, beside the newest torch and its Triton."""
+    """Test the same, and the Triton kernels, with the newest torch and its Triton."""
     if sys.version_info < (3, 11):
         session.skip("expected Python 3.11 or newer for the newest torch, found an older one")
     run_unit_tests(session, "ceiling", [*FLOOR, "triton_*"])
@@ -140,7 +140,7 @@ def ceiling(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def fla(session: nox.Session) -> None:
-    """Test beside flash-linear-attention, whose functions compat.fla replaces."""
+    """Test compat.fla with flash-linear-attention, whose functions it replaces."""
     run_unit_tests(session, "fla", ["compat_fla_real"])
 
 
@@ -227,7 +227,7 @@ def unpublished(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def lock(session: nox.Session) -> None:
-    """Write locks/ anew, of the pins of pyproject.toml: `-- --upgrade` what these require too."""
+    """Write locks/ from the pins of pyproject.toml: `-- --upgrade` also what these require."""
     session.install(*nox.project.dependency_groups(PYPROJECT, "smoke"), env=PIP_AND_UV)
     for group in LOCKED:
         command = ["uv", "pip", "compile", "--group", group, "--universal", "--generate-hashes"]
@@ -394,9 +394,9 @@ def install(session: nox.Session, group: str, *, editable: bool = False) -> None
 
 
 def install_toolkit(session: nox.Session) -> None:
-    """Get the pinned CUDA toolkit from PyPI where the factory finds no nvcc that will do.
+    """Install the pinned CUDA toolkit from PyPI if the factory finds no nvcc that is new enough.
 
-    Again where it would take one from there of other pins.
+    Also if the one that it finds was installed from other pins.
     """
     folder = ROOT / nvcc.PYPI_FOLDER
     requirements, locked = pinned(nvcc.GROUP)
@@ -410,7 +410,7 @@ def install_toolkit(session: nox.Session) -> None:
     except ToolchainError as error:
         if forced == "toolkit=system":
             session.error(str(error))
-        session.log("no CUDA compiler that will do on this machine: it comes from PyPI")
+        session.log("no CUDA compiler on this machine that is new enough: it comes from PyPI")
     if folder.is_symlink():
         folder.unlink()
     shutil.rmtree(folder, ignore_errors=True)

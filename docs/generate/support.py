@@ -13,6 +13,7 @@ from tables import table
 
 from flashvar import ops
 from flashvar.binaries.variant import Architecture, BinaryKind
+from flashvar.machine.driver import BRANCHES
 from flashvar_factory.config import schema, toml_table
 from flashvar_factory.toolchain import driver
 
@@ -264,7 +265,7 @@ def drivers(root: Path) -> str:
     """Which driver a binary needs, by the toolkit that made it."""
     del root
     rows = []
-    for version, branch in driver.BRANCHES.items():
+    for version, branch in BRANCHES.items():
         least = driver.minimum(version, ("sass",))
         rows.append((".".join(map(str, version)), least.display, branch))
     heading = ("built with CUDA", "oldest driver for the wheel", "oldest driver for its PTX")

@@ -62,6 +62,22 @@ class Place(NamedTuple):
         through: Path | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """`flashvar install ...` on a machine with these GPUs; `through` another path of Python."""
+        process = self.started(
+            *words, gpus=gpus, cuda=cuda, tools=tools, settings=settings, through=through
+        )
+        stdout, stderr = process.communicate()
+        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+    def started(
+        self,
+        *words: str,
+        gpus: Sequence[tuple[str, int, int]] = (),
+        cuda: tuple[int, int] = (13, 0),
+        tools: str | None = None,
+        settings: Mapping[str, str] | None = None,
+        through: Path | None = None,
+    ) -> subprocess.Popen[str]:
+        """The same, still running."""
         driver = self.root / "driver"
         shutil.rmtree(driver, ignore_errors=True)
         driver.mkdir()
@@ -74,11 +90,12 @@ class Place(NamedTuple):
         environ |= {"PATH": tools or f"{Path(UV).parent}:{environ['PATH']}", "UV_NO_CACHE": "1"}
         environ |= {"PIP_NO_CACHE_DIR": "1", "PIP_RETRIES": "0", "UV_HTTP_RETRIES": "0"}
         environ |= settings or {}
-        return subprocess.run(
+        return subprocess.Popen(
             [str(through or self.python), "-m", "flashvar", "install", *words],
             cwd=self.root,
             env=environ,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         )
 

@@ -255,7 +255,9 @@ def test_tampered_record(built: Built, factory: Factory, tmp_path: Path) -> None
     files[LIBRARY] = files[LIBRARY][:-1] + b"\1"
     with zipfile.ZipFile(path, "w") as opened:
         for name, content in files.items():
-            opened.writestr(name, content)
+            member = zipfile.ZipInfo(name)
+            member.external_attr = 0o100644 << 16
+            opened.writestr(member, content)
     code, checks, said = failing(factory, path)
     assert (code, checks) == (6, {"record", "manifest", "sbom"})
     assert "the file was changed after the wheel was made" in said

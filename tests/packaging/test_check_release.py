@@ -65,8 +65,8 @@ def test_a_release_in_a_fresh_clone(case: Case, capsys: pytest.CaptureFixture[st
     assert set(hashes) == set(case.names.values())
     assert document["tag"] == f"v{case.release}"
     assert document["revision"] == git(case.root, "rev-parse", "HEAD").strip()
-    leaned = {"sm_80": [RECORD.as_posix()], "triton": [RECORD.as_posix()]}
-    assert document["gpu_records"] == leaned
+    used = {"sm_80": [RECORD.as_posix()], "triton": [RECORD.as_posix()]}
+    assert document["gpu_records"] == used
     notes = (output / proof.NOTES).read_text(encoding="utf-8")
     assert "* sm_80: 12 tests passed on NVIDIA A100, at commit " in notes
     assert "* Triton: 7 tests passed on NVIDIA A100, at commit " in notes
@@ -142,12 +142,16 @@ FILES: dict[str, tuple[str, Fault, str]] = {
         lambda case: add(case, f"flashvar_sm99-{case.release}-py3-none-any.whl"),
         "flashvar_sm99",
     ),
-    "file that is no wheel": ("files", lambda case: add(case, "notes.txt"), "a stranger"),
-    "folder": ("files", lambda case: (case.one / "more").mkdir(), "a stranger"),
+    "file that is no wheel": (
+        "files",
+        lambda case: add(case, "notes.txt"),
+        "not a file of",
+    ),
+    "folder": ("files", lambda case: (case.one / "more").mkdir(), "not a file of"),
     "wheel of another platform": (
         "files",
         lambda case: rename(case, BINARY, "manylinux_2_28_x86_64", "linux_x86_64"),
-        "a stranger",
+        "not a file of",
     ),
     "wheel of another version": (
         "files",
@@ -518,7 +522,7 @@ AFTERWARDS: dict[str, tuple[Fault, str]] = {
     "file that was added": (lambda case: add(case, "x-1.0.tar.gz"), "of no such file"),
     "no proof": (
         lambda case: (case.root / "build" / "proof" / proof.FILE).unlink(),
-        "expected what check-release wrote",
+        "check-release writes this file",
     ),
     "rehearsal": (rehearsal, "found a rehearsal"),
     "file that is gone": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import os
 import subprocess
 import sys
@@ -30,7 +31,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave out of account what was imported and collected."""
+    """Leave out of account what was imported and collected, and let torch's loggers be one.
+
+    Pytest adds a handler, six times a test, to each that keeps its records to itself. Torch has
+    fifty, and one of them describes all graphs in full as soon as it has a handler.
+    """
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch.") and isinstance(logger, logging.Logger):
+            logger.handlers.clear()
+            logger.propagate = True
     gc.freeze()
 
 
@@ -45,7 +54,9 @@ def _collected() -> Iterator[None]:
 def _seeded(request: pytest.FixtureRequest) -> None:
     """Give each test random inputs of its own: the same alone, in any order and on any worker."""
     if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(zlib.crc32(request.node.nodeid.encode()))
+        # torch.manual_seed seeds GPUs too, and formats the stack once for each kind of them.
+        generator = sys.modules["torch"].default_generator
+        generator.manual_seed(zlib.crc32(request.node.nodeid.encode()))
 
 
 @pytest.fixture
@@ -80,10 +91,10 @@ def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         one.cache_clear()
 
 
-def served(folder: Path, *modules: str) -> Iterator[str]:
+def served(python: str, folder: Path, *modules: str) -> Iterator[str]:
     """A program that is Python with modules loaded already (forked.py)."""
     script, address = Path(__file__).with_name("forked.py"), folder / "socket"
-    command = [sys.executable, str(script), str(address), *modules]
+    command = [python, str(script), str(address), *modules]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         assert server.stdout.readline() == "ready\n"
@@ -98,14 +109,15 @@ def served(folder: Path, *modules: str) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Python with torch loaded already."""
-    yield from served(tmp_path_factory.mktemp("python"), "torch")
+    yield from served(sys.executable, tmp_path_factory.mktemp("python"), "torch")
 
 
 @pytest.fixture(scope="session")
-def python_with_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def python_with_models(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Python with torch's compiler loaded already, and transformers where it is installed."""
     models = ["transformers.modeling_utils"] if find_spec("transformers") else []
-    yield from served(tmp_path_factory.mktemp("python_with_models"), "torch._dynamo", *models)
+    folder = tmp_path_factory.mktemp("python_with_models")
+    yield from served(python, folder, "torch._dynamo", *models)
 
 
 @pytest.fixture

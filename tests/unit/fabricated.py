@@ -11,6 +11,7 @@ import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -177,6 +178,7 @@ def ptx(code: str = "80") -> Image:
     return Image(code, text.encode(), kind=1)
 
 
+@cache
 def fatbin(*images: Image) -> bytes:
     """One container."""
     entries = b""
@@ -384,8 +386,13 @@ def device_code(row: KernelRow, built_for: str, **changes: Any) -> bytes:
         "threads": 128,
     }
     facts["stack"] = row.stack_bytes
-    number = int(built_for.rstrip("af"))
-    return cubin(dict.fromkeys(row.functions, 1000), number, **{**facts, **changes})
+    return _cubin(row.functions, int(built_for.rstrip("af")), **{**facts, **changes})
+
+
+@cache
+def _cubin(functions: tuple[str, ...], number: int, **facts: Any) -> bytes:
+    """Made once: tests share a few hundred kernels, and most plant their fault elsewhere."""
+    return cubin(dict.fromkeys(functions, 1000), number, **facts)
 
 
 def library(described: Manifest, *device: Image) -> Library:

@@ -24,6 +24,7 @@ from interpreter import patch_once
 class Case:
     """Sizes of one call."""
 
+    batch: int = 1  # without `packed`
     seqlen: int = 3
     heads: tuple[int, int] = (1, 2)
     dims: tuple[int, int] = (16, 16)
@@ -46,10 +47,10 @@ class Case:
 
 
 CASES = [
-    Case(),
+    Case(batch=2),
     Case(gate=-0.5, dtype="float", seqlen=31),
     Case(gate=-torch.inf, dtype="float", state="none"),
-    Case(gate=-200.0, dims=(8, 6), heads=(2, 6)),
+    Case(gate=-200.0, batch=2, dims=(8, 6), heads=(2, 6)),
     Case(raw=True, gate=1.0, layout="vk"),
     Case(raw=True, gate=100.0, bias=False, dims=(40, 7), dtype="float"),
     Case(dims=(1, 1), seqlen=1),
@@ -58,31 +59,42 @@ CASES = [
     Case(packed=(2, 0, 5, 1), gate=-1.0),
     Case(packed=(0, 0), gate=-1.0),
     Case(packed=(3, 0, 2), gate=-1.0, state="pool", layout="vk"),
-    Case(seqlen=1, gate=-1.0, state="pool"),
-    Case(seqlen=2, gate=-1.0, state="half pool", raw=True, layout="vk"),
-    Case(seqlen=4, gate=-1.0, strided=True, raw=True),
+    Case(batch=2, seqlen=1, gate=-1.0, state="pool"),
+    Case(batch=2, seqlen=2, gate=-1.0, state="half pool", raw=True, layout="vk"),
+    Case(batch=2, seqlen=4, gate=-1.0, strided=True, raw=True),
     # In chunks.
-    Case(seqlen=64, dtype="float"),
+    Case(batch=2, seqlen=64, dtype="float"),
     Case(seqlen=130, gate=-0.5, dtype="float"),
     Case(seqlen=70, gate=-torch.inf, dtype="float", state="none"),
-    Case(seqlen=70, raw=True, gate=100.0, dims=(40, 7), heads=(2, 6), layout="vk"),
-    Case(seqlen=33, raw=True, gate=1.0, dims=(8, 96), bias=False, strided=True),
+    Case(batch=2, seqlen=70, raw=True, gate=100.0, dims=(40, 7), heads=(2, 6), layout="vk"),
+    Case(batch=2, seqlen=33, raw=True, gate=1.0, dims=(8, 96), bias=False, strided=True),
     Case(seqlen=40, gate=-1.0, dims=(200, 16), heads=(1, 1)),
     Case(seqlen=40, gate=-1.0, dims=(300, 16), heads=(1, 1)),
     Case(packed=(0, 100, 1, 0, 64, 65, 0), gate=-1.0, dtype="float"),
     Case(packed=(129, 3), gate=-1.0, raw=True),
-    Case(seqlen=130, dtype="float", equal_keys=True),
+    Case(batch=2, seqlen=130, dtype="float", equal_keys=True),
 ]
 
 
 GRADIENTS = [
-    Case(grads=True, seqlen=5, dtype="float"),
+    Case(grads=True, batch=2, seqlen=5, dtype="float"),
     Case(grads=True, seqlen=64, dtype="float", gate=-0.5, heads=(2, 2)),
-    Case(grads=True, seqlen=40, dtype="float", raw=True, gate=-0.5, heads=(1, 3), dims=(8, 6)),
+    Case(
+        grads=True,
+        batch=2,
+        seqlen=40,
+        dtype="float",
+        raw=True,
+        gate=-0.5,
+        heads=(1, 3),
+        dims=(8, 6),
+    ),
     Case(grads=True, seqlen=70, raw=True, gate=100.0, dims=(40, 70), layout="vk"),
-    Case(grads=True, seqlen=33, raw=True, gate=1.0, dims=(8, 16), bias=False, strided=True),
+    Case(
+        grads=True, batch=2, seqlen=33, raw=True, gate=1.0, dims=(8, 16), bias=False, strided=True
+    ),
     Case(grads=True, seqlen=70, dtype="float", gate=-torch.inf, state="none"),
-    Case(grads=True, seqlen=130, dtype="float", equal_keys=True),
+    Case(grads=True, batch=2, seqlen=130, dtype="float", equal_keys=True),
     Case(grads=True, seqlen=20, dims=(200, 16), heads=(1, 1), gate=-1.0),
     Case(grads=True, packed=(0, 70, 1, 0, 64, 0), gate=-1.0, dtype="float"),
     Case(grads=True, packed=(33, 3), raw=True, gate=0.5, heads=(2, 4)),
@@ -95,7 +107,7 @@ CASES += [Case(seqlen=70, raw=True, gate=0.5, narrow=True, dims=(64, 32)), *GRAD
 
 def made(case: Case) -> dict[str, Any]:
     dtype, (few, many), (k, v) = getattr(torch, case.dtype), case.heads, case.dims
-    batch, seqlen = (2, case.seqlen) if case.packed is None else (1, sum(case.packed))
+    batch, seqlen = (case.batch, case.seqlen) if case.packed is None else (1, sum(case.packed))
     count = batch if case.packed is None else len(case.packed)
     given: dict[str, Any] = {
         "q": torch.randn(batch, seqlen, few, k).to(dtype),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from audited import faults
 from fabricated import Wheel
+from planted import member_info
 
 from flashvar_factory import audit
 from flashvar_factory.cli import main
@@ -57,6 +58,13 @@ def test_name_twice(tmp_path: Path) -> None:
     assert "expected one file of this name, found 2" in fault
 
 
+def test_the_name_of_a_wheel_is_said_once(tmp_path: Path) -> None:
+    path = Wheel().write(tmp_path)
+    path.write_bytes(b"PK")
+    (fault,) = faults(path)
+    assert fault.count(path.name) == 1
+
+
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.9], ids=lambda keep: f"{keep:.0%}")
 def test_truncated(keep: float, tmp_path: Path) -> None:
     path = Wheel().write(tmp_path)
@@ -83,7 +91,7 @@ def rewritten(path: Path, change: Callable[[list[str]], list[str]]) -> Path:
     files[f"{INFO}/RECORD"] = "\n".join(change(lines)).encode()
     with zipfile.ZipFile(path, "w") as opened:
         for name, content in files.items():
-            opened.writestr(name, content)
+            opened.writestr(member_info(name), content)
     return path
 
 

@@ -70,6 +70,25 @@ def bomb(opened: zipfile.ZipFile, files: Files) -> None:
         opened.writestr(member_info(name), content, zipfile.ZIP_DEFLATED)
 
 
+def with_mode(name: str, mode: int) -> Callable[[zipfile.ZipFile, Files], None]:
+    """A member with other permissions; a folder is added."""
+
+    def change(opened: zipfile.ZipFile, files: Files) -> None:
+        for key, content in {name: b"", **files}.items():
+            info = member_info(key, mode if key == name else 0o100644)
+            opened.writestr(info, content, zipfile.ZIP_DEFLATED)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [(LIBRARY, 0o100755), (LIBRARY, 0o100644), (MANIFEST, 0o100664), (f"{STEM}/", 0o040775)],
+)
+def test_usual_modes_are_no_faults(name: str, mode: int, tmp_path: Path) -> None:
+    assert faults(zipped(with_mode(name, mode))(tmp_path), expected()) == []
+
+
 KERNELS = described().kernels
 SHA256 = json.loads(Wheel(described()).files()[MANIFEST])["library"]["sha256"]
 NOISE = random.Random(0).randbytes(600_000).hex().encode()
@@ -165,6 +184,10 @@ ARCHIVE: Mapping[str, Fault] = {
     "set user": (member("a", 0o104755), "the mode -rwsr-xr-x"),
     "set group": (member("a", 0o102755), "the mode -rwxr-sr-x"),
     "written by everyone": (member("a", 0o100666), "the mode -rw-rw-rw-"),
+    "run by everyone": (zipped(with_mode(MANIFEST, 0o100755)), "permissions 0644, found 0755"),
+    "read by its owner": (zipped(with_mode(MANIFEST, 0o100400)), "permissions 0644, found 0400"),
+    "library of its owner": (zipped(with_mode(LIBRARY, 0o100700)), "permissions 0644, found 0700"),
+    "folder of its owner": (zipped(with_mode(f"{STEM}/", 0o040700)), "0755, found 0700"),
     "folder with content": (member("a/", 0o040755, b"x"), "a folder with content"),
     "folder": (member("a/", 0o040755), "'a/': expected flashvar_sm80's library"),
     "extra field": (member("a", extra=b"\x55\x54\x00\x00"), "with extra fields, a comment"),

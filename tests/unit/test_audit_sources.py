@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import shutil
 import subprocess
 import tarfile
 from collections.abc import Callable
@@ -66,10 +67,10 @@ Files = dict[str, bytes]
 pytestmark = pytest.mark.usefixtures("auditwheel")
 
 
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small project with the real variants.toml."""
-    root = tmp_path / "checkout"
+    root = tmp_path_factory.mktemp("committed")
     files = {
         "pyproject.toml": PYPROJECT,
         "variants.toml": (ROOT / "variants.toml").read_text(encoding="utf-8"),
@@ -84,9 +85,15 @@ def checkout(tmp_path: Path) -> Path:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text, encoding="utf-8")
     user = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-    for command in (["init", "-q"], ["add", "."], [*user, "commit", "-qm", "all"]):
+    for command in (["init", "-q", "--template="], ["add", "."], [*user, "commit", "-qm", "all"]):
         subprocess.run(["git", "-C", str(root), *command], check=True)
     return root
+
+
+@pytest.fixture
+def checkout(committed: Path, tmp_path: Path) -> Path:
+    """A copy of it, to plant faults in."""
+    return shutil.copytree(committed, tmp_path / "checkout")
 
 
 def metadata() -> str:

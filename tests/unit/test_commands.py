@@ -85,7 +85,7 @@ def test_help_fits_its_terminal(
 
 
 def test_every_option_has_a_help() -> None:
-    for parser in commands._parser("attention")[1]:
+    for parser in commands._parser("attention")[1].values():
         for action in parser._actions:
             assert action.help not in (None, ""), (parser.prog, action.dest)
             assert action.help is not argparse.SUPPRESS

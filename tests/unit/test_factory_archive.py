@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from flashvar.errors import ConfigurationError
 from flashvar_factory.errors import PackagingError
 from flashvar_factory.inspect import archive
 from flashvar_factory.inspect.archive import Name
@@ -47,6 +48,24 @@ def test_names(file: str, expected: Name) -> None:
 def test_not_the_name_of_a_wheel(file: str) -> None:
     with pytest.raises(PackagingError, match="expected the file name of a wheel"):
         archive.parse_name(file)
+
+
+@pytest.mark.parametrize("seconds", ["", "abc", "-1", "1e9", "4354819199", "9" * 5000])
+def test_a_time_that_no_archive_can_name(seconds: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", seconds)
+    with pytest.raises(ConfigurationError, match="SOURCE_DATE_EPOCH: expected seconds"):
+        archive.epoch()
+
+
+@pytest.mark.parametrize("seconds", [0, archive.EARLIEST, 4354819198])
+def test_times_that_an_archive_can_name(
+    seconds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", str(seconds))
+    archive.write(tmp_path / "flashvar-1.0-py3-none-any.whl", FILES, INFO)
+    with zipfile.ZipFile(tmp_path / "flashvar-1.0-py3-none-any.whl") as opened:
+        years = {member.date_time[0] for member in opened.infolist()}
+    assert years == {2107 if seconds > archive.EARLIEST else 1980}
 
 
 def test_record_is_right(tmp_path: Path) -> None:

@@ -58,6 +58,29 @@ def test_unknown_word(command: str, root: Path, capsys: pytest.CaptureFixture[st
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "program", "guess"),
+    [
+        (["indx"], "flashvar_factory", "index"),
+        (["index", "--outpt", "x"], "flashvar_factory index", "--output"),
+        (["index", "--outp", "x"], "flashvar_factory index", "--output"),
+        (["--rot", "x", "list"], "flashvar_factory", "--root"),
+        (["verify", "x", "--require", "hsh"], "flashvar_factory verify", "hash"),
+    ],
+    ids=str,
+)
+def test_a_misspelled_word_gets_a_guess(
+    words: list[str], program: str, guess: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(words)
+    wrong, suggestion, where = capsys.readouterr().err.splitlines()
+    assert refused.value.code == 2
+    assert wrong.startswith(f"{program}: ")
+    assert suggestion == f"did you mean {guess}?"
+    assert where == f"`{program} --help` lists the commands and options."
+
+
 @pytest.mark.parametrize(("words", "asked"), [([], False), (["arch=native"], True)], ids=str)
 def test_devices_are_asked_for_where_words_need_them(
     words: list[str],

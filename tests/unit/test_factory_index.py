@@ -11,6 +11,7 @@ import zipfile
 from html.parser import HTMLParser
 from pathlib import Path
 
+import paper_wheels
 import pytest
 
 from flashvar_factory import index
@@ -212,5 +213,15 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_not_a_wheel(tmp_path: Path) -> None:
     (tmp_path / "flashvar-1.0-py3-none-any.whl").write_bytes(b"PK broken")
-    with pytest.raises(PackagingError, match="expected a wheel with one METADATA"):
+    with pytest.raises(PackagingError, match="expected a whole zip archive") as refused:
         index.write(tmp_path, tmp_path / "site")
+    assert str(refused.value).count(str(tmp_path)) == 1
+
+
+def test_a_link_to_an_index_stays(tmp_path: Path) -> None:
+    wheels = paper_wheels.plain(tmp_path / "dist").parent
+    (tmp_path / "site").symlink_to(tmp_path / "published")
+    for _ in range(2):
+        index.write(wheels, tmp_path / "site")
+    assert (tmp_path / "site").is_symlink()
+    assert (tmp_path / "published" / index.PAGE).is_file()

@@ -124,6 +124,32 @@ def test_end_of_a_process_is_the_end_of_what_it_started(
     assert free(tmp_path)
 
 
+# Works in argv[1] through a program that removes its temporary folder where it is interrupted.
+TIDY = """\
+import sys
+from pathlib import Path
+from flashvar_factory.build import process
+
+program = "import pathlib, sys, tempfile, time, signal;"
+program += "signal.signal(signal.SIGINT, signal.default_int_handler);"
+program += "folder = tempfile.TemporaryDirectory(dir=sys.argv[1]);"
+program += "pathlib.Path(folder.name, 'begun').touch(); time.sleep(60)"
+process.end_on_sigterm()
+process.run([sys.executable, "-c", program, sys.argv[1]], quiet=True)
+"""
+
+
+def test_a_program_that_is_ended_removes_its_temporary_files(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", TIDY, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src" / "python")},
+    ) as worker:
+        wait_for(lambda: bool(list(tmp_path.glob("*/begun"))))
+        worker.terminate()
+    assert worker.returncode == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
+
+
 def develop(root: Path) -> Path:
     return build(CONFIG, BUILD, NVCC, root=root, jobs=1)
 

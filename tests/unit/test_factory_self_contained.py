@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flashvar_factory.build import self_contained, source
+from flashvar_factory.build import example, self_contained, source
 from flashvar_factory.cli import main
 from flashvar_factory.config import native, schema
 from flashvar_factory.config.expand import Build, expand, select_all
@@ -49,6 +49,18 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         CONFIG, build_of("sm90 hdim=64 platform=aarch64"), root=ROOT, output=output
     )
     return output
+
+
+def test_a_project_without_cmake_files_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "vecadd"
+    example.write("vecadd", root)
+    output = tmp_path / "sm90"
+    words = ["project", "sm90", "--root", str(root), "--output", str(output)]
+    assert main(words) == 0, capsys.readouterr().err
+    for part in ("variants.toml", "CMakeLists.txt", "cmake/plan.cmake", "src/cuda/abi"):
+        assert (output / part).exists(), part
 
 
 def test_it_holds_what_its_build_reads(project: Path) -> None:
@@ -120,7 +132,9 @@ def test_a_project_is_of_one_architecture(
 
 def test_loading_what_is_not_installed_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["load", "flashvar-sm00"]) == 1
-    assert "expected flashvar-sm00 in this environment" in capsys.readouterr().err
+    assert (
+        "expected the distribution 'flashvar-sm00' in this environment" in capsys.readouterr().err
+    )
 
 
 def test_matrix_is_a_job_for_each_wheel(capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,8 +170,11 @@ def test_container(facts: Facts, choice: Choice) -> None:
 
 
 REASONS = {
-    "no engine": (Facts(None, False, ("podman", "runc")), ["no container engine", "podman, runc"]),
-    "no registry, not root": (Facts("docker", False, ("root",)), ["docker, but no", "root"]),
+    "no engine": (Facts(None, False, ("podman", "runc")), ["found neither", "podman, runc"]),
+    "no registry, not root": (
+        Facts("docker", False, ("root",)),
+        ["docker, which does not", "root"],
+    ),
 }
 
 

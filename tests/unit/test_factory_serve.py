@@ -13,6 +13,7 @@ import paper_wheels
 import pytest
 
 from flashvar_factory import index
+from flashvar_factory.cli import main
 from flashvar_factory.errors import PackagingError
 from flashvar_factory.index import serve
 
@@ -87,6 +88,14 @@ def test_port_in_use(tmp_path: Path) -> None:
     index.write(paper_wheels.plain(tmp_path / "dist").parent, tmp_path / "site")
     with (
         serve.server(tmp_path / "site") as first,
-        pytest.raises(PackagingError, match=f"expected port {first.server_port}"),
+        pytest.raises(PackagingError, match=f"expected to listen on port {first.server_port}"),
     ):
         serve.server(tmp_path / "site", port=first.server_port)
+
+
+@pytest.mark.parametrize("port", ["99999", "-1", "x", "²"])
+def test_what_is_no_port_is_refused(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(["serve", f"--port={port}"])
+    assert refused.value.code == 2
+    assert f"expected 0 to 65535, found {port!r}" in capsys.readouterr().err

@@ -31,7 +31,7 @@ def test_a_version(tmp_path: Path) -> None:
         (b'__version__ = "1.0"\n__version__ = "2.0"\n', "expected one line"),
         (b'__version__ = "newest"\n', "expected a version such as 1.2.3, found"),
         (b'__version__ = "1.' + b"9" * 5000 + b'"\n', "expected a version such as 1.2.3, found"),
-        (b'__version__ = "1.0"\n# \xff\n', "expected a readable file"),
+        (b'__version__ = "1.0"\n# \xff\n', "expected UTF-8, found the byte 0xff at 22"),
         (b'__version__ = "1.0"\n' + b"#" * (1 << 20), "expected at most 1,048,576 bytes"),
     ],
     ids=["empty", "twice", "no version", "5,000 digits", "not UTF-8", "huge"],
@@ -64,5 +64,5 @@ def test_a_changelog_with_a_version_twice(tmp_path: Path) -> None:
 
 def test_a_changelog_that_is_no_text(tmp_path: Path) -> None:
     root = put(tmp_path, "CHANGELOG.md", b"## 1.0 - 2026-01-31\n\n\xff\n")
-    with pytest.raises(FlashvarError, match=r"CHANGELOG\.md: expected a readable file"):
+    with pytest.raises(FlashvarError, match=r"CHANGELOG\.md: expected UTF-8"):
         notes.changes(root, "1.0")

@@ -11,11 +11,13 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from flashvar.binaries import advice
+from flashvar.binaries.variant import CUDA
 from flashvar.errors import InstallError, SourceError, UnservedDeviceError
 from flashvar.installing import installer, offers, settings, source, temporary
 from flashvar.installing.source import Source
@@ -74,22 +76,27 @@ def test_lower_minors_serve_and_other_majors_do_not() -> None:
     assert offers.serving((7, 0), EVERY) == ()
 
 
+def named(text: str) -> list[str]:
+    return [kind.name for kind in offers.named(text, EVERY)]
+
+
 def test_architectures_can_be_named() -> None:
-    assert offers.named("sm_89,9.0", EVERY) == [(8, 9), (9, 0)]
-    assert offers.named("all", EVERY) == list(
-        dict.fromkeys(one.architecture.capability for one in EVERY)
-    )
-    with pytest.raises(UnservedDeviceError, match="--arch all"):
-        offers.named("hopper", EVERY)
+    assert named("sm_89,9.0, 90a-cu12") == ["sm_89", "sm_90", "sm_90-cu12"]
+    for text, cuda in (("all", CUDA), ("all-cu12", 12)):
+        assert named(text) == [one.kind.name for one in EVERY if one.kind.cuda == cuda]
+
+
+@pytest.mark.parametrize("text", ["hopper", "all-cu99", "sm_89-cu", "sm_89,,sm_90", ""])
+def test_what_names_no_architecture_is_refused(text: str) -> None:
+    with pytest.raises(UnservedDeviceError, match=r"-cu12 for drivers of CUDA 12.*--arch all"):
+        offers.named(text, EVERY)
 
 
 def test_the_named_place_is_asked_before_the_variable(tmp_path: Path) -> None:
     (tmp_path / "x.whl").touch()
-    found = source.find(
-        str(tmp_path), {source.VARIABLE: "https://example.org/"}, architecture="sm1"
-    )
+    found = source.find(str(tmp_path), {source.VARIABLE: "https://example.org/"}, extra="sm1")
     assert found == Source(folder=tmp_path)
-    found = source.find(None, {source.VARIABLE: "https://example.org/"}, architecture="sm1")
+    found = source.find(None, {source.VARIABLE: "https://example.org/"}, extra="sm1")
     assert found == Source(index="https://example.org/")
 
 
@@ -105,27 +112,27 @@ def test_nothing_named_is_the_release_once_there_is_one(
 ) -> None:
     monkeypatch.setattr(advice, "PUBLISHED", published)
     if published:
-        assert source.find(None, {}, architecture="sm1") == Source()
+        assert source.find(None, {}, extra="sm1") == Source()
     else:
         with pytest.raises(SourceError, match="nox -s wheels -- sm1"):
-            source.find(None, {}, architecture="sm1")
+            source.find(None, {}, extra="sm1")
 
 
 def test_a_file_is_no_source(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SourceError, match="found a file"):
-        source.find(str(tmp_path / "file"), {}, architecture="sm1")
+        source.find(str(tmp_path / "file"), {}, extra="sm1")
     with pytest.raises(SourceError, match="no such folder"):
-        source.find(str(tmp_path / "away"), {}, architecture="sm1")
+        source.find(str(tmp_path / "away"), {}, extra="sm1")
     (tmp_path / "empty").mkdir()
     with pytest.raises(SourceError, match="no wheels in it"):
-        source.find(str(tmp_path / "empty"), {}, architecture="sm1")
+        source.find(str(tmp_path / "empty"), {}, extra="sm1")
 
 
 @pytest.mark.parametrize("address", ["http://[::1", "https://me:secret@[x/"])
 def test_an_address_that_is_none_is_no_source(address: str) -> None:
     with pytest.raises(SourceError, match="--from: expected the address of an index") as refused:
-        source.find(address, {}, architecture="sm1")
+        source.find(address, {}, extra="sm1")
     assert "secret" not in str(refused.value)
 
 
@@ -191,7 +198,8 @@ def test_what_adds_an_installer_is_there(
 
 
 def test_a_capability_that_is_named_twice_is_one() -> None:
-    assert offers.named("sm_89,8.9,sm89", EVERY) == [(8, 9)]
+    assert named("sm_89,8.9,sm89") == ["sm_89"]
+    assert named("all,sm_89") == named("all")
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
@@ -211,6 +219,47 @@ def test_the_temporary_folder_is_gone_afterwards() -> None:
     with temporary.folder() as folder:
         (folder / "wheel").touch()
     assert not folder.exists()
+
+
+# How Python handles what ends a process, unless its caller has it ignore that.
+USUAL = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+}
+
+
+@pytest.fixture
+def usual_signals() -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number, handler in USUAL.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("usual_signals")
+@pytest.mark.parametrize("number", USUAL)
+def test_the_temporary_folder_is_gone_after_a_signal(number: signal.Signals) -> None:
+    def interrupted(folder: Path) -> None:
+        try:
+            signal.raise_signal(number)
+        finally:
+            signal.raise_signal(number)  # a second one changes nothing
+            (folder / "wheel").touch()
+
+    with pytest.raises(temporary.Ended) as ended, temporary.folder() as folder:
+        interrupted(folder)
+    assert ended.value.args == (number,)
+    assert not folder.exists()
+    assert {one: signal.getsignal(one) for one in USUAL} == USUAL
+
+
+@pytest.mark.usefixtures("usual_signals")
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with temporary.folder() as folder:
+        signal.raise_signal(signal.SIGHUP)
+        assert folder.is_dir()
 
 
 SHOWN = {

@@ -297,7 +297,7 @@ def test_a_function_mode_in_compiled_code(knows: str, backend: str) -> None:
                 torch.testing.assert_close(compiled(Q), expected)
 
 
-def test_the_import_loads_no_compiler() -> None:
+def test_the_import_loads_no_compiler(python: str) -> None:
     """Torch's own imports left aside; CausalBias alone would bring Dynamo, of 1.5 s."""
     code = (
         "import json, sys, torch, flashvar\n"
@@ -307,6 +307,6 @@ def test_the_import_loads_no_compiler() -> None:
         "with ours.activate(): pass\n"
         "print(json.dumps(sorted(name for name in set(sys.modules) - before)))"
     )
-    new = evaluate(code)
+    new = evaluate(code, python)
     assert "flashvar.integrations.torch" in new
     assert [name for name in new if not name.startswith("flashvar.")] == []

@@ -85,7 +85,7 @@ FAULTS: dict[str, tuple[Plant, type[PackagingError], int, str]] = {
     "sbom": (nothing, PackagingError, 5, "sboms/"),
     "reproduce": (another_build, ReproducibilityError, 10, WHEEL),
     "index": (nothing, PackagingError, 5, "METADATA"),
-    "variants": (nothing, PackagingError, 5, "the one plain wheel of flashvar"),
+    "variants": (nothing, PackagingError, 5, "one wheel of flashvar itself"),
     "smoke": (no_index, SmokeError, 11, "python3.11"),
 }
 

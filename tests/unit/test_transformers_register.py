@@ -40,8 +40,8 @@ assert 'flashvar' not in AttentionInterface()
 
 
 @pytest.mark.parametrize("code", [LIGHT, UNREGISTERED], ids=["light", "unregistered"])
-def test_nothing_is_registered_by_import(code: str, python: str) -> None:
-    program = sys.executable if code == LIGHT else python
+def test_nothing_is_registered_by_import(code: str, python_with_models: str) -> None:
+    program = sys.executable if code == LIGHT else python_with_models
     environment = {**os.environ, "PYTHONPATH": str(Path(flashvar.__file__).parents[1])}
     done = subprocess.run(
         [program, "-c", code], env=environment, capture_output=True, text=True, check=False

@@ -1,5 +1,6 @@
 // A block of threads on the host: they take turns, each as far as its next barrier.
 #pragma once
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cstdio>
@@ -43,11 +44,14 @@ struct Copy {
   bool exists, ends_group;
 };
 
+// It begins once and runs block after block. Between the stacks go jumps: swapcontext sets the
+// mask of signals, a system call that takes most of the time of a block.
 struct Thread {
   static constexpr size_t kStackBytes = 256 << 10;
 
-  ucontext_t context;
   std::unique_ptr<char[]> stack{new char[kStackBytes]};
+  bool begun = false;
+  jmp_buf place;
   Barrier* barrier;  // the one it waits at
   int round;
   bool finished;
@@ -58,7 +62,7 @@ struct Thread {
 
 // Of the block that runs.
 struct Block {
-  ucontext_t scheduler;
+  jmp_buf scheduler;
   std::vector<Thread>& threads;
   Barrier all;
   std::vector<Barrier> warps;
@@ -75,7 +79,22 @@ struct Block {
     }
     thread.barrier = &barrier;
     thread.round = barrier.round;
-    swapcontext(&thread.context, &scheduler);
+    leave(thread);
+  }
+
+  void leave(Thread& thread) {
+    if (_setjmp(thread.place) == 0) _longjmp(scheduler, 1);
+  }
+
+  void resume(Thread& thread, void (*begin)()) {
+    if (_setjmp(scheduler) != 0) return;
+    if (thread.begun) _longjmp(thread.place, 1);
+    thread.begun = true;
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack = {thread.stack.get(), 0, Thread::kStackBytes};
+    makecontext(&context, begin, 0);
+    setcontext(&context);
   }
 };
 inline Block* block = nullptr;
@@ -156,8 +175,12 @@ inline uint32_t atomicOr(uint32_t* to, uint32_t bits) {
 }
 
 inline void run_thread() {
-  block->run(block->what);
-  block->threads[threadIdx.x].finished = true;  // and on with the scheduler, its link
+  for (;;) {
+    block->run(block->what);
+    Thread& thread = block->threads[threadIdx.x];
+    thread.finished = true;
+    block->leave(thread);
+  }
 }
 
 // Runs the threads of a block. Who goes first changes from turn to turn and from block to block,
@@ -180,10 +203,6 @@ inline void run_block(int threads, void (*run)(const void*), const void* what) {
     thread.barrier = nullptr;
     thread.finished = false;
     thread.copies.clear();
-    getcontext(&thread.context);
-    thread.context.uc_stack = {thread.stack.get(), 0, Thread::kStackBytes};
-    thread.context.uc_link = &one.scheduler;
-    makecontext(&thread.context, run_thread, 0);
   }
   bool const first = backwards;
   for (int left = threads; left > 0; backwards = !backwards) {
@@ -193,7 +212,7 @@ inline void run_block(int threads, void (*run)(const void*), const void* what) {
       Thread& thread = pool[threadIdx.x];
       if (thread.finished || thread.waits()) continue;
       moved = true;
-      swapcontext(&one.scheduler, &thread.context);
+      one.resume(thread, run_thread);
       left -= thread.finished;
     }
     if (!moved) {

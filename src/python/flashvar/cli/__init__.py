@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from flashvar.cli.diagnosis import Report
     from flashvar.cli.speed import Speed
 
-_INTERRUPTED: Final = 128 + 2  # 128 + SIGINT, the shell's convention
+_INTERRUPTED: Final = 128  # plus the number of the signal, the shell's convention
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,9 +36,9 @@ def _run(given: list[str]) -> int:
     except FlashvarError as error:
         output.complain(f"flashvar: {error}")
         return error.exit_code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         output.complain("flashvar: interrupted")
-        return _INTERRUPTED
+        return _INTERRUPTED + next(iter(interrupt.args), signal.SIGINT)
 
 
 def _doctor(chosen: argparse.Namespace) -> int:

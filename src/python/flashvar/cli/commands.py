@@ -1,15 +1,14 @@
-"""The parser of the commands and their options, with suggestions for misspelled ones."""
+"""The commands and their options."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterable
-from difflib import get_close_matches
-from typing import Any, Final, NoReturn
+from typing import Final
 
 from flashvar import ops
 from flashvar._version import __version__
+from flashvar.cli.parser import Command, Parser
 
 _EPILOG: Final = """\
 start here:
@@ -23,64 +22,14 @@ start here:
 """
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser that suggests the nearest command or option for a misspelled one."""
-
-    def __init__(self, **settings: Any) -> None:
-        # An abbreviation that works today may become ambiguous with a new option.
-        settings["allow_abbrev"] = False
-        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        if sys.version_info >= (3, 14):
-            settings["suggest_on_error"] = False  # it suggests only values
-        super().__init__(**settings)
-        self.arguments: list[str] = []  # of the command line that is parsed
-
-    def error(self, message: str) -> NoReturn:
-        """Print the message, a suggestion if there is one, and where to look; exit code 2."""
-        suggestion = _suggestion(self.arguments, self._known())
-        lines = [f"{self.prog}: {message}"]
-        if suggestion is not None:
-            lines.append(f"did you mean {suggestion}?")
-        lines.append(f"`{self.prog} --help` lists the commands and options.")
-        self.exit(2, "\n".join(lines) + "\n")
-
-    def _known(self) -> list[str]:
-        """The options, commands and values of this parser."""
-        known: list[str] = []
-        for action in self._actions:
-            known += action.option_strings
-            known += map(str, action.choices or ())
-        return known
-
-
-def _suggestion(arguments: Iterable[str], known: list[str]) -> str | None:
-    """The known name nearest to the first unknown argument that has one."""
-    for argument in arguments:
-        bare = argument.partition("=")[0]
-        if bare in known:
-            continue
-        near = get_close_matches(bare, known, n=1, cutoff=0.6)
-        if near:
-            return near[0]
-    return None
-
-
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The chosen command with its options; exits with 2 if it is missing or wrong."""
     parser, commands = _parser(_op_of(arguments))
-    parser.arguments = arguments
-    for command in commands:
-        command.arguments = arguments[1:]
-    chosen, unknown = parser.parse_known_args(arguments)
-    if chosen.command is None and not unknown:
+    chosen = parser.parse_args(arguments)
+    if chosen.command is None:
         parser.exit(2, parser.format_help())
-    if unknown:
-        where = f"{parser.prog} {chosen.command}"
-        next((one for one in commands if one.prog == where), parser).error(
-            f"unrecognized arguments: {' '.join(unknown)}"
-        )
     if chosen.command == "doctor":
-        _check_doctor(chosen, commands[0])
+        _check_doctor(chosen, commands["doctor"])
     return chosen
 
 
@@ -92,21 +41,23 @@ def _check_doctor(chosen: argparse.Namespace, parser: Parser) -> None:
         parser.error("--verify prints one line: leave --bench and --json out")
 
 
-def _parser(op: str) -> tuple[Parser, list[Parser]]:
+def _parser(op: str) -> tuple[Parser, dict[str, Parser]]:
     parser = Parser(
         prog="flashvar",
         description="Show, install and prepare the kernels of flashvar on this machine.",
         epilog=_EPILOG,
     )
     parser.add_argument("--version", action="version", version=f"flashvar {__version__}")
-    commands = parser.add_subparsers(title="commands", dest="command", metavar="command")
-    made = []
+    commands = parser.add_subparsers(
+        title="commands", dest="command", metavar="command", parser_class=Command
+    )
+    made: dict[str, Parser] = {}
     for name, (summary, closing, add_options) in _COMMANDS.items():
         command = commands.add_parser(
             name, help=summary, description=f"{_sentence(summary)}", epilog=closing
         )
         add_options(command, op)
-        made.append(command)
+        made[name] = command
     return parser, made
 
 
@@ -142,7 +93,8 @@ def _install(parser: Parser, _op: str) -> None:
     parser.add_argument(
         "--arch",
         metavar="sm_XY,...",
-        help="install for these GPUs, or `all`, instead of the GPUs of this machine",
+        help="install for these GPUs, or `all`, instead of the GPUs of this machine; with -cu12 "
+        "behind a name for drivers older than 580",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="download and check everything, install nothing"

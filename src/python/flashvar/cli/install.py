@@ -6,14 +6,14 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from flashvar.binaries import registry
 from flashvar.binaries.manifest import Manifest
 from flashvar.binaries.registry import Binary
-from flashvar.errors import DriverError, InstallError, SourceError, UnservedDeviceError
+from flashvar.errors import DriverError, InstallError, UnservedDeviceError
 from flashvar.installing import installer, offers, record, repacked, source, temporary, verify
 from flashvar.installing.installer import Installer
 from flashvar.installing.offers import Offer
@@ -21,52 +21,64 @@ from flashvar.installing.source import Source
 from flashvar.machine import driver
 from flashvar.machine.driver import Gpu
 from flashvar.machine.system import System, is_tegra, platform_tag
-from flashvar.selection.compatibility import dotted
+from flashvar.selection.compatibility import dotted, driver_rejection, driver_text
 
 _MEGABYTE = 1_000_000
 
-Wheel = tuple[Mapping[str, bytes], Manifest]  # its files, and what they say of themselves
+
+class Wheel(NamedTuple):
+    """A wheel that was fetched and checked."""
+
+    offer: Offer
+    files: Mapping[str, bytes]
+    manifest: Manifest
 
 
-@dataclass(frozen=True)
-class Machine:
-    """What is installed for: the GPUs here under their driver, or those that were named."""
+class Need(NamedTuple):
+    """GPUs of one capability, and the binary that is best for them and their driver."""
 
-    gpus: tuple[Gpu, ...]
-    system: System | None  # of the driver; None: the GPUs are in another machine
+    gpus: Sequence[Gpu]
+    offer: Offer
 
 
-def run(chosen: argparse.Namespace, *, machine: Machine | None = None) -> int:
+def run(chosen: argparse.Namespace) -> int:
     """Fetch, judge and install what is missing; returns the exit code.
 
     Raises:
         InstallError: nothing was installed, or not everything; its class says which kind.
     """
     offered = offers.of_installed(platform_tag())
-    machine = machine or _machine(chosen.arch, offered)
-    needs = _needs(machine, offered)
-    missing = {gpus: mine for gpus, mine in needs.items() if not _is_present(mine, machine.system)}
-    for gpus in needs:
-        if gpus not in missing:
-            print(f"installed already: the binary for {_words(gpus)}")
+    system: System | None = None  # None: the GPUs that are named are in another machine
+    if chosen.arch is None:
+        system = System(driver_cuda=driver.cuda_version(), driver_display=driver.display_version())
+        needs = _found(driver.gpus(), system, offered)
+    else:
+        needs = _named(chosen.arch, offered)
+    present = {
+        binary.manifest.distribution
+        for binary in registry.installed().binaries
+        if _is_usable(binary, system)
+    }
+    for need in needs:
+        if need.offer.distribution in present:
+            print(f"installed already: {need.offer}, for {_words(need.gpus)}")
+    missing = [need for need in needs if need.offer.distribution not in present]
     if not missing:
         return 0
-    first = next(iter(missing.values()))[0]
-    where = source.find(chosen.source, os.environ, architecture=first.architecture.extra)
+    where = source.find(chosen.source, os.environ, extra=missing[0].offer.kind.extra)
     tool = installer.find(os.environ)
     with temporary.folder() as folder:
         judged = folder / "judged"
-        known: dict[str, Wheel] = {}
-        fetched = {
-            offer.distribution: (offer, files)
-            for gpus, mine in missing.items()
-            for offer, files in _fetch(gpus, mine, machine.system, where, tool, folder, known)
-        }
+        wheels: dict[str, Wheel] = {}  # by distribution: GPUs of two capabilities may share one
+        for need in missing:
+            name = need.offer.distribution
+            if name not in wheels:
+                wheels[name] = _fetch(need, where, tool, folder)
+            verify.fits(wheels[name].manifest, [gpu.capability for gpu in need.gpus], system)
         requirements = {
-            offer: repacked.write(files, offer, judged) for offer, files in fetched.values()
+            wheel.offer: repacked.write(wheel.files, wheel.offer, judged)
+            for wheel in wheels.values()
         }
-        if not requirements:
-            return 0
         if chosen.dry_run:
             print(f"would install {_listed(requirements)} into {sys.prefix}; nothing was changed")
             return 0
@@ -76,12 +88,32 @@ def run(chosen: argparse.Namespace, *, machine: Machine | None = None) -> int:
     return 0
 
 
-def _machine(named: str | None, offered: tuple[Offer, ...]) -> Machine:
-    if named is not None:
-        capabilities = offers.named(named, offered)
-        return Machine(tuple(Gpu("a GPU", one) for one in capabilities), None)
-    gpus = driver.gpus()
-    system = System(driver_cuda=driver.cuda_version(), driver_display=driver.display_version())
+def _named(text: str, offered: tuple[Offer, ...]) -> list[Need]:
+    """The needs of GPUs that `--arch` names.
+
+    Raises:
+        UnservedDeviceError: no binary is made for one of them.
+    """
+    needs = []
+    for kind in offers.named(text, offered):
+        capability = kind.architecture.capability
+        served = [one for one in offers.serving(capability, offered) if one.kind.cuda == kind.cuda]
+        if not served:
+            raise UnservedDeviceError(
+                f"--arch: expected a GPU that a binary is made for, found {kind.extra}; nothing "
+                f"was installed, leave it out ({offers.of_words(offered)})"
+            )
+        needs.append(Need([Gpu("a GPU", capability)], served[0]))
+    return needs
+
+
+def _found(gpus: Sequence[Gpu], system: System, offered: tuple[Offer, ...]) -> list[Need]:
+    """The needs of the GPUs of this machine; unserved ones are reported.
+
+    Raises:
+        UnservedDeviceError: there is no GPU, or none is served.
+        DriverError: the driver is too old for all binaries of one.
+    """
     if not gpus:
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
         why = "no NVIDIA driver" if system.driver_cuda is None else "none that the driver shows"
@@ -90,141 +122,70 @@ def _machine(named: str | None, offered: tuple[Offer, ...]) -> Machine:
             f"expected an NVIDIA GPU, found {why}; nothing was installed: for an image that runs "
             f"elsewhere name its GPU with --arch ({offers.of_words(offered)})"
         )
-    return Machine(gpus, system)
-
-
-def _needs(
-    machine: Machine, offered: tuple[Offer, ...]
-) -> dict[tuple[Gpu, ...], tuple[Offer, ...]]:
-    """The offers for the GPUs of each capability, the best first; unserved ones are reported.
-
-    Raises:
-        UnservedDeviceError: none of them is served, or one is not that was named.
-    """
     alike: dict[tuple[int, int], list[Gpu]] = {}
-    for gpu in machine.gpus:
+    for gpu in gpus:
         alike.setdefault(gpu.capability, []).append(gpu)
-    found: dict[tuple[Gpu, ...], tuple[Offer, ...]] = {}
-    unserved = []
+    needs, unserved = [], []
     for capability, same in alike.items():
         served = offers.serving(capability, offered)
         if same[0].integrated and is_tegra():
             served = tuple(one for one in served if one.architecture.capability == capability)
         if served:
-            found[tuple(same)] = served
+            needs.append(Need(same, _best(served, same, system)))
         else:
             unserved.append(_words(same))
-    if not found or (unserved and machine.system is None):
+    if not needs:
         raise UnservedDeviceError(
             f"expected a GPU that a binary is made for, found {', '.join(unserved)}; nothing was "
             f"installed, Triton serves it where it can ({offers.of_words(offered)})"
         )
     for words in unserved:
         print(f"no binary for {words}: Triton serves it where it can")
-    return found
+    return needs
 
 
-def _is_present(mine: Sequence[Offer], system: System | None) -> bool:
-    """Whether a binary of the best architecture is installed, in this version, that can be loaded.
+def _best(served: Sequence[Offer], gpus: Sequence[Gpu], system: System) -> Offer:
+    """The first offer that the driver loads, judged by its name: nothing is fetched in vain.
 
-    One that FLASHVAR_LIB_DIR names does not count: it is not of this environment.
+    Raises:
+        DriverError: it loads none of them.
     """
-    return any(
-        binary.architecture.capability == mine[0].architecture.capability
-        for binary in _usable(system)
+    for offer in served:
+        if offer.kind.runs_with(system.driver_cuda):
+            return offer
+    oldest = min(offer.kind.cuda for offer in served)
+    raise DriverError(
+        f"expected driver {driver.BRANCHES[oldest, 0]} or newer (CUDA {oldest}) "
+        f"for {_words(gpus)}, found {driver_text(system)}; nothing was installed: update the "
+        "NVIDIA driver"
     )
 
 
-def _is_installed(offer: Offer, system: System | None) -> bool:
-    return any(one.manifest.distribution == offer.distribution for one in _usable(system))
+def _is_usable(binary: Binary, system: System | None) -> bool:
+    """Whether a binary of this environment is of this version, and the driver loads it.
+
+    One that FLASHVAR_LIB_DIR names does not count: it is not of this environment.
+    """
+    if binary.skew is not None or binary.candidate.named:
+        return False
+    return system is None or driver_rejection(binary.manifest, system) is None
 
 
-def _usable(system: System | None) -> list[Binary]:
-    """The binaries of this environment, in this version, that the driver loads."""
-    return [
-        binary
-        for binary in registry.installed().binaries
-        if binary.skew is None
-        and not binary.candidate.named
-        and _misfit(binary.manifest, [], system) is None
-    ]
-
-
-def _misfit(
-    manifest: Manifest, capabilities: Sequence[tuple[int, int]], system: System | None
-) -> InstallError | None:
-    try:
-        verify.fits(manifest, capabilities, system)
-    except (DriverError, UnservedDeviceError) as error:
-        return error
-    return None
-
-
-def _fetch(
-    gpus: Sequence[Gpu],
-    mine: Sequence[Offer],
-    system: System | None,
-    where: Source,
-    tool: Installer,
-    folder: Path,
-    known: dict[str, Wheel],
-) -> Iterator[tuple[Offer, Mapping[str, bytes]]]:
-    """The first offer that fits, with the files of its wheel: fetched, and judged.
-
-    What other GPUs were served by is `known`, by distribution, and not fetched again.
+def _fetch(need: Need, where: Source, tool: Installer, folder: Path) -> Wheel:
+    """Fetch a wheel, and check that its files are those of its RECORD and its manifest.
 
     Raises:
-        SourceError: the source does not have the best one, or any.
-        IntegrityError: a wheel is not what its RECORD and its manifest list.
-        DriverError: the driver is too old for each of them.
-        UnservedDeviceError: the code of none of them runs there.
+        SourceError: the source does not have it.
+        IntegrityError: it is not what it lists.
     """
-    misfit: InstallError | None = None
-    missing: SourceError | None = None
-    for offer in mine:
-        if misfit is not None and _is_installed(offer, system):
-            print(f"installed already: {offer}, for {_words(gpus)}")
-            return
-        try:
-            if offer.distribution not in known:
-                known[offer.distribution] = _judged(offer, gpus, where, tool, folder)
-        except SourceError as error:
-            # Why the best one does not fit says more than that another is not there. One that is
-            # made for this driver is wanted whether or not the best one is there.
-            if misfit is None and not _has_one_for_driver(mine, system):
-                raise
-            missing = missing or error
-            print(f"  passed over: {error}")
-            continue
-        files, manifest = known[offer.distribution]
-        found = _misfit(manifest, [gpu.capability for gpu in gpus], system)
-        if found is None:
-            yield offer, files
-            return
-        print(f"  passed over: {found}")
-        # That a driver is too old says more than that older code does not run either.
-        misfit = misfit if isinstance(misfit, DriverError) else found
-    reason = misfit or missing
-    assert reason is not None
-    raise reason
-
-
-def _judged(
-    offer: Offer, gpus: Sequence[Gpu], where: Source, tool: Installer, folder: Path
-) -> Wheel:
-    print(f"fetching {offer} from {where} for {_words(gpus)}", flush=True)
+    offer = need.offer
+    print(f"fetching {offer} from {where} for {_words(need.gpus)}", flush=True)
     fetched = tool.fetch(offer, where, folder / offer.distribution)
     files = record.read(fetched.tree, offer)
     manifest = verify.contents(fetched.tree, files, offer)
     said = f"{fetched.file}, {manifest.library.bytes / _MEGABYTE:.1f} MB unpacked"
     print(f"  {said}, for driver {manifest.minimum_driver.display} or newer")
-    return files, manifest
-
-
-def _has_one_for_driver(mine: Iterable[Offer], system: System | None) -> bool:
-    if system is None or system.driver_cuda is None:
-        return False
-    return any(offer.cuda == system.driver_cuda[0] for offer in mine)
+    return Wheel(offer, files, manifest)
 
 
 def _check_found(installed: Iterable[Offer]) -> None:

@@ -6,6 +6,7 @@ changes. What is installed by name is packed of the files that were judged, and 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -115,11 +116,12 @@ class Pip:
     def fetch(self, offer: Offer, source: Source, folder: Path) -> Fetched:
         """Fetch a wheel into an empty folder and unpack it there."""
         wheels, tree = folder / "wheels", folder / "tree"
+        with temporary.writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         command = [*self.command, "download", "-vv", "--no-deps"]
         command += ["--only-binary=:all:", "--dest", str(wheels)]
         command += [*_in_folder(source.folder), str(offer)]
-        done = _run(command, settings.variables(os.environ, source))
-        _check_fetched(done, offer, source)
+        _check_fetched(_run(command, _variables(source, folder)), offer, source)
         (wheel,) = wheels.glob("*.whl")
         try:
             with temporary.writing(tree), zipfile.ZipFile(wheel) as archive:
@@ -153,7 +155,7 @@ class Uv:
         # uv checks the hashes that its input names: those that the index lists, then.
         command = [*self.command, "pip", "compile", str(asked), "--output-file", str(pinned)]
         command += ["--generate-hashes", "--no-header", "--no-annotate", *self._settings(source)]
-        environ = settings.variables(os.environ, source)
+        environ = _variables(source, folder)
         _check_fetched(_run(command, environ), offer, source)
         listed = pinned.read_text(encoding="utf-8")
         hashes = ["--require-hashes"] if "--hash=" in listed else []
@@ -189,14 +191,19 @@ def _install(command: Sequence[str], requirements: Sequence[str], folder: Path) 
     with temporary.writing(folder):
         file.write_text("".join(f"{one}\n" for one in requirements), encoding="utf-8")
     words = [*_in_folder(folder), "--require-hashes", "--requirement", str(file)]
-    environ = settings.variables(os.environ, Source(folder=folder))
+    environ = _variables(Source(folder=folder), folder)
     _check_installed(_run([*command, *words], environ, to_its_end=True))
+
+
+def _variables(source: Source, folder: Path) -> dict[str, str]:
+    """The environment of a call; `folder` also takes what an installer that is killed leaves."""
+    return settings.variables(os.environ, source) | {"TMPDIR": str(folder)}
 
 
 def _run(
     command: Sequence[str], environ: Mapping[str, str], *, to_its_end: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Run an installer; `to_its_end`: also when the user interrupts, for half a change is worse."""
+    """Run an installer; with `to_its_end`, an interrupt waits for it: half a change is worse."""
     try:
         process = subprocess.Popen(
             command,
@@ -217,6 +224,8 @@ def _run(
             stdout, stderr = process.communicate()
         except KeyboardInterrupt:
             if to_its_end:
+                with contextlib.suppress(OSError):  # the terminal is closed
+                    print("waiting for the installer to end", file=sys.stderr, flush=True)
                 process.communicate()
             else:
                 process.kill()

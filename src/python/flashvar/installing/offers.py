@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Final
 
 from flashvar.binaries import advice
 from flashvar.binaries.extras import EXTRA, MACHINE
-from flashvar.binaries.variant import Architecture
+from flashvar.binaries.variant import CUDA, Architecture, BinaryKind
 from flashvar.errors import InstallError, UnservedDeviceError
 from flashvar.selection.compatibility import dotted
 
@@ -18,6 +18,7 @@ from flashvar.selection.compatibility import dotted
 _REQUIREMENT: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*\(?==\s*([^;,\s)]+)")
 
 _CUDA: Final = re.compile(r"-cu([0-9]{1,4})$")
+_EVERY: Final = re.compile(r"all(?:-cu([1-9][0-9]{0,3}))?")
 
 
 @dataclass(frozen=True, order=True)
@@ -34,10 +35,10 @@ class Offer:
         return self.distribution.replace("-", "_")
 
     @property
-    def cuda(self) -> int | None:
-        """The CUDA version that its name says it is made for, 12 of `flashvar-sm89-cu12`."""
-        said = _CUDA.search(self.distribution)
-        return int(said[1]) if said else None
+    def kind(self) -> BinaryKind:
+        """The architecture, and the CUDA major that the name states: 12 of `flashvar-sm89-cu12`."""
+        stated = _CUDA.search(self.distribution)
+        return BinaryKind(self.architecture, int(stated[1]) if stated else CUDA)
 
     def __str__(self) -> str:
         """The requirement that an installer is given."""
@@ -103,29 +104,47 @@ def serving(capability: tuple[int, int], offers: Iterable[Offer]) -> tuple[Offer
     return tuple(one for one in offers if one.architecture.runs_on(capability))
 
 
-def named(text: str, offers: tuple[Offer, ...]) -> list[tuple[int, int]]:
-    """The capabilities of `--arch`: `sm_89,9.0`, or `all` that are offered.
+def named(text: str, offers: tuple[Offer, ...]) -> list[BinaryKind]:
+    """The binaries of `--arch`: `sm_89,9.0-cu12`, or `all`, `all-cu12` that are offered.
 
     Raises:
-        UnservedDeviceError: a word is no architecture.
+        UnservedDeviceError: a word is neither.
     """
-    if text == "all":
-        return list(dict.fromkeys(one.architecture.capability for one in offers))
-    try:
-        words = dict.fromkeys(Architecture.parse(one.strip()).capability for one in text.split(","))
-        return list(words)
-    except ValueError as error:
-        raise UnservedDeviceError(
-            f"--arch: {error}; {of_words(offers)}, or all of them: --arch all"
-        ) from None
+    found: list[BinaryKind] = []
+    for word in (one.strip() for one in text.split(",")):
+        every = _EVERY.fullmatch(word)
+        try:
+            found += _every(int(every[1] or CUDA), offers) if every else [_kind(word)]
+        except ValueError as error:
+            raise UnservedDeviceError(
+                f"--arch: {error}; {of_words(offers)}, or all of them: --arch all"
+            ) from None
+    return list(dict.fromkeys(found))
+
+
+def _kind(word: str) -> BinaryKind:
+    """A named binary; `90a` is another name of `90`."""
+    kind = BinaryKind.parse(word)
+    return replace(kind, architecture=replace(kind.architecture, specific=False))
+
+
+def _every(cuda: int, offers: tuple[Offer, ...]) -> list[BinaryKind]:
+    """The binaries that are offered for drivers of this CUDA major, one per architecture."""
+    found = [one.kind for one in offers if one.kind.cuda == cuda]
+    if offers and not found:
+        raise ValueError(f"expected binaries for CUDA {cuda}, found none")
+    return found
 
 
 def of_words(offers: Iterable[Offer]) -> str:
     """What is offered, in words."""
-    known = dict.fromkeys(dotted(one.architecture.capability) for one in offers)
+    kinds = [one.kind for one in offers]
+    known = dict.fromkeys(dotted(kind.architecture.capability) for kind in reversed(kinds))
     if not known:
         return "flashvar has no binaries for this platform"
-    return f"flashvar has binaries for compute capability {', '.join(reversed(known))}"
+    older = sorted({kind.cuda for kind in kinds if kind.cuda != CUDA}, reverse=True)
+    words = f"flashvar has binaries for compute capability {', '.join(known)}"
+    return "".join([words, *(f", with -cu{cuda} for drivers of CUDA {cuda}" for cuda in older)])
 
 
 def _architecture(text: str) -> Architecture | None:

@@ -40,7 +40,7 @@ class Source:
         return self.folder is not None or self.index is not None
 
 
-def find(named: str | None, environ: Mapping[str, str], *, architecture: str) -> Source:
+def find(named: str | None, environ: Mapping[str, str], *, extra: str) -> Source:
     """The source of `--from`, else of FLASHVAR_INDEX, else the published release.
 
     Raises:
@@ -53,7 +53,7 @@ def find(named: str | None, environ: Mapping[str, str], *, architecture: str) ->
         raise SourceError(
             "expected a folder of wheels or a package index, found none, and no release of "
             "flashvar is published yet: make wheels in a checkout "
-            f"(nox -s wheels -- {architecture}), then name their folder or an index of them with "
+            f"(nox -s wheels -- {extra}), then name their folder or an index of them with "
             f"--from or {VARIABLE}"
         )
     try:

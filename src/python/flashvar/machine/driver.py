@@ -7,6 +7,16 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Final
+
+# CUDA version -> the driver branch that first reports it (CUDA Toolkit release notes, table 3).
+BRANCHES: Final = {
+    (12, 0): "525",
+    (12, 8): "570",
+    (12, 9): "575",
+    (13, 0): "580",
+    (13, 1): "590",
+}
 
 _VERSION_FILE = Path("/proc/driver/nvidia/version")
 # CUdevice_attribute of the driver API (cuda.h).

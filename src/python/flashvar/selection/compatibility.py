@@ -104,7 +104,7 @@ def driver_rejection(manifest: Manifest, system: System, tegra: bool = False) ->
         return None
     return Rejection(
         f"needs driver {minimum.display} or newer (CUDA {dotted(minimum.cuda)}), "
-        f"found {_driver(system)}",
+        f"found {driver_text(system)}",
         f"update JetPack to one that serves CUDA {dotted(minimum.cuda)}"
         if tegra
         else f"update the NVIDIA driver to {minimum.display} or newer",
@@ -180,7 +180,8 @@ def is_subset(binary: Binary) -> bool:
     return "+" in binary.manifest.version
 
 
-def _driver(system: System) -> str:
+def driver_text(system: System) -> str:
+    """The driver of a machine, in words."""
     if system.driver_cuda is None:
         return "no NVIDIA driver"
     display = system.driver_display or "a driver"

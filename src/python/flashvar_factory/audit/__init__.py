@@ -57,6 +57,7 @@ _OF_EVERY_WHEEL: Final[tuple[Check, ...]] = (
     budget,
 )
 _OF_THE_PROJECT: Final[tuple[Check, ...]] = (
+    member_checks.modes,
     metadata_checks.metadata,
     metadata_checks.wheel_file,
     source_checks.sources,
@@ -65,6 +66,7 @@ _OF_THE_PROJECT: Final[tuple[Check, ...]] = (
 )
 _OF_THE_FACTORY: Final[tuple[Check, ...]] = (
     member_checks.members,
+    member_checks.modes,
     member_checks.licenses,
     metadata_checks.metadata,
     metadata_checks.wheel_file,

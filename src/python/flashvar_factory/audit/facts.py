@@ -38,6 +38,7 @@ class Entry:
 
     name: str
     escape: str | None  # why it may be unpacked elsewhere than its name reads
+    mode: int  # of Unix, 0 where the archive has none
     size: int
     sha256: bytes
 
@@ -149,13 +150,13 @@ def gather(path: Path) -> Wheel:
     try:
         members = zip_file.members(path)
     except PackagingError as error:
-        members, damaged = [], [str(error)]
+        members, damaged = [], [str(error).removeprefix(f"{path}: ")]
     for member in members:
         try:
             content = member.read()
             digest = hashlib.sha256(content)
             why_not = zip_file.why_not_canonical(member)
-            entries.append(Entry(member.name, why_not, len(content), digest.digest()))
+            entries.append(Entry(member.name, why_not, member.mode, len(content), digest.digest()))
             if content.startswith(elf.ANY_MAGIC):
                 libraries.append(read_library(member.name, content, digest.hexdigest()))
             elif len(content) <= _KEPT_BYTES:

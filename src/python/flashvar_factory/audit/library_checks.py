@@ -116,13 +116,13 @@ def dependencies(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
 
 
 def _undefined(library: Library, *, calls_torch: bool) -> Iterator[Finding]:
-    strangers = [
+    unexpected = [
         symbol
         for symbol in library.dynamic.undefined
         if not _is_system(symbol) and not (calls_torch and _is_of_torch(symbol))
     ]
     by_owner: dict[str, list[str]] = {}
-    for symbol in strangers:
+    for symbol in unexpected:
         by_owner.setdefault(_owner(f"{symbol.name}@{symbol.version or ''}"), []).append(symbol.name)
     for owner, names in by_owner.items():
         yield Finding(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from flashvar.binaries.manifest import FILE_NAME, Manifest
 from flashvar.errors import FlashvarError, ManifestError
+from flashvar.machine.driver import BRANCHES
 from flashvar_factory.audit import library_facts
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Library, Wheel
@@ -106,11 +107,11 @@ def _derived(
         if formats:
             wanted = ["CUDA 12" if major < 13 else "CUDA 13"]
             yield "format of the device code to be that of", wanted, formats
-        if (major, minor) >= min(driver.BRANCHES):
+        if (major, minor) >= min(BRANCHES):
             oldest = driver.minimum((major, minor), described.code_kinds)
             yield "minimum driver of that toolkit", oldest, described.minimum_driver
         else:
-            yield "toolkit", f"{dotted(min(driver.BRANCHES))} or newer", toolkit
+            yield "toolkit", f"{dotted(min(BRANCHES))} or newer", toolkit
     else:
         yield "toolkit", "three numbers", toolkit
     for name in sorted({one.compression for one in library.images if one.compression is not None}):

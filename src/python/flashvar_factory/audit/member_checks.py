@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Iterator
+from typing import Final
 
 from packaging.utils import canonicalize_name
 
@@ -15,6 +17,9 @@ from flashvar_factory.build import binary_project, sbom
 
 _METADATA = ("METADATA", "RECORD", "WHEEL", "entry_points.txt")
 _LICENSE = re.compile(r"licenses/[^/]+")
+# Permissions that all tools unpack alike; the group may write, as under umask 002.
+_FILE: Final[tuple[int, ...]] = (0o644, 0o664)
+_PROGRAM: Final[tuple[int, ...]] = (0o755, 0o775)
 
 
 def members(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
@@ -51,6 +56,24 @@ def members(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
             wheel.path.name,
             f"expected a distribution of variants.toml ({known}), found {canonicalize_name(stem)}",
         )
+
+
+def modes(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
+    """Everybody may read every file, its owner may write it, and programs alone may be run."""
+    del expected
+    libraries = {library.path for library in wheel.libraries}
+    for entry in wheel.entries:
+        is_program = entry.name in libraries or wheel.files.get(entry.name, b"").startswith(b"#!")
+        allowed = _PROGRAM if entry.name.endswith("/") else _FILE
+        allowed += _PROGRAM if is_program else ()
+        found = stat.S_IMODE(entry.mode)
+        if entry.mode and found not in allowed:
+            yield Finding(
+                "modes",
+                entry.name,
+                f"expected the permissions {allowed[0]:04o}, found {found:04o}; chmod the file "
+                "and build the wheel again",
+            )
 
 
 def _licenses(wheel: Wheel) -> list[str]:

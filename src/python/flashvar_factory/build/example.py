@@ -36,7 +36,8 @@ def write(name: str, folder: Path) -> list[Path]:
         )
     if name == _LOADER:
         raise ConfigurationError(
-            f"expected a name of your own, found {name!r}, which would load the project's binaries"
+            f"expected a name of your own, found {name!r}, whose loader would take your binaries "
+            "for its own; choose another"
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(

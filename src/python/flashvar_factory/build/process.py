@@ -20,7 +20,9 @@ from typing import Final
 from flashvar_factory.errors import BuildError
 
 LOCK: Final = ".lock"
-_SECONDS_TO_END: Final = 10.0
+# How a program is ended, and the seconds that it then has. nvcc and Python remove their temporary
+# files after an interrupt alone.
+_ENDINGS: Final = ((signal.SIGINT, 3.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))
 
 
 @contextlib.contextmanager
@@ -43,6 +45,7 @@ def run(
     *,
     quiet: bool = False,
     env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
     umask: int = -1,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end; `quiet` keeps what it prints, stderr in it, as stdout.
@@ -60,6 +63,7 @@ def run(
                 stderr=subprocess.STDOUT if quiet else None,
                 text=True,
                 env=env,
+                cwd=cwd,
                 umask=umask,
                 close_fds=False,  # of ours, locks alone can be inherited
                 start_new_session=True,
@@ -90,9 +94,9 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Terminate a program and what it started; kill what does not go."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        deadline = time.monotonic() + _SECONDS_TO_END
+    """Interrupt a program and what it started; terminate, then kill what does not go."""
+    for number, seconds in _ENDINGS:
+        deadline = time.monotonic() + seconds
         with contextlib.suppress(ProcessLookupError):  # all are gone
             os.killpg(process.pid, number)
             while time.monotonic() < deadline:

@@ -42,7 +42,8 @@ def write(config: Config, build: Build, *, root: Path, output: Path) -> None:
     for name in (FILE_NAME, config.project.version_file, *binary_project.license_files(root)):
         _copy(root / name, output / name)
     for part in source.PARTS:
-        _copy(root / part, output / part)
+        if part != source.CMAKE or (root / part).is_dir():  # what it adds to the factory's own
+            _copy(root / part, output / part)
     _copy(source.HOME / source.CMAKE, output / source.CMAKE)
     for package in PACKAGES:
         _copy(source.HOME / "src" / "python" / package, output / "src" / "python" / package)

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 from flashvar.cli import output
+from flashvar.cli.parser import Command, Parser
 from flashvar.errors import FlashvarError
 from flashvar_factory.errors import BuildError
 from flashvar_factory.inspect.plain_text import plain
@@ -60,15 +61,17 @@ def main(arguments: Sequence[str] | None = None, *, program: str = "flashvar_fac
 
 def _call(command_line: list[str], program: str) -> int:
     """Parse the command line and run their command; an error is one message."""
-    common = argparse.ArgumentParser(add_help=False)
+    common: Any = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     common.add_argument(
         "--root",
         type=Path,
         default=argparse.SUPPRESS,
         help="where variants.toml is; may also come after the command (default: here)",
     )
-    parser = argparse.ArgumentParser(prog=program, description=_summary(__doc__), parents=[common])
-    commands = parser.add_subparsers(required=True, dest="name", metavar="command")
+    parser = Parser(prog=program, description=_summary(__doc__), parents=[common])
+    commands = parser.add_subparsers(
+        required=True, dest="name", metavar="command", parser_class=Command
+    )
     # Help and mistakes list all commands; a call needs its own alone.
     _, after_root = common.parse_known_args(command_line)
     named = [name for name in after_root[:1] if name in COMMANDS]
@@ -100,7 +103,7 @@ def _run(parsed: argparse.Namespace) -> None:
             raise
         raise BuildError(
             f"{error.filename}: expected to read or write here, found: {error.strerror}; "
-            "free the path, or its permissions"
+            "name another path, or change what is there or its permissions"
         ) from error
 
 

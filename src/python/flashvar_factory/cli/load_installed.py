@@ -21,7 +21,8 @@ def run(arguments: argparse.Namespace) -> None:
         found = metadata.distribution(arguments.distribution)
     except metadata.PackageNotFoundError:
         raise BinaryError(
-            f"expected {arguments.distribution} in this environment, found none; pip install it"
+            f"expected the distribution {arguments.distribution!r} in this environment, found "
+            "none; pip install it"
         ) from None
     packages = [entry.value for entry in found.entry_points if entry.group.endswith(".binaries")]
     if not packages:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
+from typing import Final
 
 from flashvar_factory.index import serve
+
+_LAST_PORT: Final = 65535
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -14,7 +18,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--site", type=Path, default=Path("build/index"), help="default: build/index"
     )
     parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000, help="default: 8000; 0 takes a free one")
+    parser.add_argument(
+        "--port", type=_port, default=8000, help="default: 8000; 0 takes a free one"
+    )
+
+
+def _port(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) > _LAST_PORT:
+        raise argparse.ArgumentTypeError(f"expected 0 to {_LAST_PORT}, found {text!r}")
+    return int(text)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -69,8 +69,9 @@ def select_all(
     lacking = [name for name in chosen if name not in there]
     if lacking:
         raise ConfigurationError(
-            f"platform={platform}: expected {listed(there) or 'no architecture'}, found "
-            f"{listed(lacking)}; variants.toml lists which platforms an architecture has wheels for"
+            f"platform={platform}: expected architectures with wheels for it, "
+            f"{listed(there) or 'of which there are none'}, found {listed(lacking)}; "
+            "`platforms` in variants.toml adds one"
         )
     return Selection(
         chosen,

@@ -37,8 +37,15 @@ def read(path: Path) -> str:
         if len(content) > LIMIT:
             raise ConfigurationError(f"{path}: expected at most {LIMIT:,} bytes, found more")
         return content.decode("utf-8").replace("\r\n", "\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: expected a readable file, found: {error}") from error
+    except OSError as error:
+        raise ConfigurationError(
+            f"{path}: expected a readable file, found: {error.strerror or error}"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"{path}: expected UTF-8, found the byte {error.object[error.start]:#04x} at "
+            f"{error.start}; save it as UTF-8"
+        ) from error
 
 
 def document(text: str, file: str) -> Table:

@@ -34,6 +34,7 @@ def write(
     files = _files([wheels, *also])
     if not any(file.suffix == ".whl" for file in files.values()):
         raise PackagingError(f"{wheels}: expected wheels, found none; nox -s wheels -- all")
+    site = site.resolve()  # a link to it stays
     _check_replaceable(site)
     withdrawn = yanks.read(yanked, map(project_of, files)) if yanked is not None else {}
     fresh = site.with_name(f".{site.name}.partial")

@@ -51,12 +51,8 @@ def read(path: Path, content: bytes) -> Entry:
     wheel = path.suffix == ".whl"
     if wheel:
         archive.parse_name(path.name)
-    try:
-        metadata = (_wheel_metadata if wheel else _sdist_metadata)(path, content)
-        read = core_metadata.read(metadata, path.name)
-    except PackagingError as error:
-        kind = "a wheel with one METADATA" if wheel else "an sdist with one PKG-INFO"
-        raise PackagingError(f"{path}: expected {kind}, found: {error}") from None
+    metadata = (_wheel_metadata if wheel else _sdist_metadata)(path, content)
+    read = core_metadata.read(metadata, str(path))
     name, version = read.name, str(read.version)
     of_name = path.name.removesuffix(".tar.gz").split("-")[1:2]
     if canonicalize_name(name) != project_of(path.name) or of_name != [version]:

@@ -54,7 +54,8 @@ def server(
         return ThreadingHTTPServer((host, port), partial(handler, directory=str(site)))
     except OSError as error:
         raise PackagingError(
-            f"expected port {port} of {host} to be free, found: {error.strerror}; take --port 0"
+            f"expected to listen on port {port} of {host}, found: {error.strerror}; name another "
+            "--port (0 takes a free one), or a --host of this machine"
         ) from error
 
 

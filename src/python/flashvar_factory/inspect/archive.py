@@ -18,12 +18,14 @@ from packaging.metadata import Metadata
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion
 
+from flashvar.errors import ConfigurationError
 from flashvar_factory.errors import PackagingError
 from flashvar_factory.inspect import core_metadata, zip_file
 from flashvar_factory.inspect.plain_text import plain
 
 # The first moment a zip archive can name, for builds that were given no SOURCE_DATE_EPOCH.
 EARLIEST: Final = 315532800
+_LATEST: Final = 4354819198  # the last: 2107-12-31, 23:59:58
 _FILE: Final = 0o100644 << 16
 _PROGRAM: Final = 0o100755 << 16
 _METADATA: Final = re.compile(r"[^/]+\.dist-info/METADATA")
@@ -115,7 +117,12 @@ def metadata_file(files: Mapping[str, bytes], where: Path) -> bytes:
 
 def epoch() -> int:
     """The time that everything in a wheel has: SOURCE_DATE_EPOCH, in seconds."""
-    return max(EARLIEST, int(os.environ.get("SOURCE_DATE_EPOCH", EARLIEST)))
+    text = os.environ.get("SOURCE_DATE_EPOCH", str(EARLIEST))
+    if not re.fullmatch(r"[0-9]{1,10}", text) or int(text) > _LATEST:
+        raise ConfigurationError(
+            f"SOURCE_DATE_EPOCH: expected seconds since 1970, at most {_LATEST}, found {text!r}"
+        )
+    return max(EARLIEST, int(text))
 
 
 def write(path: Path, files: Mapping[str, bytes], info: str) -> None:

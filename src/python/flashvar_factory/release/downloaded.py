@@ -61,10 +61,8 @@ def listed(path: Path) -> dict[str, str]:
     """
     try:
         rows = list(_of_index(path) if path.is_dir() else _of_sums(path))
-    except (OSError, ConfigurationError, PackagingError) as error:
-        raise ConfigurationError(
-            f"--hashes {path}: expected a list or an index that can be read, found: {error}"
-        ) from error
+    except (ConfigurationError, PackagingError) as error:
+        raise ConfigurationError(f"--hashes {error}") from error
     if not rows:
         raise ConfigurationError(
             f"--hashes {path}: expected lines of a SHA-256 and a file name, or the folder of an "
@@ -91,7 +89,9 @@ def _of_sums(path: Path) -> Iterator[tuple[str, str]]:
             continue
         matched = _SUM.fullmatch(line)
         if matched is None:
-            raise PackagingError(f"the line {line[:80]!r}")
+            raise PackagingError(
+                f"{path}: expected lines of a SHA-256 and a file name, found {line[:80]!r}"
+            )
         yield Path(matched["name"]).name, matched["digest"].lower()
 
 
@@ -137,7 +137,8 @@ def _audit(file: Path, trusted: Trusted) -> Iterator[Outcome]:
     if report.passed:
         yield Outcome("audit", f"{len(report.checks)} checks, {file.stat().st_size:,} bytes")
     for finding in report.findings:
-        yield Outcome("audit", str(finding), AuditError(f"{file.name}: {finding}"))
+        words = str(finding).replace(f"{file.name}: ", "", 1)  # the line is below the file's name
+        yield Outcome("audit", words, AuditError(f"{file.name}: {words}"))
 
 
 def _sbom(file: Path, trusted: Trusted) -> Iterator[Outcome]:
@@ -145,7 +146,7 @@ def _sbom(file: Path, trusted: Trusted) -> Iterator[Outcome]:
     try:
         documents = sbom.read(file)
     except FlashvarError as error:
-        yield Outcome("sbom", str(error), error)
+        yield Outcome("sbom", str(error).removeprefix(f"{file}: "), error)
         return
     if not documents:
         yield Outcome("sbom", "none in it, for no binary is")

@@ -161,7 +161,7 @@ def _text(value: object) -> str | None:
     raise TypeError(f"expected text, found {value!r}")
 
 
-def lean_on(root: Path, wanted: Sequence[Need]) -> dict[str, list[Record]]:
+def choose(root: Path, wanted: Sequence[Need]) -> dict[str, list[Record]]:
     """The records that count, by what they show; ReleaseError where something has none."""
     records, found, lacking = read(root), dict[str, list[Record]](), []
     for need in wanted:

@@ -90,14 +90,14 @@ def described(file: Path) -> Manifest | None:
 def complaints(
     files: Iterable[Path], members: Sequence[Member], *, whole: bool = True
 ) -> list[str]:
-    """What is strange, of another version or twice and, of a `whole` release, what is missing."""
+    """What is unexpected, of another version or twice; of a `whole` release also what lacks."""
     places: defaultdict[Member, list[Path]] = defaultdict(list)
     found = []
     wanted = {(member.distribution, member.platform): member.version for member in members}
     for file in sorted(files):
         member = read(file)
         if member is None or (member.distribution, member.platform) not in wanted:
-            found.append(f"{file}: a stranger, no file of this release")
+            found.append(f"{file}: not a file of this release")
         elif member.version != wanted[member.distribution, member.platform]:
             right = wanted[member.distribution, member.platform]
             found.append(f"{file}: expected version {right}, found {member.version}")
@@ -139,8 +139,8 @@ def extras_complaints(pure: Path, config: Config, members: Sequence[Member]) -> 
     return found
 
 
-def refuse(found: Sequence[str], doing: str, advice: str) -> None:
-    """Raise ReleaseError where there is something to complain about."""
+def refuse(found: Sequence[str], where: str, advice: str) -> None:
+    """Raise ReleaseError where there is something to complain about, in the folder `where`."""
     if found:
         lines = "\n".join(f"  {line}" for line in found)
-        raise ReleaseError(f"{doing}: expected the files of one release, found\n{lines}\n{advice}")
+        raise ReleaseError(f"{where}: expected the files of one release, found\n{lines}\n{advice}")

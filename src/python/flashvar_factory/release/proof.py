@@ -107,10 +107,10 @@ class Candidate:
         return {file: one for file, one in found.items() if one is not None}
 
     @cached_property
-    def leaned_on(self) -> dict[str, list[Record]]:
+    def used_records(self) -> dict[str, list[Record]]:
         """The records of GPU runs that count, by what they show."""
         wanted = gpu_records.needs(self.root, self.config.project.name, self.manifests.values())
-        return gpu_records.lean_on(self.root, wanted)
+        return gpu_records.choose(self.root, wanted)
 
 
 def sources(candidate: Candidate) -> str:
@@ -198,7 +198,7 @@ def require_same_parts(documents: Iterable[tuple[Path, str, str]]) -> None:
 
 def records(candidate: Candidate) -> str:
     """What is released ran on a GPU, by records of these sources."""
-    names = {one.file: None for every in candidate.leaned_on.values() for one in every}
+    names = {one.file: None for every in candidate.used_records.values() for one in every}
     return f"leans on {', '.join(names)}"
 
 
@@ -267,7 +267,7 @@ def prove(candidate: Candidate) -> dict[str, Any]:
         "tag": candidate.tag,
         "files": hashes,
         "gpu_records": {
-            need: [one.file for one in found] for need, found in candidate.leaned_on.items()
+            need: [one.file for one in found] for need, found in candidate.used_records.items()
         },
     }
 
@@ -296,7 +296,7 @@ def write(candidate: Candidate, document: Mapping[str, Any], output: Path) -> li
     text = notes.text(
         changed,
         document["revision"],
-        candidate.leaned_on,
+        candidate.used_records,
         candidate.manifests.values(),
         document["files"],
     )
@@ -313,6 +313,9 @@ def read(path: Path) -> dict[str, str]:
     """The hashes of what may be published, by file name; ReleaseError where nothing may be."""
     try:
         document = json_text.parse(toml_table.read(path).encode(), path.name)
+    except FlashvarError as error:
+        raise ReleaseError(f"{error}; check-release writes this file") from error
+    try:
         tagged_as, hashes = document["tag"], document["files"]
         if not isinstance(hashes, dict):
             raise ValueError("no table of files")
@@ -320,7 +323,7 @@ def read(path: Path) -> dict[str, str]:
             raise ValueError("no files with their SHA-256")
         if tagged_as is not None and not (isinstance(tagged_as, str) and tagged_as):
             raise ValueError(f"the tag {tagged_as!r}")
-    except (FlashvarError, ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError) as error:
         raise ReleaseError(
             f"{path}: expected what check-release wrote, found {error!r}; check the release first"
         ) from error

@@ -18,7 +18,7 @@ _PARTIAL: Final = ".partial"
 
 
 def prepare(dist: Path, expected: Sequence[Member]) -> None:
-    """Refuse strangers in `dist`, before minutes are spent; an older report there goes."""
+    """Refuse other files in `dist`, before minutes are spent; an older report is removed."""
     if not dist.is_dir():
         return
     for half in dist.glob(f".*{_PARTIAL}"):  # of a release that was cut off while it copied

@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +23,7 @@ from typing import Final
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from flashvar_factory.build import process
 from flashvar_factory.config.schema import Config
 from flashvar_factory.errors import PackagingError
 from flashvar_factory.inspect import archive, core_metadata
@@ -243,10 +243,10 @@ def _run(command: Sequence[str], *, settings: bool = False, cwd: Path | None = N
     }
     if not settings:
         environ |= {"PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    done = subprocess.run(command, env=environ, cwd=cwd, capture_output=True, text=True)
+    done = process.run(command, quiet=True, env=environ, cwd=cwd)
     if done.returncode != 0:
         raise PackagingError(
             f"expected exit code 0, found {done.returncode} of: {' '.join(command)}\n"
-            f"{(done.stdout + done.stderr).strip()}"
+            f"{done.stdout.strip()}"
         )
     return done.stdout.strip()

@@ -96,8 +96,8 @@ def _plain(wheels: Path, project: str) -> Path:
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "none"
         raise PackagingError(
-            f"{wheels}: expected the one plain wheel of {project}, found {names}; "
-            "nox -s wheels -- all"
+            f"{wheels}: expected one wheel of {project} itself, found {names}; "
+            "nox -s wheels -- all makes it where the project has a pyproject.toml"
         )
     return found[0]
 
@@ -129,7 +129,7 @@ def _check_version(binary: Binary, version: str) -> None:
     found = binary.manifest.version.partition("+")[0]
     if found != version.partition("+")[0]:
         raise PackagingError(
-            f"{binary.wheel}: expected version {version}, as the plain wheel, found {found}; "
+            f"{binary.wheel}: expected version {version}, the project's own, found {found}; "
             "nox -s wheels -- all"
         )
 

@@ -74,10 +74,11 @@ def choose(facts: Facts) -> Choice:
         return Choice(facts.engine)
     if not facts.missing:
         return Choice("podman", made_here=True)
-    found = f"{facts.engine}, but no {REGISTRY}" if facts.engine else "no container engine"
+    found = f"{facts.engine}, which does not" if facts.engine else "neither"
     return Choice(
-        why_not=f"expected docker or podman and {REGISTRY}, found {found}; an image can be made "
-        f"here, except for: {', '.join(facts.missing)} (apt-get install podman runc debootstrap)"
+        why_not=f"expected docker or podman that reaches {REGISTRY}, found {found}; to make an "
+        f"image here instead, this is missing: {', '.join(facts.missing)} (apt-get install podman "
+        "runc debootstrap)"
     )
 
 

@@ -5,15 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from flashvar.binaries.manifest import MinimumDriver
-
-# CUDA version -> the driver branch that first reports it (CUDA Toolkit release notes, table 3).
-BRANCHES: Final = {
-    (12, 0): "525",
-    (12, 8): "570",
-    (12, 9): "575",
-    (13, 0): "580",
-    (13, 1): "590",
-}
+from flashvar.machine.driver import BRANCHES
 
 # Compression of device code -> the oldest CUDA version whose drivers uncompress it. lz4 is older
 # than any driver served here.

@@ -67,5 +67,5 @@ def _together(release: Release, files: list[Path]) -> Outcome:
     found = members.complaints(release.wheels.iterdir(), release.members)
     if not found:
         found = merge.projects_extras(files, release.config, release.members)
-    members.refuse(found, "release", f"remove {release.folder} and release again")
+    members.refuse(found, str(release.wheels), f"remove {release.folder} and release again")
     return Outcome(f"{len(release.members)} files of version {release.version}")

@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-#define VECADD_ABI_VERSION 3u
+#define VECADD_ABI_VERSION 1u
 #define VECADD_API __attribute__((visibility("default")))
 
 typedef enum vecadd_status {

@@ -1,0 +1,71 @@
+"""Parsers of command lines that suggest the nearest word for a misspelled one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that suggests the nearest command or option for a misspelled one."""
+
+    def __init__(self, **settings: Any) -> None:
+        # An abbreviation that works today may become ambiguous with a new option.
+        settings["allow_abbrev"] = False
+        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        if sys.version_info >= (3, 14):
+            settings["suggest_on_error"] = False  # it suggests only values
+        super().__init__(**settings)
+        self.arguments: list[str] = []  # of the command line that is parsed
+
+    def parse_known_args(  # type: ignore[override]  # of its overloads, one
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """The same as of every parser; suggestions are made for what was given."""
+        self.arguments = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message, a suggestion if there is one, and where to look; exit code 2."""
+        suggestion = _suggestion(self.arguments, self._known())
+        lines = [f"{self.prog}: {message}"]
+        if suggestion is not None:
+            lines.append(f"did you mean {suggestion}?")
+        lines.append(f"`{self.prog} --help` lists the commands and options.")
+        self.exit(2, "\n".join(lines) + "\n")
+
+    def _known(self) -> list[str]:
+        """The options, commands and values of this parser."""
+        known: list[str] = []
+        for action in self._actions:
+            known += action.option_strings
+            known += map(str, action.choices or ())
+        return known
+
+
+class Command(Parser):
+    """The parser of one command, whose options are suggested for those that it does not know."""
+
+    def parse_known_args(  # type: ignore[override]  # of its overloads, one
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """The same as of every parser, but nothing is left over: exits with 2 instead."""
+        chosen, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return chosen, unknown
+
+
+def _suggestion(arguments: Iterable[str], known: list[str]) -> str | None:
+    """The known name nearest to the first unknown argument that has one."""
+    for argument in arguments:
+        bare = argument.partition("=")[0]
+        if bare in known:
+            continue
+        near = get_close_matches(bare, known, n=1, cutoff=0.6)
+        if near:
+            return near[0]
+    return None
