@@ -22,7 +22,8 @@ def forward_batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tup
     """The batching rule of attention_fwd."""
     size: int = info.batch_size
     op = torch.ops.flashvar.attention_fwd.default
-    if _stay_apart(arguments) and size:  # without entries there are no results to stack
+    _refuse_packed(arguments)
+    if _has_dropout(arguments) and size:  # without entries there are no results to stack
         return _one_by_one(op, size, in_dims, arguments)
     inputs, batch = _fold_inputs(size, in_dims, arguments, whole_bias=False)
     out, lse = op(*inputs, *arguments[_TENSORS:])
@@ -35,7 +36,8 @@ def backward_batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tu
     op = torch.ops.flashvar.attention_bwd.default
     rest, dims = arguments[_BEFORE:], in_dims[_BEFORE:]
     wants_bias = arguments[4]
-    if _stay_apart(rest) and size:
+    _refuse_packed(rest)
+    if _has_dropout(rest) and size:
         return _one_by_one(op, size, in_dims, arguments)
     outer = [_fold(x, dim, size) for x, dim in zip(arguments[:4], in_dims[:4], strict=True)]
     inputs, batch = _fold_inputs(size, dims, rest, whole_bias=True)
@@ -50,15 +52,19 @@ def backward_batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tu
     return (*found, grad_bias), (0, 0, 0, 0)
 
 
-def _stay_apart(arguments: tuple[Any, ...]) -> bool:
-    """Whether the entries of a call must not share a batch; `arguments` begin with its inputs."""
+def _refuse_packed(arguments: tuple[Any, ...]) -> None:
+    """Refuse packed sequences; `arguments` begin with the inputs of a call."""
     inputs = Inputs._make(arguments[:_TENSORS])
     if inputs.cu_seqlens_q is not None or inputs.cu_seqlens_k is not None:
         raise BackendUnavailableError(
             "attention of packed sequences cannot be mapped, got cu_seqlens under torch.vmap: "
             "pack all sequences together, or loop over the calls"
         )
-    return inputs.rng_state is not None
+
+
+def _has_dropout(arguments: tuple[Any, ...]) -> bool:
+    """Whether the results depend on the place in the batch."""
+    return Inputs._make(arguments[:_TENSORS]).rng_state is not None
 
 
 def _one_by_one(
