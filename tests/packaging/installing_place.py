@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import paper_wheels
 import simulated_driver
@@ -52,19 +52,9 @@ class Place(NamedTuple):
     dist: Path
     site: Path
 
-    def run(
-        self,
-        *words: str,
-        gpus: Sequence[tuple[str, int, int]] = (),
-        cuda: tuple[int, int] = (13, 0),
-        tools: str | None = None,
-        settings: Mapping[str, str] | None = None,
-        through: Path | None = None,
-    ) -> subprocess.CompletedProcess[str]:
-        """`flashvar install ...` on a machine with these GPUs; `through` another path of Python."""
-        process = self.started(
-            *words, gpus=gpus, cuda=cuda, tools=tools, settings=settings, through=through
-        )
+    def run(self, *words: str, **machine: Any) -> subprocess.CompletedProcess[str]:
+        """`flashvar install ...` to its end, on a machine as `started` takes it."""
+        process = self.started(*words, **machine)
         stdout, stderr = process.communicate()
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
@@ -77,7 +67,7 @@ class Place(NamedTuple):
         settings: Mapping[str, str] | None = None,
         through: Path | None = None,
     ) -> subprocess.Popen[str]:
-        """The same, still running."""
+        """`flashvar install ...` on a machine with these GPUs; `through` another path of Python."""
         driver = self.root / "driver"
         shutil.rmtree(driver, ignore_errors=True)
         driver.mkdir()

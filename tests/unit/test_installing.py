@@ -12,6 +12,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -316,3 +317,14 @@ def test_an_interrupted_change_goes_to_its_end(call: str, tmp_path: Path) -> Non
     _, printed = process.communicate()
     assert b"KeyboardInterrupt" in printed
     assert (tmp_path / "ended").exists() is (call == "install")
+
+
+def test_the_temporary_folder_of_another_thread() -> None:
+    """Python sets handlers of signals in the main thread alone."""
+
+    def made() -> bool:
+        with temporary.folder() as folder:
+            return folder.is_dir()
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(made).result()

@@ -51,9 +51,9 @@ def run(chosen: argparse.Namespace) -> int:
     system: System | None = None  # None: the GPUs that are named are in another machine
     if chosen.arch is None:
         system = System(driver_cuda=driver.cuda_version(), driver_display=driver.display_version())
-        needs = _found(driver.gpus(), system, offered)
+        needs = _needs_of_machine(driver.gpus(), system, offered)
     else:
-        needs = _named(chosen.arch, offered)
+        needs = _needs_of_names(chosen.arch, offered)
     present = {
         binary.manifest.distribution
         for binary in registry.installed().binaries
@@ -88,7 +88,7 @@ def run(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _named(text: str, offered: tuple[Offer, ...]) -> list[Need]:
+def _needs_of_names(text: str, offered: tuple[Offer, ...]) -> list[Need]:
     """The needs of GPUs that `--arch` names.
 
     Raises:
@@ -107,7 +107,9 @@ def _named(text: str, offered: tuple[Offer, ...]) -> list[Need]:
     return needs
 
 
-def _found(gpus: Sequence[Gpu], system: System, offered: tuple[Offer, ...]) -> list[Need]:
+def _needs_of_machine(
+    gpus: Sequence[Gpu], system: System, offered: tuple[Offer, ...]
+) -> list[Need]:
     """The needs of the GPUs of this machine; unserved ones are reported.
 
     Raises:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Final
 
 from flashvar.errors import InstallError
 
-# Ctrl-C, an orderly end of the process, a terminal that is closed.
-_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Ctrl-C, an orderly end of the process, a terminal that is closed (Windows has no such signal).
+_NAMES: Final = ("SIGINT", "SIGTERM", "SIGHUP")
+_ENDING: Final = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 # How Python handles them by default; a signal that is ignored, as under nohup, stays ignored.
 _DEFAULTS: Final = (signal.SIG_DFL, signal.default_int_handler)
 
@@ -38,8 +40,12 @@ def folder() -> Iterator[Path]:
 
 @contextmanager
 def _ended_once() -> Iterator[None]:
-    """Turn the first signal that asks the process to end into Ended, and ignore the others."""
-    handlers = {number: signal.getsignal(number) for number in _ENDING}
+    """Turn the first signal that asks the process to end into Ended, and ignore the others.
+
+    Python handles signals in the main thread alone: in another one nothing is changed.
+    """
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in _ENDING if in_main_thread}
     handlers = {number: one for number, one in handlers.items() if one in _DEFAULTS}
 
     def end(number: int, frame: object) -> None:

@@ -90,7 +90,7 @@ def described(file: Path) -> Manifest | None:
 def complaints(
     files: Iterable[Path], members: Sequence[Member], *, whole: bool = True
 ) -> list[str]:
-    """What is unexpected, of another version or twice; of a `whole` release also what lacks."""
+    """Files that are unexpected, of another version or twice; if `whole`, also missing ones."""
     places: defaultdict[Member, list[Path]] = defaultdict(list)
     found = []
     wanted = {(member.distribution, member.platform): member.version for member in members}

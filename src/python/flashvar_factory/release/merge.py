@@ -23,7 +23,7 @@ def merge(
     if output.is_dir() and output.resolve() not in {shard.resolve() for shard in shards}:
         found += members.complaints(output.iterdir(), expected, whole=False)
     members.refuse(
-        found, str(output), "build each shard anew with the same selection arguments, merge these"
+        found, str(output), "build each shard again with the same arguments, then merge these"
     )
     output.mkdir(parents=True, exist_ok=True)
     merged = []

@@ -23,7 +23,9 @@ def forward_batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tup
     """The batching rule of attention_fwd."""
     size: int = info.batch_size
     op = torch.ops.flashvar.attention_fwd.default
-    if _stay_apart(in_dims, arguments) and size:  # without entries there are no results to stack
+    _refuse_packed(arguments)
+    # Without entries there are no results to stack.
+    if _differs_by_entry(in_dims, arguments) and size:
         return _one_by_one(op, size, in_dims, arguments)
     inputs, batch = _fold_inputs(size, in_dims, arguments, whole_bias=False)
     out, lse = op(*inputs, *arguments[_TENSORS:])
@@ -36,7 +38,8 @@ def backward_batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tu
     op = torch.ops.flashvar.attention_bwd.default
     rest, dims = arguments[_BEFORE:], in_dims[_BEFORE:]
     wants_bias, wants_sinks = arguments[4:_BEFORE]
-    if (_stay_apart(dims, rest) or wants_sinks) and size:
+    _refuse_packed(rest)
+    if (_differs_by_entry(dims, rest) or wants_sinks) and size:
         return _one_by_one(op, size, in_dims, arguments)
     outer = [_fold(x, dim, size) for x, dim in zip(arguments[:4], in_dims[:4], strict=True)]
     inputs, batch = _fold_inputs(size, dims, rest, whole_bias=True)
@@ -51,14 +54,19 @@ def backward_batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tu
     return (*found, grad_bias, grad_sinks), (0, 0, 0, 0, None)
 
 
-def _stay_apart(in_dims: tuple[Any, ...], arguments: tuple[Any, ...]) -> bool:
-    """Whether the entries of a call must not share a batch; `arguments` begin with its inputs."""
-    inputs, dims = Inputs._make(arguments[:_TENSORS]), Inputs._make(in_dims[:_TENSORS])
+def _refuse_packed(arguments: tuple[Any, ...]) -> None:
+    """Refuse packed sequences; `arguments` begin with the inputs of a call."""
+    inputs = Inputs._make(arguments[:_TENSORS])
     if inputs.cu_seqlens_q is not None or inputs.cu_seqlens_k is not None:
         raise BackendUnavailableError(
             "attention of packed sequences cannot be mapped, got cu_seqlens under torch.vmap: "
             "pack all sequences together, or loop over the calls"
         )
+
+
+def _differs_by_entry(in_dims: tuple[Any, ...], arguments: tuple[Any, ...]) -> bool:
+    """Whether results depend on the place in the batch, or entries have sinks of their own."""
+    inputs, dims = Inputs._make(arguments[:_TENSORS]), Inputs._make(in_dims[:_TENSORS])
     return inputs.rng_state is not None or dims.sinks is not None
 
 
