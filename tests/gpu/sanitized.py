@@ -32,6 +32,7 @@ _FEATURES = (
     "bias-that-hides",
     "dropout-causal",
     "head-dim-v",
+    "sinks-causal",
     "deterministic",
     "packed-zero-lengths",
     "packed-offset",
@@ -159,7 +160,7 @@ def _follow_states(backend: str, _: list[int]) -> None:
     from flashvar import gated_delta_rule
 
     packed = (0, 100, 1, 0, 640, 65, 0)
-    for dims in ((64, 64), (128, 128), (40, 24)):
+    for dims in ((64, 64), (128, 128), (40, 24), (72, 136)):
         of_tokens, careful = made(200, (1, 2), dims, fused=False), made(200, (1, 2), dims)
         for given, beta in ((of_tokens, 2.0), (careful, 1.6)):  # equal keys: updates grow
             given["k"] = given["k"][:, :1].expand_as(given["q"]).contiguous()

@@ -107,15 +107,18 @@ struct BwdLaunch {
     int64_t const others = blocks_of(problem.state_elements());
     if (chosen.layout.tokens_inner) {
       using Config = Tokens<kWidth, kOfTokens>;
-      int multiprocessors = 0;
-      cudaError_t const error =
-          cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-      if (error != cudaSuccess) return error;
       BwdTokensArgs args{problem, chosen.tokens};
-      // An SM has 1 KB more than a block may have, of which each block takes 1 KB.
-      constexpr int kFit =
-          (Target::kSharedMemory + 1024) / (sizeof(typename Config::Shared) + 1024);
-      args.tiles.divide_among(int64_t{multiprocessors} * std::min(kFit, Config::kBlocksPerSM));
+      // Blocks of single elements do not load the next channel ahead, so they have one each.
+      if constexpr (kOfTokens > 1) {
+        int multiprocessors = 0;
+        cudaError_t const error =
+            cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+        if (error != cudaSuccess) return error;
+        // An SM has 1 KB more than a block may have, of which each block takes 1 KB.
+        constexpr int kFit =
+            (Target::kSharedMemory + 1024) / (sizeof(typename Config::Shared) + 1024);
+        args.tiles.divide_among(int64_t{multiprocessors} * std::min(kFit, Config::kBlocksPerSM));
+      }
       return launch_blocks<bwd_tokens_kernel<Config>, Target>(
           args, args.tiles.blocks + others, device, stream, sizeof(typename Config::Shared));
     }
