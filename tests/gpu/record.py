@@ -86,6 +86,40 @@ def merge(target: Path, parts: list[Path]) -> dict[str, Any]:
     return merged
 
 
+def failed_files(record: Record) -> list[str]:
+    """The test files in which a case failed."""
+    return sorted({_file(case) for case in record if case["outcome"] == "failed"})
+
+
+def replace_failed(before: Mapping[str, Any], again: Mapping[str, Any]) -> dict[str, Any]:
+    """The document `before` with its failed files as they ran in `again`, and what had failed.
+
+    Raises:
+        ValueError: the two runs are of other binaries or another system.
+    """
+    for name in ("binaries", "system", "forced_architecture"):
+        if before[name] != again[name]:
+            raise ValueError(f"{name}: expected {before[name]} as recorded, found {again[name]}")
+    files = failed_files(before["cases"])
+    kept = [case for case in before["cases"] if _file(case) not in files]
+    record = sorted(kept + again["cases"], key=lambda case: case["case"])
+    failed = [case for case in before["cases"] if case["outcome"] == "failed"]
+    history = {
+        "files": files,
+        "had_failed": [f"{case['case']}: {case.get('reason')}" for case in failed],
+    }
+    return {
+        **before,
+        "ran_again": [*before.get("ran_again", ()), history],
+        **summary(record),
+        "cases": record,
+    }
+
+
+def _file(case: Mapping[str, Any]) -> str:
+    return str(case["case"]).partition("::")[0]
+
+
 def _environment() -> dict[str, Any]:
     from flashvar.binaries import registry
     from flashvar.machine.system import gather

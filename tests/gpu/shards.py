@@ -5,6 +5,11 @@
 Most of the time goes into Triton's compiler, which the processes share out (shares.py); the tests
 marked `large`, which fill the device's memory, run after the others. Words after `--` go to pytest.
 Ends with 1 where a test failed.
+
+    python tests/gpu/shards.py -j 14 --results results.json --again
+
+After a failure was fixed in Python: run the files in which a case failed once more, on the same
+binaries and inputs. The record keeps the other files' cases and lists what had failed.
 """
 
 from __future__ import annotations
@@ -19,9 +24,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from record import failures, merge
+from record import failed_files, failures, merge, replace_failed
+
+sys.path.append(str(Path(__file__).parents[2]))
+
+from benchmarks import result_file
 
 _HERE = Path(__file__).parent
+_ROOT = _HERE.parents[1]
 # Exit codes of pytest: some test failed, it was interrupted, and nothing was selected.
 _FAILED, _INTERRUPTED, _NO_TESTS = 1, 2, 5
 
@@ -32,15 +42,25 @@ def main() -> int:
     parser.add_argument("-j", "--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--results", type=Path, metavar="FILE", help="the record of all, as JSON")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
+    parser.add_argument("--again", action="store_true", help="run the failed files of the record")
     parser.add_argument("pytest", nargs="*", help="words for pytest")
     options = parser.parse_args()
+    paths, before = [str(_HERE)], None
+    if options.again:
+        if options.results is None:
+            parser.error("--again expects a record: name it by --results")
+        before = result_file.read(options.results)
+        options.seed = before["seed"]
+        paths = [str(_ROOT / file) for file in failed_files(before["cases"])]
+        if not paths:
+            parser.error(f"--again: no case of {options.results} failed")
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         count = options.processes + 1
         given = [f"--seed={options.seed}", *options.pytest]
 
         def start(part: int) -> subprocess.Popen[str]:
-            return _start(Path(folder, str(part)), [str(_HERE), f"--shard={part}/{count}", *given])
+            return _start(Path(folder, str(part)), [*paths, f"--shard={part}/{count}", *given])
 
         running: dict[int, subprocess.Popen[str]] = {}
         codes: list[int] = []
@@ -63,7 +83,15 @@ def main() -> int:
         whole = options.results is not None and _INTERRUPTED not in codes
         target = options.results if whole else Path(folder, "all.json")
         parts = sorted(Path(folder).glob("*.json"))
-        merged = merge(target, parts) if parts else {"cases": [], "counts": {}}
+        run = Path(folder, "all.json") if before else target
+        merged = merge(run, parts) if parts else {"cases": [], "counts": {}}
+        if before and target == options.results:
+            try:
+                merged = replace_failed(before, merged)
+            except ValueError as error:
+                print(f"{error}; {target} stays as it is, run all of its tests again")
+                return 1
+            result_file.write(target, merged)
     print(failures(merged["cases"]))
     print(f"--seed {options.seed}: {merged['counts']} in {time.monotonic() - began:.0f} s")
     return 0 if all(code in (0, _NO_TESTS) for code in codes) else 1

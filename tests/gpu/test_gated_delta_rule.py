@@ -167,7 +167,8 @@ def test_equal_keys_that_are_normalised() -> None:
     given["k"] = given["k"][:, :1].expand_as(given["k"])
     given["beta"].fill_(20.0)
     given["g"].fill_(-20.0)
-    compared(given)
+    # sigmoid(20) is 1 in float32, so that beta's gradients, of some 1e-6, are 0.
+    compared(given, beta=4.0)
 
 
 @pytest.mark.large

@@ -52,6 +52,35 @@ def test_shards_together_are_the_whole(tmp_path: Path, python: str) -> None:
     assert any(one.startswith("-k test_forward") for one in document["chosen"])
 
 
+def test_files_that_failed_run_again(tmp_path: Path, python: str) -> None:
+    target, file = tmp_path / "all.json", "tests/gpu/test_attention_sizes.py"
+    words = ("tests/gpu/shards.py", "-j", "1", "--results", str(target))
+    chosen = ("--", "-k", "batches_and_heads and triton")
+    others = "--ignore-glob=*/test_[!a]*", "--ignore-glob=*/test_attention_[!s]*"
+    assert run(python, *words, "--seed", "5", *chosen, *others).returncode == 0
+    first = result_file.read(target)
+    failed = {"case": f"{file}::test_mended", "outcome": "failed", "reason": "AssertionError"}
+    kept = {"case": "tests/gpu/test_rotary.py::test_kept", "outcome": "passed"}
+    result_file.write(target, {**first, "seed": 7, "cases": [failed, kept]})
+    assert run(python, *words, "--again", *chosen).returncode == 0
+    document = result_file.read(target)
+    assert document["cases"] == [*first["cases"], kept]
+    assert document["counts"] == {**first["counts"], "passed": 1}
+    assert document["seed"] == 7
+    history = {"files": [file], "had_failed": [f"{file}::test_mended: AssertionError"]}
+    assert document["ran_again"] == [history]
+    done = run(python, *words, "--again", *chosen)
+    assert done.returncode == 2
+    assert f"no case of {target} failed" in done.stderr
+    # What ran with other binaries replaces nothing.
+    other = {**document, "binaries": [{"architecture": "sm_80"}], "cases": [failed]}
+    result_file.write(target, other)
+    done = run(python, *words, "--again", *chosen)
+    assert done.returncode == 1
+    assert "binaries: expected [{'architecture': 'sm_80'}]" in done.stdout
+    assert result_file.read(target)["cases"] == [failed]
+
+
 def test_shares_take_equally_long() -> None:
     sys.path.insert(0, str(ROOT / "tests" / "gpu"))
     from shares import shares
