@@ -38,7 +38,7 @@ WITH_SOURCES = {"PYTHONPATH": str(SOURCES)}
 LOCKED = ["audit", "binary", "build", "ci", "cibuildwheel", "nox", "release", "smoke", "toolchain"]
 # What `nox -s bench` measures of kernels, in the environment that build-dev made.
 ON_WHAT_IS_BUILT = {
-    *("attention", "audit", "build", "host", "integrations", "models", "ops", "shapes"),
+    *("attention", "audit", "build", "host", "integrations", "layers", "models", "ops", "shapes"),
 }
 # With these settings an example takes seconds on a CPU.
 SMALL_EXAMPLES = {

@@ -49,6 +49,24 @@ class Cell:
         return _PRODUCTS[self.direction] * full / (2 if self.causal else 1)
 
 
+@dataclass(frozen=True)
+class LayerCell:
+    """A call of a layer: its input is [batch, seqlen, hidden]."""
+
+    direction: str  # forward, without gradients; or step, a forward and a backward
+    dtype: str
+    batch: int
+    seqlen: int
+    hidden: int
+    head_dim: int
+    warm_up: int  # calls before the clock
+
+    @property
+    def name(self) -> str:
+        """What `--only` takes."""
+        return f"hdim{self.head_dim}-hidden{self.hidden}-s{self.seqlen}-{self.direction}"
+
+
 def attention() -> list[Cell]:
     """The cells of the attention benchmark in the file's order, each in both directions."""
     table = _table("attention")
@@ -80,6 +98,26 @@ def models() -> list[Cell]:
 def shapes() -> list[tuple[str, dict[str, Cell]]]:
     """Pairs of a special call and a plain one, in both directions: name, and shape -> cell."""
     return [*_grouped_heads(), *_packed_sequences(), *_with_features(), *_between_head_dims()]
+
+
+def layers() -> list[LayerCell]:
+    """Calls of whole layers, by head dim, hidden size, length and direction."""
+    table = _table("layers")
+    return [
+        LayerCell(
+            direction=direction,
+            dtype=table["dtype"],
+            batch=table["tokens"] // seqlen,
+            seqlen=seqlen,
+            hidden=hidden,
+            head_dim=int(head_dim),
+            warm_up=table["warm_up"],
+        )
+        for head_dim, sizes in table["hidden"].items()
+        for hidden in sizes
+        for seqlen in table["seqlen"]
+        for direction in ("forward", "step")
+    ]
 
 
 def host() -> Cell:

@@ -28,6 +28,13 @@ OF_OPS: Final = {
     "sdpa-flash": "SDPA FlashAttention-2",
     "sdpa-cudnn": "SDPA cuDNN",
 }
+# The layers of `run.py layers`.
+LAYERS: Final = {
+    "gated-delta-net": "`flashvar.layers.GatedDeltaNet`",
+    "fla-gated-delta-net": "`GatedDeltaNet` of flash-linear-attention",
+    "attention": "softmax attention, flashvar",
+    "sdpa": "softmax attention, SDPA",
+}
 # How a row of `run.py host` begins, and whom it times: without a backend that is CUDA.
 HOST_CALLERS: Final = {
     "flashvar": "flashvar-cuda",

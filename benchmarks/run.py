@@ -1,6 +1,6 @@
 """The one runner: `python benchmarks/run.py attention --json OUT`; models, host, ... likewise.
 
-Needs nothing but Python, and torch (with triton) for the first six; flashvar is imported from
+Needs nothing but Python, and torch (with triton) for the first seven; flashvar is imported from
 where Python finds it, so from a working tree:
 
     PYTHONPATH=src/python python benchmarks/run.py attention --json out.json --only hdim64
@@ -45,6 +45,10 @@ The JSON file, schema 2, here as `result_file.read` gives it:
     ops        op (or a function of it), unit (of its rates), cell, contender, dtype; median_ms,
                low_ms, high_ms, rounds, rate (10^12 of the cell's work a second: operations, or
                bytes moved), to_contender (flashvar's rate to it); clocks as attention; or skipped
+    layers     cell, direction (step: forward and backward), dtype, batch, seqlen, hidden, head_dim,
+               warm_up (calls before the clock), contender; first_s (its first call here),
+               median_ms, low_ms, high_ms, rounds, tokens_per_s, to_contender; clocks as attention;
+               or skipped
     host       contender; median_us, low_us, high_us, rounds, calls (per round); or skipped
     integrations  way; median_us, low_us, high_us, rounds, calls (per round); of calls added_us,
                what is more than `flashvar.attention` takes; on the CPU where there is no device
@@ -79,6 +83,7 @@ _MODULES: Final = {
     "models": "models",
     "shapes": "shapes",
     "ops": "ops",
+    "layers": "layers",
     "host": "host",
     "integrations": "integrations",
     "build": "build",
@@ -87,12 +92,12 @@ _MODULES: Final = {
     "index": "index",
     "audit": "audit",
 }
-_ON_DEVICE: Final = ("attention", "models", "shapes", "ops", "host")
+_ON_DEVICE: Final = ("attention", "models", "shapes", "ops", "layers", "host")
 # Who takes an option that not everybody takes.
 _WITH_CONTENDERS: Final = ("attention", "models", "shapes")
 _TAKEN_BY: Final = {
-    "contender": (*_WITH_CONTENDERS, "ops"),
-    "seconds": (*_WITH_CONTENDERS, "ops", "integrations"),
+    "contender": (*_WITH_CONTENDERS, "ops", "layers"),
+    "seconds": (*_WITH_CONTENDERS, "ops", "layers", "integrations"),
     "prepare": _WITH_CONTENDERS,
     "threshold": (),
 }
@@ -217,14 +222,14 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="attention, models, shapes, ops: who runs, e.g. flex or flashvar-smXY; may be "
+        help="attention, models, shapes, ops, layers: who runs, e.g. flex or flashvar-smXY; may be "
         "repeated",
     )
     parser.add_argument(
         "--seconds",
         type=_positive,
         default=0.25,
-        help="attention, models, shapes, ops: device time of a contender in a case; "
+        help="attention, models, shapes, ops, layers: device time of a contender in a case; "
         "integrations: of each way (%(default)s)",
     )
     parser.add_argument(

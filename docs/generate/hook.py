@@ -52,6 +52,7 @@ GENERATED = {
     "tiles for 99 KiB": sentences.tiles_for_99_kib,
     "builds": rates.builds,
     "models": rates.models,
+    "layers": rates.layers,
     "sizes": rates.sizes,
     "sizes of others": rates.sizes_of_others,
     **{f"rates of {name}": op_rates.of_op(name) for name in timed_ops()},

@@ -20,6 +20,7 @@ from benchmarks.names import (
     HOST_CALLERS,
     HOST_WAYS,
     INTEGRATION_CALLS,
+    LAYERS,
 )
 from tables import table
 
@@ -275,6 +276,31 @@ def models(root: Path) -> str:
         measured = caption(file, document["environment"])
         parts.append(f"{measured}\n\n{table(('model', *map(contender, names)), rows)}")
     return "\n\n".join(["## Models", *parts]) if parts else ""
+
+
+def layers(root: Path) -> str:
+    """Milliseconds of whole layers by head dim, hidden size and length."""
+    parts = []
+    for file, document in documents(root, "layers"):
+        found: dict[tuple[int, int, int, str], dict[str, dict[str, Any]]] = {}
+        for row in document["rows"]:
+            cell = (row["head_dim"], row["hidden"], row["seqlen"], row["direction"])
+            if "median_ms" in row:
+                found.setdefault(cell, {})[row["contender"]] = row
+        names = [name for name in LAYERS if any(name in by for by in found.values())]
+        rows = [
+            (
+                *(head_dim, f"{hidden:,}", f"{seqlen:,}", direction),
+                *(f"{by[name]['median_ms']:.2f}" if name in by else NONE for name in names),
+            )
+            for (head_dim, hidden, seqlen, direction), by in found.items()
+        ]
+        heading = ("head dim", "hidden size", "length", "call", *(LAYERS[one] for one in names))
+        (warm_up,) = {row["warm_up"] for row in document["rows"]}
+        measured = caption(file, document["environment"], "Milliseconds")
+        measured += f" Every layer was called {warm_up} times before the clock started."
+        parts.append(f"{measured}\n\n{table(heading, rows)}")
+    return "\n\n".join(parts) or f"No record in `{RESULTS}` has them yet."
 
 
 def sizes(root: Path) -> str:

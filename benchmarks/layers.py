@@ -1,0 +1,192 @@
+"""Whole layers: gated delta networks, of flashvar and of FLA, beside softmax attention.
+
+A layer maps [batch, seqlen, hidden] to the same shape; projections, convolutions, norms and gates
+are timed with it. All layers of a cell have as many heads and head dims, and take turns. `first_s`
+is the first call of a layer in this process, which compiles what is not compiled yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from time import perf_counter
+from typing import Final
+
+import torch
+from torch import nn
+
+from benchmarks import cases, timing
+from benchmarks.cases import LayerCell
+from benchmarks.contender import DTYPES
+from benchmarks.report import Options, Report, Row, chosen, reason
+
+OURS: Final = "gated-delta-net"
+_SEED: Final = 20
+
+
+def run(options: Options) -> Report:
+    """Times the chosen cells on the current CUDA device.
+
+    Raises:
+        BenchmarkError: for an unknown cell or contender.
+    """
+    cells = {cell.name: cell for cell in cases.layers()}
+    wanted = chosen(tuple(CONTENDERS), options.contenders, option="--contender")
+    rows: list[Row] = []
+    lines: list[tuple[str, ...]] = []
+    for name in chosen(tuple(cells), options.only):
+        found = _cell(cells[name], wanted, options.seconds)
+        rows += found
+        lines += [_line(row) for row in found if "skipped" not in row]
+    return Report(rows=rows, columns=_COLUMNS, lines=lines)
+
+
+_COLUMNS: Final = ("cell", "layer", "first call (s)", "ms", "10^6 tokens/s", "flashvar's to it")
+
+
+class SoftmaxAttention(nn.Module):  # type: ignore[misc]
+    """Causal attention between projections of q, k and v and one of the output."""
+
+    def __init__(self, cell: LayerCell, attend: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.head_dim = cell.head_dim
+        self.attend = attend
+        self.qkv_proj = nn.Linear(cell.hidden, 3 * cell.hidden, bias=False)
+        self.o_proj = nn.Linear(cell.hidden, cell.hidden, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of the shape of x."""
+        heads = self.qkv_proj(x).unflatten(-1, (3, -1, self.head_dim))
+        out: torch.Tensor = self.o_proj(self.attend(*heads.unbind(2)).flatten(-2))
+        return out
+
+
+class _Output(nn.Module):  # type: ignore[misc]
+    """A layer of linear attention that returns its output alone."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(x)[0]
+        return out
+
+
+def _gated_delta_net(module: str) -> Callable[[LayerCell], nn.Module]:
+    def made(cell: LayerCell) -> nn.Module:
+        layer = import_module(module).GatedDeltaNet
+        heads = cell.hidden // cell.head_dim
+        return _Output(layer(cell.hidden, expand_v=1, head_dim=cell.head_dim, num_heads=heads))
+
+    return made
+
+
+def _softmax_flashvar(cell: LayerCell) -> nn.Module:
+    from flashvar import attention
+
+    return SoftmaxAttention(cell, lambda q, k, v: attention(q, k, v, causal=True))
+
+
+def _softmax_sdpa(cell: LayerCell) -> nn.Module:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        heads_first = (one.transpose(1, 2) for one in (q, k, v))
+        out = nn.functional.scaled_dot_product_attention(*heads_first, is_causal=True)
+        return out.transpose(1, 2)
+
+    return SoftmaxAttention(cell, attend)
+
+
+CONTENDERS: Final[Mapping[str, Callable[[LayerCell], nn.Module]]] = {
+    OURS: _gated_delta_net("flashvar.layers"),
+    "fla-gated-delta-net": _gated_delta_net("fla.layers"),
+    "attention": _softmax_flashvar,
+    "sdpa": _softmax_sdpa,
+}
+
+
+def current_device() -> torch.device:
+    """The CUDA device that is timed."""
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _cell(cell: LayerCell, wanted: Sequence[str], seconds: float) -> list[Row]:
+    described: Row = {
+        "cell": cell.name,
+        "direction": cell.direction,
+        "dtype": cell.dtype,
+        "batch": cell.batch,
+        "seqlen": cell.seqlen,
+        "hidden": cell.hidden,
+        "head_dim": cell.head_dim,
+        "warm_up": cell.warm_up,
+    }
+    calls: dict[str, Callable[[], object]] = {}
+    first: dict[str, float] = {}
+    skipped: list[Row] = []
+    for contender in wanted:
+        try:
+            call = _call(CONTENDERS[contender], cell)
+            first[contender] = _seconds(call)
+            for _ in range(cell.warm_up - 1):
+                call()
+            calls[contender] = call
+        except Exception as error:  # what a contender does not serve is an answer
+            skipped.append({**described, "contender": contender, "skipped": reason(error)})
+    measured = timing.measure(calls, seconds=seconds)
+    ours = measured.timings.get(OURS)
+    rows: list[Row] = [
+        {
+            **described,
+            "contender": contender,
+            "first_s": round(first[contender], 3),
+            "median_ms": spent.median_ms,
+            "low_ms": spent.low_ms,
+            "high_ms": spent.high_ms,
+            "rounds": spent.rounds,
+            "tokens_per_s": cell.batch * cell.seqlen / spent.median_ms * 1e3,
+            "to_contender": None if ours is None else spent.median_ms / ours.median_ms,
+            **measured.clocks,
+        }
+        for contender, spent in measured.timings.items()
+    ]
+    return rows + skipped
+
+
+def _call(make: Callable[[LayerCell], nn.Module], cell: LayerCell) -> Callable[[], object]:
+    """A call of a layer with random parameters: inputs are the same for every layer of a cell."""
+    device = current_device()
+    torch.manual_seed(_SEED)
+    layer = make(cell).to(device, DTYPES[cell.dtype])
+    shape = (cell.batch, cell.seqlen, cell.hidden)
+    x, grad = torch.randn(2, *shape, device=device, dtype=DTYPES[cell.dtype]).unbind()
+    if cell.direction == "forward":
+
+        def forward() -> object:
+            with torch.no_grad():
+                return layer(x)
+
+        return forward
+    leaves = [x.requires_grad_(), *layer.parameters()]
+    return lambda: torch.autograd.grad(layer(x), leaves, grad)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    """Wall clock of one call and of the device's work for it."""
+    began = perf_counter()
+    call()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return perf_counter() - began
+
+
+def _line(row: Row) -> tuple[str, ...]:
+    ratio = row["to_contender"]
+    return (
+        str(row["cell"]),
+        str(row["contender"]),
+        f"{row['first_s']:.2f}",
+        f"{row['median_ms']:.3f}",
+        f"{float(row['tokens_per_s'] or 0) / 1e6:.1f}",
+        "" if ratio is None else f"{ratio:.2f}",
+    )
