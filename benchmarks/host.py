@@ -1,9 +1,10 @@
-"""Host time of one small attention call: what Python, torch and the launch cost.
+"""Host time of one small call: what Python, torch and the launch cost.
 
-The ways of a call are timed apart: eager without gradients, through torch's dispatcher alone, with
-inputs that require gradients (the forward of a step), and such a forward with its backward. Calls
-are enqueued in runs short enough for the launch queue, without waiting inside a run, and contenders
-take turns. SDPA's backend choice is made outside of the clock.
+Four ways to call attention are timed apart: eager without gradients, through torch's dispatcher
+alone, with inputs that require gradients (the forward of a step), and such a forward with its
+backward. Other ops are timed without gradients. Calls are enqueued in runs short enough for the
+launch queue, without waiting inside a run, and contenders take turns. SDPA's backend choice is made
+outside of the clock.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks import cases
 from benchmarks.contender import DTYPES, heads_first
+from benchmarks.names import HOST_OF_OP
 from benchmarks.report import Options, Report, Row, chosen, reason
+from flashvar.cli.speed import OURS, timed_ops
 
 _CALLS: Final = 200
 _ROUNDS: Final = 30
@@ -131,7 +134,16 @@ def _contenders(device: str) -> dict[str, Contender]:
         **sdpa("flash", SDPBackend.FLASH_ATTENTION),
         "sdpa-flash-dispatcher": Contender(flash_op),
         **sdpa("cudnn", SDPBackend.CUDNN_ATTENTION),
+        **_other_ops(torch.device(device)),
         "empty-like": Contender(lambda: torch.empty_like(tensors[0])),
+    }
+
+
+def _other_ops(device: torch.device) -> dict[str, Contender]:
+    return {
+        f"{HOST_OF_OP}{cell.name}": Contender(op.call(cell, OURS, device))
+        for op in timed_ops().values()
+        for cell in op.SMALL_CELLS
     }
 
 

@@ -49,6 +49,8 @@ HOST_WAYS: Final = {
     "gradient": "forward, inputs that require gradients",
     "step": "forward and backward",
 }
+# How a row begins that is of another op; the name of its cell follows.
+HOST_OF_OP: Final = "op, "
 # The calls of `run.py integrations`.
 INTEGRATION_CALLS: Final = {
     "direct": "`flashvar.attention`",

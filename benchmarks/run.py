@@ -49,7 +49,8 @@ The JSON file, schema 2, here as `result_file.read` gives it:
                warm_up (calls before the clock), contender; first_s (its first call here),
                median_ms, low_ms, high_ms, rounds, tokens_per_s, to_contender; clocks as attention;
                or skipped
-    host       contender; median_us, low_us, high_us, rounds, calls (per round); or skipped
+    host       contender (of another op than attention: "op, " and its cell); median_us, low_us,
+               high_us, rounds, calls (per round); or skipped
     integrations  way; median_us, low_us, high_us, rounds, calls (per round); of calls added_us,
                what is more than `flashvar.attention` takes; on the CPU where there is no device
     build      step, command, seconds

@@ -18,6 +18,7 @@ from benchmarks.names import (
     BUILD_STEPS,
     CONTENDERS,
     HOST_CALLERS,
+    HOST_OF_OP,
     HOST_WAYS,
     INTEGRATION_CALLS,
     LAYERS,
@@ -211,6 +212,13 @@ def host(root: Path) -> str:
         )
         origin = _origin(file, document["environment"])
         parts.append(f"Medians in µs, {origin}.{least}\n\n{made}")
+        others = [
+            (name.removeprefix(HOST_OF_OP), _time(spent))
+            for name, spent in times.items()
+            if name.startswith(HOST_OF_OP)
+        ]
+        if others:
+            parts.append(f"The other ops, without gradients:\n\n{table(('call', 'µs'), others)}")
     return "\n\n".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""What `run.py ops` writes of each op's calls, small and on the CPU; the clock is made up."""
+"""What `run.py ops` and `host` call of each op, small and on the CPU; the clock is made up."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(update, "HEAD_DIM", 8)
     monkeypatch.setattr(rule, "HEAD_DIM", 8)
     for module, small in SMALL.items():
-        for name in ("CELLS", "MORE_CELLS"):
+        for name in ("CELLS", "MORE_CELLS", "SMALL_CELLS"):
             monkeypatch.setattr(module, name, tuple(map(small, getattr(module, name))))
     monkeypatch.setattr(import_module("flashvar.ops.attention.speed"), "CELLS", ())
     return ops
@@ -81,3 +81,12 @@ def test_the_chosen_are_measured(benchmark: ModuleType) -> None:
     assert len(rows) == 6
     with pytest.raises(BenchmarkError, match=r"--contender must name one of flashvar, .*'nobody'"):
         benchmark.run(Options(contenders=("nobody",)))
+
+
+def test_host_times_a_small_call_of_every_other_op(benchmark: ModuleType) -> None:
+    host = import_module("benchmarks.host")
+    found = host._other_ops(torch.device("cpu"))
+    for name, op in timed_ops().items():
+        for cell in op.SMALL_CELLS:
+            found[f"op, {cell.name}"].call()
+        assert op.SMALL_CELLS or name == "attention", name

@@ -51,6 +51,8 @@ class OpSpeed(Protocol):
     CELLS: tuple[Cell, ...]
     # What benchmarks time beside them: `doctor --bench` would take too long, or too much memory.
     MORE_CELLS: tuple[Cell, ...]
+    # So small that the host is all of their time, which benchmarks time.
+    SMALL_CELLS: tuple[Cell, ...]
 
     def call(self, cell: Any, contender: str, device: torch.device) -> Call:
         """A call of OURS or of a peer, with its inputs; raises if the contender cannot serve it."""

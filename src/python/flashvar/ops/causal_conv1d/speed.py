@@ -75,6 +75,8 @@ def _cells(shapes: tuple[Any, ...]) -> tuple[ConvCell, ...]:
 CELLS: Final = _cells(_SHAPES)
 MORE_CELLS: Final = _cells(_MORE_SHAPES)
 
+SMALL_CELLS: Final = (_cell("forward", "btd", 1, 64, 256),)
+
 
 def call(cell: ConvCell, contender: str, device: torch.device) -> Call:
     """A call of flashvar (OURS) or of a peer, with its inputs. The copy moves as many bytes."""

@@ -57,6 +57,8 @@ MORE_CELLS: Final = _cells(
     *(((16, 64), 4, 8192), ((16, 32), 1, 8192), ((2, 8), 1, 32768), ((16, 16), 1, 8192))
 )
 
+SMALL_CELLS: Final = _cells(((2, 2), 1, 64))[:1]
+
 
 def call(cell: DeltaCell, contender: str, device: torch.device) -> Call:
     """A call of flashvar (OURS) or of a peer, with its inputs."""

@@ -50,6 +50,8 @@ MORE_CELLS: Final = (
     *(_cell(256, "bf16", "kv"), _cell(256, "bf16", "vk")),
 )
 
+SMALL_CELLS: Final = (_cell(1, "fp32", "vk"),)
+
 
 def call(cell: UpdateCell, contender: str, device: torch.device) -> Call:
     """A call of flashvar or of a peer, with its inputs. The copy moves as many bytes."""

@@ -51,6 +51,8 @@ CELLS: Final = (
 )
 MORE_CELLS: Final = (_cell("forward", 4, 65536), _cell("backward", 4, 65536))
 
+SMALL_CELLS: Final = (_cell("forward", 2, 64),)
+
 
 def call(cell: MergeCell, contender: str, device: torch.device) -> Call:
     """A call of flashvar (OURS) or of a peer, with its inputs. The copy moves as many bytes."""
