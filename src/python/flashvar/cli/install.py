@@ -14,7 +14,16 @@ from flashvar.binaries import registry
 from flashvar.binaries.manifest import Manifest
 from flashvar.binaries.registry import Binary
 from flashvar.errors import DriverError, InstallError, UnservedDeviceError
-from flashvar.installing import installer, offers, record, repacked, source, temporary, verify
+from flashvar.installing import (
+    destination,
+    installer,
+    offers,
+    record,
+    repacked,
+    source,
+    temporary,
+    verify,
+)
 from flashvar.installing.installer import Installer
 from flashvar.installing.offers import Offer
 from flashvar.installing.source import Source
@@ -79,10 +88,13 @@ def run(chosen: argparse.Namespace) -> int:
             wheel.offer: repacked.write(wheel.files, wheel.offer, judged)
             for wheel in wheels.values()
         }
+        files = {name: len(one) for wheel in wheels.values() for name, one in wheel.files.items()}
+        destination.require_room(sum(files.values()))
         if chosen.dry_run:
             print(f"would install {_listed(requirements)} into {sys.prefix}; nothing was changed")
             return 0
-        tool.install(list(requirements.values()), judged)
+        with destination.without_remains(files):
+            tool.install(list(requirements.values()), judged)
     _check_found(requirements)
     print(f"installed {_listed(requirements)} into {sys.prefix}; `flashvar doctor` shows what runs")
     return 0

@@ -7,6 +7,7 @@ changes. What is installed by name is packed of the files that were judged, and 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import importlib.util
 import os
@@ -15,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from flashvar.errors import InstallError, IntegrityError, SourceError
-from flashvar.installing import settings, temporary
+from flashvar.installing import destination, settings, temporary
 from flashvar.installing.offers import Offer
 from flashvar.installing.source import Source
 
@@ -31,6 +33,10 @@ from flashvar.installing.source import Source
 _HASHES: Final = ("DO NOT MATCH THE HASHES", "Hash mismatch")
 # How the lines begin in which they say why: uv in two ways, pip of a page that it cannot read.
 _CAUSES: Final = ("cause:", "Caused by:", "Could not fetch URL", "WARNING: Skipping page")
+# How they say that the temporary folder cannot take a file.
+_FULL: Final = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
+# pip's heading of a traceback: its last line says more.
+_TRACEBACK: Final = "ERROR: Exception:"
 _LABEL: Final = re.compile(r"^(error|cause|caused by|warning):\s*", re.IGNORECASE)
 # What zipfile raises of an archive that is torn, encrypted or packed in a way it does not know.
 _TORN: Final = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError)
@@ -81,13 +87,7 @@ def find(environ: Mapping[str, str]) -> Installer:
             "make one with `python -m venv`, and install flashvar there; in an image, set "
             "PIP_BREAK_SYSTEM_PACKAGES=1"
         )
-    for site in dict.fromkeys(Path(sysconfig.get_path(one)) for one in ("purelib", "platlib")):
-        if not site.is_dir() or not os.access(site, os.W_OK | os.X_OK):
-            raise InstallError(
-                f"expected to write into {site}, found "
-                f"{'no permission' if site.is_dir() else 'no such folder'}: complete the "
-                "environment, or make a new one"
-            )
+    destination.require_writable()
     if _has("pip._internal.cli.main"):  # as far as its command, which a half-removed one is not
         return Pip((sys.executable, "-m", "pip"))
     scripts = sysconfig.get_path("scripts")
@@ -241,6 +241,12 @@ def _check_fetched(done: subprocess.CompletedProcess[str], offer: Offer, source:
             f"{offer}: expected the file whose hash {source} lists, found other bytes; nothing was "
             "installed: publish the index again, or take another source"
         )
+    if any(words in done.stdout + done.stderr for words in _FULL):
+        raise InstallError(
+            f"{offer}: expected room to unpack it in {tempfile.gettempdir()}, found: "
+            f"{_last_words(done)}; nothing was installed: free space, or name another folder in "
+            "TMPDIR"
+        )
     raise SourceError(
         f"{offer}: expected a wheel at {source}, found none that can be fetched "
         f"({_last_words(done)}); nothing was installed: name another source with --from"
@@ -260,5 +266,7 @@ def _last_words(done: subprocess.CompletedProcess[str]) -> str:
     lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     errors = [line for line in lines if line.lower().startswith("error:")]
     causes = [line for line in lines if line.startswith(_CAUSES)]
+    if _TRACEBACK in errors:
+        errors = lines[-1:]
     chosen = [*errors[:1], *causes[-1:]] or lines[-1:] or ["it printed nothing"]
     return "; ".join(_LABEL.sub("", line) for line in chosen)
