@@ -1,7 +1,7 @@
 """README.md as a package index shows it, with addresses in place of the repository's paths.
 
-An index resolves no relative link. With `Repository` in [project.urls] each becomes absolute, at the
-tag of the version; without it the words of a link stay, and pictures go. A plugin of the build
+An index resolves no relative link. With `Repository` in [project.urls] each becomes absolute, at
+the tag of the version; without it the words of a link stay, and pictures go. A plugin of the build
 backend.
 """
 
