@@ -136,16 +136,16 @@ def wgmma() -> Drawing:
             (2, 3.4, "0: S(n)", "product"),
             (3.4, 4.8, "1: S(n)", "product"),
             (6.6, 8, "0: S(n−1)", "product"),
-            (8, 9.8, "0: O += P V(n)", "product"),
+            (8, 9.8, "0: O += P V", "product"),
             (9.8, 11.2, "1: S(n−1)", "product"),
-            (11.2, 13, "1: O += P V(n)", "product"),
+            (11.2, 13, "1: O += P V", "product"),
             (13, 14.4, "0: S(n−2)", "product"),
         ],
     }
     _lanes(drawing, lanes, 53)
     for when, says in ((6.6, "0 starts both products,"), (9.8, "then it is 1's turn")):
         x = 150 + when * 53 - 1
-        drawing.line((x, 78), (x, 240))
+        drawing.line((x, 178), (x, 240))
         drawing.words(x, 258, says, "middle")
     return drawing
 
@@ -195,7 +195,7 @@ def backward() -> Drawing:
     drawing.arrow((592, 230), (678, 268))
     drawing.words(780, 104, "registers, to the end", "middle")
     drawing.words(780, 212, "registers, to the end", "middle")
-    drawing.words(780, 314, "added to fp32 sums in the workspace", "middle")
+    drawing.words(780, 314, "added to sums in the workspace", "middle")
     drawing.words(16, 300, "m = first to last block of queries that sees the keys,")
     drawing.words(16, 316, "of every query head that shares them")
     return drawing

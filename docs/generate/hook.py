@@ -58,6 +58,7 @@ GENERATED = {
     **{f"rates of {name}": op_rates.of_op(name) for name in timed_ops()},
     "ratios of linear attention": op_rates.linear_attention_to_peers,
     "pictures": pictures.pictures,
+    "chart": pictures.chart,
     "integrations": pages.integrations,
     "modules of integrations": pages.modules_of_integrations,
     "modules of the stand-in": pages.stand_in,

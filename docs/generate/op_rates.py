@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.names import OF_OPS
-from rates import NONE, RESULTS, caption, documents, relative
+from rates import NONE, RESULTS, caption, day_and_commit, documents, relative
 from tables import table
 
 OURS: Final = "flashvar"
@@ -41,6 +41,15 @@ def linear_attention_to_peers(root: Path) -> str:
         for peer in peers
     }
     return relative(of_call)
+
+
+def of_linear_attention(root: Path) -> str:
+    """README.md's words on the runs that this table is of."""
+    return "; ".join(
+        day_and_commit(file, document["environment"])
+        for file, document in documents(root, "ops")
+        if any(row["op"] == "gated_delta_rule" for row in document["rows"])
+    )
 
 
 def _tables(root: Path, name: str) -> Iterator[str]:

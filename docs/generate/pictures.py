@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Final
 
+from benchmarks import result_file
+from rates import RESULTS, day_and_commit
+
+_RECORDS: Final = Path("tests", "gpu", "results")  # of pictures that no benchmark draws
+_SOURCE: Final = re.compile(r"<dc:source>(\S+\.json) ")
 # What a picture shows, by how the name of its file ends, in the order of the page.
 _SHOWN: Final = {
     "forward": "The forward: rates by length, for each head dim and mask.",
@@ -32,12 +38,38 @@ def pictures(root: Path) -> str:
     if strange := set(folder.glob("*.png")) - set(found):
         names = ", ".join(sorted(path.name for path in strange))
         raise ValueError(f"expected pictures of {', '.join(_SHOWN)}, found {names}: name it there")
-    return "\n\n".join(_picture(path, _SHOWN[kind]) for path, kind in found.items())
+    return "\n\n".join(_picture(root, path, _SHOWN[kind]) for path, kind in found.items())
 
 
-def _picture(path: Path, shown: str) -> str:
+def chart(root: Path) -> str:
+    """The one picture of the first page."""
+    (path,) = (root / "docs" / "pictures").glob("*-causal.png")
+    return _picture(
+        root,
+        path,
+        "Rates of causal attention by length, forward and backward, beside FlashAttention 4 and 3, "
+        "cuDNN and FlashAttention 2.",
+    )
+
+
+def _picture(root: Path, path: Path, shown: str) -> str:
     # Outlines stay sharp where somebody has to zoom in, as on a phone.
     full = path.with_suffix(".svg")
     target = full if full.exists() else path
     image = f"![{shown.replace('`', '')}](pictures/{path.name})"
-    return f"{shown}\n\n[{image}](pictures/{target.name})"
+    return f"{shown} {_measured(root, path)}\n\n[{image}](pictures/{target.name})"
+
+
+def _measured(root: Path, path: Path) -> str:
+    """The day and the commit of what a picture shows, and its record."""
+    outlines = path.with_suffix(".svg")
+    if not outlines.exists():
+        record = _RECORDS / f"{path.stem}.json"
+        if not (root / record).is_file():
+            raise ValueError(f"{path.name}: expected its record {record}, found none")
+        return f"No commit recorded (`{record}`)."
+    source = _SOURCE.search(outlines.read_text(encoding="utf-8"))
+    if source is None:
+        raise ValueError(f"{outlines.name}: expected the record it was drawn from, found none")
+    environment = result_file.read(root / RESULTS / source[1])["environment"]
+    return f"{day_and_commit(source[1], environment)}."

@@ -85,13 +85,13 @@ def _cells(document: dict[str, Any], direction: str) -> Cells:
 
 
 def ratios(root: Path) -> str:
-    """The rate of flashvar divided by that of each other package, and who is missing."""
+    """The rate of flashvar divided by that of each other package, and which were not measured."""
     parts = []
     for file, document in _of_own_binaries(root):
         directions = [_cells(document, direction) for direction in ("forward", "backward")]
         if not any(directions):
             continue
-        named = dict.fromkeys(row["contender"] for row in document["rows"])
+        named = dict.fromkeys([*(row["contender"] for row in document["rows"]), *CONTENDERS])
         peers = [name for name in named if not name.startswith("flashvar-")]
         rows = [(contender(peer), *(_ratio(cells, peer) for cells in directions)) for peer in peers]
         absent = [name for name, *found in rows if set(found) == {NONE}]
@@ -113,7 +113,7 @@ def _ratio(cells: Cells, peer: str) -> str:
 
 def to_the_fastest(root: Path) -> str:
     """README.md's table: flashvar's rate relative to that of the fastest other kernel."""
-    (document,) = (one for _, one in _of_own_binaries(root) if _cells(one, "forward"))
+    _, document = _with_a_forward(root)
     of_call = {
         f"{direction}, head dim {head_dim}": [
             by[OURS]["tflops"] / best
@@ -124,6 +124,18 @@ def to_the_fastest(root: Path) -> str:
         for head_dim in sorted({cell[0] for cell in _cells(document, direction)})
     }
     return relative(of_call)
+
+
+def of_the_chart(root: Path) -> str:
+    """README.md's words on the run that its chart and that table are of."""
+    file, document = _with_a_forward(root)
+    return day_and_commit(file, document["environment"])
+
+
+def _with_a_forward(root: Path) -> tuple[str, dict[str, Any]]:
+    """The one record of attention in which a device ran its own binary."""
+    (found,) = ((file, one) for file, one in _of_own_binaries(root) if _cells(one, "forward"))
+    return found
 
 
 def relative(of_call: Mapping[str, Sequence[float]]) -> str:
@@ -176,12 +188,12 @@ def caption(file: str, environment: dict[str, Any], unit: str = "TFLOP/s") -> st
     device, versions = environment["device"], environment["versions"]
     return (
         f"{unit} on one {device['name']}, driver {device['driver']}, torch {versions['torch']}, "
-        f"{_origin(file, environment)}."
+        f"{day_and_commit(file, environment)}."
     )
 
 
-def _origin(file: str, environment: dict[str, Any]) -> str:
-    """What was measured and when, with the record's file."""
+def day_and_commit(file: str, environment: dict[str, Any]) -> str:
+    """The day and the commit of a record, with its file."""
     source = environment["source"]
     binaries = {(one["revision"], one["dirty"]) for one in environment.get("binaries", ())}
     if source.get("dirty") and len(binaries) == 1 and not (binary := binaries.pop())[1]:
@@ -210,7 +222,7 @@ def host(root: Path) -> str:
             if "empty-like" in times
             else ""
         )
-        origin = _origin(file, document["environment"])
+        origin = day_and_commit(file, document["environment"])
         parts.append(f"Medians in µs, {origin}.{least}\n\n{made}")
         others = [
             (name.removeprefix(HOST_OF_OP), _time(spent))
@@ -239,7 +251,7 @@ def integrations(root: Path) -> str:
             for way, name in INTEGRATION_CALLS.items()
         ]
         made = table(("call", "no gradient", "added", "gradient", "added"), rows)
-        origin = _origin(file, document["environment"])
+        origin = day_and_commit(file, document["environment"])
         parts.append(
             f"Through an integration, and how much that adds to `flashvar.attention`. "
             f"Medians in µs, {origin}.\n\n{made}"
@@ -262,7 +274,7 @@ def builds(root: Path) -> str:
             if "seconds" in row
         ]
         parts.append(
-            f"On {cores} cores, {_origin(file, document['environment'])}.\n\n"
+            f"On {cores} cores, {day_and_commit(file, document['environment'])}.\n\n"
             + table(("step", "command", "seconds"), rows)
         )
     return "\n\n".join(parts)
@@ -324,7 +336,7 @@ def sizes(root: Path) -> str:
             for row in document["rows"]
         ]
         heading = ("wheel", "platform", "MB to download", "MB installed")
-        origin = _origin(file, document["environment"])
+        origin = day_and_commit(file, document["environment"])
         parts.append(f"Wheels of {origin}.\n\n{table(heading, rows)}")
     return "\n\n".join(["## Sizes", *parts]) if parts else ""
 
@@ -343,7 +355,7 @@ def sizes_of_others(root: Path) -> str:
         for one in sorted(peers, key=lambda one: int(one["bytes"]))
     ]
     heading = ("wheel", "MB to download", "MB installed", "")
-    origin = _origin(file, document["environment"])
+    origin = day_and_commit(file, document["environment"])
     return (
         f"flashvar's wheels of {origin}; those of others are in `benchmarks/peer_sizes.toml`. "
         "You need `flashvar` and one more wheel. flash-attn has no wheel on PyPI.\n\n"

@@ -119,6 +119,16 @@ def test_a_terminal_that_knows_ascii_alone_is_told_all(tmp_path: Path) -> None:
     assert complaints == ""
 
 
+def test_torch_without_numpy_says_nothing() -> None:
+    """Its warning would stand above the summary."""
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES), "CUDA_VISIBLE_DEVICES": ""}
+    code = "import sys; sys.modules['numpy'] = None; from flashvar import cli; cli.main(['doctor'])"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, text=True, capture_output=True)
+    assert done.stdout.startswith("flashvar ")
+    assert done.stderr == ""
+
+
 def test_an_interrupt_is_told_in_a_word(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

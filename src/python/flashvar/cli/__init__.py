@@ -6,6 +6,7 @@ import argparse
 import io
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -31,6 +32,8 @@ def _run(given: list[str]) -> int:
     chosen = commands.parse(given)
     if isinstance(sys.stdout, io.TextIOWrapper):  # paths may hold characters it cannot encode
         sys.stdout.reconfigure(errors="backslashreplace")
+    # Of torch without NumPy, which no command needs.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     try:
         return _RUN[chosen.command](chosen)
     except FlashvarError as error:

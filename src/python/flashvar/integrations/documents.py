@@ -1,7 +1,7 @@
 """Attention within the documents of a batch, through flashvar.attention_varlen, without a mask.
 
-documents = Documents.of_ids(batch["document_ids"])     # once a batch
-out = documents.attention(q, k, v, causal=True)         # in every layer
+    documents = Documents.of_ids(batch["document_ids"])  # once a batch
+    out = documents.attention(q, k, v, causal=True)  # in every layer
 """
 
 from __future__ import annotations

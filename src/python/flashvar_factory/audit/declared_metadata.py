@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from flashvar_factory.audit.finding import some
-from flashvar_factory.config import extras, version
+from flashvar_factory.config import extras, readme, version
 from flashvar_factory.config.schema import Config
 from flashvar_factory.inspect import core_metadata
 
@@ -55,7 +55,7 @@ def differences(
 
 def _fields(project: Mapping[str, Any], folder: Path, release: str) -> dict[str, object]:
     """The fields that [project] makes, those of requirements aside; none that is empty."""
-    text, kind = _readme(project.get("readme"), folder)
+    text, kind = _readme(project, folder, release)
     licence = project.get("license")
     fields = {
         "name": project["name"],
@@ -81,11 +81,14 @@ def _fields(project: Mapping[str, Any], folder: Path, release: str) -> dict[str,
     return {field: value for field, value in fields.items() if value}
 
 
-def _readme(readme: Any, folder: Path) -> tuple[str, str | None]:
+def _readme(project: Mapping[str, Any], folder: Path, release: str) -> tuple[str, str | None]:
     """Its text and its content type."""
-    if readme is None:
+    if "readme" in project.get("dynamic", []):
+        return readme.text(folder, project.get("urls", {}), release), readme.TYPE
+    stated = project.get("readme")
+    if stated is None:
         return "", None
-    table = {"file": readme} if isinstance(readme, str) else readme
+    table = {"file": stated} if isinstance(stated, str) else stated
     file = table.get("file")
     text = table["text"] if file is None else (folder / file).read_text(encoding="utf-8")
     return text, table.get("content-type") or _TYPES.get(Path(file or "").suffix)

@@ -16,7 +16,7 @@ from flashvar_factory.audit.facts import Wheel
 from flashvar_factory.audit.finding import Finding, some
 from flashvar_factory.audit.manifests import pairs
 from flashvar_factory.build import sbom, source
-from flashvar_factory.config import schema, toml_table
+from flashvar_factory.config import readme, schema, toml_table
 from flashvar_factory.config.schema import Config
 from flashvar_factory.errors import PackagingError
 from flashvar_factory.inspect import core_metadata, entry_points, sdist
@@ -153,8 +153,8 @@ def _declared_files(root: Path) -> set[str]:
     """The texts that PKG-INFO is made of, or names: the readme and the licences."""
     path = root / "pyproject.toml"
     project = toml_table.plain(path).get("project", {}) if path.is_file() else {}
-    readme = project.get("readme")
-    file = readme.get("file") if isinstance(readme, dict) else readme
+    stated = readme.FILE_NAME if "readme" in project.get("dynamic", []) else project.get("readme")
+    file = stated.get("file") if isinstance(stated, dict) else stated
     return {*project.get("license-files", []), *([file] if file is not None else [])}
 
 

@@ -27,4 +27,4 @@ def tests(session: nox.Session) -> None:
     session.install("pytest==9.2.0")
     index = (ROOT / "build" / "index").as_uri() + "/"
     session.install("--index-url", index, *names)
-    session.run("python", "-m", "pytest", "tests")
+    session.run("python", "-m", "pytest")
