@@ -24,11 +24,17 @@ def test_required_device_that_is_not_there_is_an_error(python: str) -> None:
     assert "--require-device: torch sees no CUDA device" in done.stderr
 
 
-def test_a_rehearsal_runs_on_the_cpu(python: str) -> None:
+def test_a_rehearsal_runs_on_the_cpu(tmp_path: Path, python: str) -> None:
+    target = tmp_path / "record.json"
     words = ("-m", "pytest", "tests/gpu/test_attention_features.py", "-q", "-p", "no:cacheprovider")
-    done = run(python, *words, "--rehearse", "-k", "reference-packed-extras-d16")
+    chosen = ("-k", "reference-packed-extras-d16", f"--results={target}")
+    done = run(python, *words, "--rehearse", *chosen)
     assert done.returncode == 0, done.stdout
     assert "4 passed" in done.stdout
+    # Two records can be diffed: most cases have no time, the others whole seconds.
+    seconds = [case.get("seconds", 1) for case in result_file.read(target)["cases"]]
+    assert len(seconds) == 4
+    assert all(isinstance(one, int) and one >= 1 for one in seconds)
 
 
 def test_shards_together_are_the_whole(tmp_path: Path, python: str) -> None:
@@ -89,6 +95,18 @@ def test_shares_take_equally_long() -> None:
     groups = {"first": ["a"], "second": ["b"], "third": ["c"], "fourth": ["d1", "d2"]}
     assert shares(groups, seconds, 2) == {"first": 0, "second": 1, "third": 1, "fourth": 1}
     assert set(shares({str(i): ["unknown"] for i in range(9)}, {}, 3).values()) == {0, 1, 2}
+
+
+def test_a_recorded_case_without_seconds_was_quick(tmp_path: Path) -> None:
+    sys.path.insert(0, str(ROOT / "tests" / "gpu"))
+    from shares import seconds_before
+
+    cases = [{"case": "quick"}, {"case": "slow", "seconds": 4}]
+    result_file.write(tmp_path / "record.json", {"cases": cases})
+    result_file.write(tmp_path / "other.json", {"losses": []})
+    seconds = seconds_before(tmp_path)
+    assert seconds.keys() == {"quick", "slow"}
+    assert seconds["quick"] < 0.5 < seconds["slow"] == 4
 
 
 def test_large_tests_are_the_last_part(python: str) -> None:
