@@ -206,7 +206,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Any:
                 "case": item.nodeid,
                 "backend": _backend(item),
                 "outcome": report.outcome,
-                "seconds": round(report.duration, 4),
+                # Whole seconds of slow cases alone: so that two records can be diffed.
+                "seconds": round(report.duration) or None,
                 "reason": _reason(report),
             }
         )

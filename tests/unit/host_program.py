@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,15 +21,19 @@ needs_compiler = pytest.mark.skipif(_COMPILER is None, reason="no C++ compiler")
 
 
 def run(
-    program: str, folder: Path, headers: Mapping[str, str] | None = None, *options: str
+    program: str,
+    folder: Path,
+    headers: Mapping[str, str] | None = None,
+    *options: str,
+    arguments: Sequence[str] = (),
 ) -> tuple[int, str]:
     """Compile a program against src/cuda, in `folder`; give its exit code and what it prints.
 
     `headers` are files that sources of src/cuda include: that a build generates, or instead of
-    their own.
+    their own. `options`: of the compiler; `arguments`: of the program.
     """
     made = _compile(program, folder, headers, "program", *options)
-    done = subprocess.run([made], capture_output=True, text=True)
+    done = subprocess.run([made, *arguments], capture_output=True, text=True)
     return done.returncode, done.stdout
 
 

@@ -27,6 +27,15 @@ OF_ATTENTION = re.compile(
     r"attention|head.?dim|\bhdim|\bmask|softcap|alibi|dropout|sliding|\bcausal\b|\bkv\b",
     re.IGNORECASE,
 )
+# Pages, and tests of what all ops share, that have something of every op.
+OF_EVERY_OP = (
+    *(f"docs/{page}.md" for page in ("abi", "comparison", "performance", "support")),
+    "README.md",
+    "mkdocs.yml",
+    "tests/gpu/sanitized.py",
+    *(f"tests/unit/test_{name}.py" for name in ("abi_calls", "profiles", "torch_tools", "verify")),
+    "tests/unit/sharded_linear.py",
+)
 
 
 def sources() -> list[str]:
@@ -119,3 +128,29 @@ def test_ops_do_not_import_one_another() -> None:
         if name in ops - own
     }
     assert found == set()
+
+
+def test_kernels_of_ops_do_not_include_one_another() -> None:
+    included = re.compile(r'#include "([^"]+)"')
+    found = {
+        (file, header)
+        for file in sources()
+        if file.startswith("src/cuda/")
+        for header in included.findall((ROOT / file).read_text())
+        for op in TABLE
+        if is_own(header, op) and not is_own(file, op)
+    }
+    assert found == set()
+
+
+@pytest.mark.parametrize("file", OF_EVERY_OP)
+def test_what_is_of_every_op_has_each(file: str) -> None:
+    text = (ROOT / file).read_text()
+    assert [op for op in TABLE if not re.search(op.replace("_", "[_-]"), text)] == []
+
+
+@pytest.mark.parametrize("op", TABLE)
+def test_an_op_has_tests_of_its_own(op: str) -> None:
+    """A release needs a record of those on a GPU."""
+    for folder in ("unit", "gpu"):
+        assert [*(ROOT / "tests" / folder).glob(f"test_{op}*.py")] != []

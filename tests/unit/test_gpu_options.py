@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
 from benchmarks import result_file
 
 ROOT = Path(__file__).parents[2]
@@ -17,6 +19,19 @@ def run(python: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([python, *words], cwd=ROOT, env=NO_DEVICE, capture_output=True, text=True)
 
 
+# shards.py, with its processes started by the Python that started it: torch is loaded there.
+SHARDS = """
+import runpy, sys
+sys.executable, *sys.argv = sys.argv[1:]
+sys.path.insert(0, "tests/gpu")
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def run_shards(python: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return run(python, "-c", SHARDS, python, "tests/gpu/shards.py", *words)
+
+
 def test_required_device_that_is_not_there_is_an_error(python: str) -> None:
     file = "tests/gpu/test_attention_runtime.py"
     done = run(python, "-m", "pytest", file, "--require-device")
@@ -24,58 +39,68 @@ def test_required_device_that_is_not_there_is_an_error(python: str) -> None:
     assert "--require-device: torch sees no CUDA device" in done.stderr
 
 
-def test_a_rehearsal_runs_on_the_cpu(python: str) -> None:
+def test_a_rehearsal_runs_on_the_cpu(tmp_path: Path, python_with_models: str) -> None:
+    target = tmp_path / "record.json"
     words = ("-m", "pytest", "tests/gpu/test_attention_features.py", "-q", "-p", "no:cacheprovider")
-    done = run(python, *words, "--rehearse", "-k", "reference-packed-extras-d16")
+    chosen = ("-k", "reference-packed-extras-d16", f"--results={target}")
+    done = run(python_with_models, *words, "--rehearse", *chosen)
     assert done.returncode == 0, done.stdout
     assert "4 passed" in done.stdout
+    # Two records can be diffed: most cases have no time, the others whole seconds.
+    seconds = [case.get("seconds", 1) for case in result_file.read(target)["cases"]]
+    assert len(seconds) == 4
+    assert all(isinstance(one, int) and one >= 1 for one in seconds)
 
 
-def test_shards_together_are_the_whole(tmp_path: Path, python: str) -> None:
-    target = tmp_path / "all.json"
-    words = ("-j", "2", "--seed", "5", "--results", str(target))
-    # Of one file: what other files import takes seconds.
-    others = ("--ignore-glob=*/test_[!a]*", "--ignore-glob=*/test_attention_[!f]*")
-    chosen = (*others, "-k", "test_forward and d40")
-    done = run(python, "tests/gpu/shards.py", *words, "--", *chosen)
+# Of one file: what other files import takes seconds.
+CHOSEN = (
+    *("--", "--ignore-glob=*/test_[!a]*", "--ignore-glob=*/test_attention_[!f]*"),
+    *("-k", "test_forward and d40"),
+)
+
+
+@pytest.fixture(scope="module")
+def recorded(python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The record of two shards together."""
+    target = tmp_path_factory.mktemp("recorded") / "all.json"
+    done = run_shards(python, "-j", "2", "--seed", "5", "--results", str(target), *CHOSEN)
     assert done.returncode == 0, done.stdout
-    document = result_file.read(target)
-    cases = [case["case"] for case in document["cases"]]
+    return result_file.read(target)
+
+
+def test_shards_together_are_the_whole(recorded: dict[str, Any]) -> None:
+    cases = [case["case"] for case in recorded["cases"]]
     assert len(cases) == len(set(cases))
     sys.path.insert(0, str(ROOT / "tests" / "gpu"))
     from features import FEATURES
 
     assert len(cases) == len(FEATURES) * 2 * 2  # dtypes and backends
-    assert document["counts"] == {"skipped": len(cases)}
-    assert list(document["not_run"].values()) == [len(cases)]
-    assert document["seed"] == 5
-    assert any(one.startswith("-k test_forward") for one in document["chosen"])
+    assert recorded["counts"] == {"skipped": len(cases)}
+    assert list(recorded["not_run"].values()) == [len(cases)]
+    assert recorded["seed"] == 5
+    assert any(one.startswith("-k test_forward") for one in recorded["chosen"])
 
 
-def test_files_that_failed_run_again(tmp_path: Path, python: str) -> None:
-    target, file = tmp_path / "all.json", "tests/gpu/test_attention_sizes.py"
-    words = ("tests/gpu/shards.py", "-j", "1", "--results", str(target))
-    chosen = ("--", "-k", "batches_and_heads and triton")
-    others = "--ignore-glob=*/test_[!a]*", "--ignore-glob=*/test_attention_[!s]*"
-    assert run(python, *words, "--seed", "5", *chosen, *others).returncode == 0
-    first = result_file.read(target)
+def test_files_that_failed_run_again(recorded: dict[str, Any], tmp_path: Path, python: str) -> None:
+    target, file = tmp_path / "all.json", "tests/gpu/test_attention_features.py"
+    words = ("-j", "1", "--results", str(target), "--again", *CHOSEN)
     failed = {"case": f"{file}::test_mended", "outcome": "failed", "reason": "AssertionError"}
     kept = {"case": "tests/gpu/test_rotary.py::test_kept", "outcome": "passed"}
-    result_file.write(target, {**first, "seed": 7, "cases": [failed, kept]})
-    assert run(python, *words, "--again", *chosen).returncode == 0
+    result_file.write(target, {**recorded, "seed": 7, "cases": [failed, kept]})
+    assert run_shards(python, *words).returncode == 0
     document = result_file.read(target)
-    assert document["cases"] == [*first["cases"], kept]
-    assert document["counts"] == {**first["counts"], "passed": 1}
+    assert document["cases"] == [*recorded["cases"], kept]
+    assert document["counts"] == {**recorded["counts"], "passed": 1}
     assert document["seed"] == 7
     history = {"files": [file], "had_failed": [f"{file}::test_mended: AssertionError"]}
     assert document["ran_again"] == [history]
-    done = run(python, *words, "--again", *chosen)
+    done = run_shards(python, *words)
     assert done.returncode == 2
     assert f"no case of {target} failed" in done.stderr
     # What ran with other binaries replaces nothing.
     other = {**document, "binaries": [{"architecture": "sm_80"}], "cases": [failed]}
     result_file.write(target, other)
-    done = run(python, *words, "--again", *chosen)
+    done = run_shards(python, *words)
     assert done.returncode == 1
     assert "binaries: expected [{'architecture': 'sm_80'}]" in done.stdout
     assert result_file.read(target)["cases"] == [failed]
@@ -89,6 +114,18 @@ def test_shares_take_equally_long() -> None:
     groups = {"first": ["a"], "second": ["b"], "third": ["c"], "fourth": ["d1", "d2"]}
     assert shares(groups, seconds, 2) == {"first": 0, "second": 1, "third": 1, "fourth": 1}
     assert set(shares({str(i): ["unknown"] for i in range(9)}, {}, 3).values()) == {0, 1, 2}
+
+
+def test_a_recorded_case_without_seconds_was_quick(tmp_path: Path) -> None:
+    sys.path.insert(0, str(ROOT / "tests" / "gpu"))
+    from shares import seconds_before
+
+    cases = [{"case": "quick"}, {"case": "slow", "seconds": 4}]
+    result_file.write(tmp_path / "record.json", {"cases": cases})
+    result_file.write(tmp_path / "other.json", {"losses": []})
+    seconds = seconds_before(tmp_path)
+    assert seconds.keys() == {"quick", "slow"}
+    assert seconds["quick"] < 0.5 < seconds["slow"] == 4
 
 
 def test_large_tests_are_the_last_part(python: str) -> None:

@@ -291,14 +291,19 @@ def test_what_an_installer_says_is_passed_on(tool: str) -> None:
 
 # What an interrupted `flashvar install` does: it begins, is interrupted, and would end. A job in
 # the background of a shell ignores the signal, and so do its children unless they set a handler.
-INTERRUPTED = """
+INTERRUPTED = '''
 import os, signal, sys
 from flashvar.installing import installer
 signal.signal(signal.SIGINT, signal.default_int_handler)
-program = "import pathlib, time; pathlib.Path('begun').touch(); time.sleep(1); "
-program += "pathlib.Path('ended').touch()"
-installer._run([sys.executable, "-c", program], os.environ, to_its_end=sys.argv[1] == "install")
+program = """
+import pathlib, time
+pathlib.Path("begun").touch()
+while not pathlib.Path("interrupted").exists():
+    time.sleep(0.01)
+pathlib.Path("ended").touch()
 """
+installer._run([sys.executable, "-c", program], os.environ, to_its_end=sys.argv[1] == "install")
+'''
 
 
 @pytest.mark.parametrize("call", ["fetch", "install"])
@@ -314,6 +319,7 @@ def test_an_interrupted_change_goes_to_its_end(call: str, tmp_path: Path) -> Non
         assert process.poll() is None
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    (tmp_path / "interrupted").touch()
     _, printed = process.communicate()
     assert b"KeyboardInterrupt" in printed
     assert (tmp_path / "ended").exists() is (call == "install")

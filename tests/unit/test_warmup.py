@@ -171,7 +171,7 @@ def test_everything_asked_for_is_compiled_where_triton_serves(
 def test_what_compiled_kernels_serve_is_left_alone(run: Run, made: list[tuple[Kind, int]]) -> None:
     code, document = run(ASKED, sim.system(sim.L40S), sim.inventory("89"))
     assert (code, made) == (0, [])
-    assert {one["words"] for one in document["calls"]} == {"cuda sm_89 serves it"}
+    assert {one["detail"] for one in document["calls"]} == {"cuda sm_89 serves it"}
 
 
 def test_a_binary_that_raises_is_no_reason_to_compile(
@@ -181,7 +181,7 @@ def test_a_binary_that_raises_is_no_reason_to_compile(
     older = Inventory((sim.binary("89", version="0.0.9"),))
     code, document = run(ASKED, sim.system(sim.L40S), older)
     assert (code, made) == (1, [])
-    assert all("FLASHVAR_STRICT=1" in one["words"] for one in document["calls"])
+    assert all("FLASHVAR_STRICT=1" in one["detail"] for one in document["calls"])
 
 
 def test_all_is_all(run: Run, made: list[tuple[Kind, int]]) -> None:
@@ -205,7 +205,7 @@ def test_what_does_not_compile_is_told_and_the_rest_goes_on(
     code, document = run(asked("--head-dim", "96,64"), sim.system(sim.GB200))
     assert code == 1
     assert [one["state"] for one in document["calls"]] == ["failed"] * 2 + ["ready"] * 2
-    assert document["calls"][0]["words"] == "out of resource: shared memory"
+    assert document["calls"][0]["detail"] == "out of resource: shared memory"
 
 
 def test_what_triton_cannot_serve_is_told(run: Run, made: list[tuple[Kind, int]]) -> None:

@@ -70,7 +70,7 @@ struct BlockSums {
 };
 
 // kElements: channels per thread; with 1, strides may be any. kStages: rows that are prefetched.
-// kLanes: of a group, at most. Over 100 lines, because the step is a closure over the registers
+// kLanes: most lanes of a group. Over 100 lines, because the step is a closure over the registers
 // that a thread keeps from row to row.
 template <class Dtype, int kWidth, int kElements, int kStages, int kLanes, int kBlocksPerSM>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
@@ -91,7 +91,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
   }
   ChannelWork const at(args, args.tiles, kElements);
   int64_t const channel = at.first_channel + at.lane * kElements;
-  // Copies of rows start only when the filters are there. One thread for each 32 bytes.
+  // Copies of rows to shared memory start only after the filters are loaded; until then the rows
+  // are prefetched into L2, by one thread for each sector of 32 bytes.
   constexpr int kEach = 32 / (kElements * sizeof(typename Dtype::Word));
   if (kElements > 1 && at.lane % kEach == 0 && channel < args.dim) {
     at.prefetch<Dtype, kStages>(args, channel);

@@ -20,13 +20,13 @@ struct BwdLaunch {
   static constexpr int kChannels = 4, kTokens = 16 / kWordBytes;
   static constexpr int kStages = kWordBytes == 2 ? 6 : 4;
   // A group is two warps, with adjacent channels, so that 512 bytes of a 16-bit row are read at
-  // about the same time. Few blocks, because each also reads rows of the next.
+  // about the same time. Few blocks, because each also reads the first rows of the next block.
   static constexpr ChannelLimits kChannelLimits{6, 32, 256, kStages, 256};
-  // Blocks per SM of channels. With two, kernels for fp32 spill on 10.0 and newer.
+  // Blocks per SM of the kernels of channels. With two, those for fp32 spill on 10.0 and newer.
   static constexpr int kChannelBlocksPerSM = kWordBytes == 2 || Target::kArchitecture <= 90 ? 2 : 1;
-  // Blocks per SM of tokens. Two where shared memory lets them load further ahead, so that they
-  // have as many bytes in flight as three: with two, the last wave of a long call is fuller.
-  // Kernels of single elements spill with three on 10.0 and newer.
+  // Blocks per SM of the kernels of tokens. Two where shared memory suffices for loading so far
+  // ahead that two blocks have as many bytes in flight as three: the last wave of a long call is
+  // fuller then. Kernels of single elements spill with three on 10.0 and newer.
   static constexpr bool kFarAhead = Target::kSharedMemory > 200'000;  // bytes: SMs with 228 KB
   static constexpr int token_blocks(int elements) {
     return (elements > 1 ? kFarAhead : Target::kArchitecture > 90) ? 2 : 3;

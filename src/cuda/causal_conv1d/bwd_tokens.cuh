@@ -113,7 +113,7 @@ __device__ __forceinline__ void store_sums(const BwdTokensArgs& args, const Toke
 }
 
 // kElements: per thread and tile; with one, strides are arbitrary. kAhead: tiles that are loaded
-// ahead. kTiles: per block, at most.
+// ahead. kTiles: most tiles of a block.
 template <class Dtype_, int kWidth_, int kElements_, int kAhead_, int kTiles, int kBlocksPerSM_>
 struct BwdTokensConfig {
   using Dtype = Dtype_;
@@ -183,12 +183,12 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksPerSM)
   int64_t const channel_step = TokenWork::channel_step(args.tiles);
   // Several elements at once are loaded kAhead iterations before they are processed, also those of
   // the next channel. A channel takes an iteration for each of the block's tiles, one for the tile
-  // before them, and as many more as make kAhead.
+  // before them, and at least kAhead in all.
   int const iterations = max(at.count + 1, kAhead);
   typename Tiles::Cursor loaded = table.begin(at.exists);
   loaded.advance(kAhead);
   int64_t loaded_channel = at.channel;
-  int left = iterations - kAhead;  // of the channel, to be loaded
+  int left = iterations - kAhead;  // iterations of the channel that are still to be loaded
   auto load = [&](const typename Tiles::Cursor& from, int stage, int number, int ahead) {
     uint32_t const marks = from.marks(ahead);
     int64_t const of_x = from.offset(Config::kX, ahead);
@@ -290,7 +290,7 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksPerSM)
         }
         C chunk;
         chunk.pack(results);
-        // As `exists`, for which the compiler would keep a register.
+        // Equivalent to `exists`, but needs no register of its own.
         if ((ptx::kept(marks) & Tiles::kNone) == 0) {
           chunk.template store<true>(grad_x + tile.offset(Config::kGradX, stage), 1);
         }

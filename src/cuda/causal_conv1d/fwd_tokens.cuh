@@ -14,8 +14,8 @@ struct FwdTokensArgs : FwdProblem {
   TokenTiles tiles;  // blocks after theirs write the final states
 };
 
-// kElements: per thread and tile. kAhead: tiles that are loaded ahead. kTiles: per block, at most.
-// With one element, strides and the dtype of the residual are arbitrary.
+// kElements: per thread and tile; with one, strides and the dtype of the residual are arbitrary.
+// kAhead: tiles that are loaded ahead. kTiles: most tiles of a block.
 template <class Dtype, int kWidth, int kElements, int kAhead, int kTiles, int kBlocksPerSM>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
     fwd_tokens_kernel(const __grid_constant__ FwdTokensArgs args) {

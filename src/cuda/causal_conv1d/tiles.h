@@ -9,7 +9,7 @@
 namespace flashvar::causal_conv1d {
 
 inline constexpr int kThreads = 256;
-// Blocks that a launch should have before threads get more work each.
+// Threads get more work each only in launches that keep at least this many blocks.
 inline constexpr int64_t kBlocks = 1024;
 
 // Limits of ChannelTiles for one kernel.
@@ -17,7 +17,7 @@ struct ChannelLimits {
   int lanes_log2;             // most lanes of a group
   int least_rows, most_rows;  // of a thread
   int row_step;               // rows of a loop iteration: a thread has a multiple of them
-  int64_t blocks;             // that a launch should have before threads get more rows each
+  int64_t blocks;             // threads get more rows each only where as many blocks remain
 };
 
 // Contiguous channels: a group of `lanes` threads holds the channels of a row, and has `rows`

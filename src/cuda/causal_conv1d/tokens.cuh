@@ -79,11 +79,11 @@ class TileTable {
   // A sequence begins at one of the elements in `careful`. Two bits, both set or none: for such a
   // test the compiler emits one instruction, as for the sign bit, but not for another single bit.
   static constexpr uint32_t kCareful = 3u << 29;
-  static constexpr uint32_t kFlag = 1u << 28;  // `flag`, where the thread has elements
+  static constexpr uint32_t kFlag = 1u << 28;  // set with `flag`, where the thread has elements
   // The thread loads elements: its own, or those before the block's first. Two bits, as kCareful.
   static constexpr uint32_t kLoads = 3u << 26;
-  // A sequence begins at the thread's first element; with the element after its last (kAfter > 0);
-  // at any element that has a bit.
+  // Masks of these bits. kAtFirst: a sequence begins at the thread's first element. kAfterLast: one
+  // begins right after its last element (kAfter > 0 only). kAny: one begins at any of the elements.
   static constexpr uint32_t kAtFirst = 1u << kPast;
   static constexpr uint32_t kAfterLast = 1u << (kPast + kElements);
   static constexpr uint32_t kAny = (1u << kBits) - 2;
@@ -95,14 +95,14 @@ class TileTable {
     uint32_t marks[kNumbers * kRow];
   };
 
-  // A tile as a thread sees it, and those after it.
+  // Position in the table of a thread: its current tile, and access to the tiles ahead.
   class Cursor {
    public:
-    // At the first tile. `exists`: the thread's channel.
+    // Starts at the first tile. `exists`: whether the thread's channel does.
     __device__ __forceinline__ Cursor(const Shared& shared, const TokenWork& at, bool exists)
         : marks_(shared.marks + (exists ? at.lane : kRow - 1)), offsets_(&shared.offsets[0][0]) {}
 
-    // Of the tile `ahead` tiles after this one.
+    // Marks, or offset in a tensor, of the tile `ahead` tiles after the current one.
     __device__ __forceinline__ uint32_t marks(int ahead) const { return marks_[ahead * kRow]; }
     __device__ __forceinline__ int64_t offset(int tensor, int ahead) const {
       return offsets_[tensor * kNumbers + ahead];
@@ -117,10 +117,11 @@ class TileTable {
     ptx::SharedPointer<int64_t> offsets_;
   };
 
-  // Called by all threads of the block. `careful`: marks that set kCareful. `flag`: whether to set
-  // kFlag. start(number, coordinate, loads) is called first, for each of the first kAhead tiles, to
-  // start their loads before the table is filled; `loads`: as kLoads. In the forward also for the
-  // tile before them, number -1.
+  // Fills the table; called by all threads of the block. `careful`: marks that set kCareful.
+  // `flag`: whether to set kFlag. First start(number, coordinate, loads) is called for each of the
+  // first kAhead tiles, so that their loads are in flight while the table is filled; `loads`:
+  // whether the thread loads elements, as kLoads. The forward also starts the tile before them,
+  // number -1.
   template <class Start>
   __device__ __forceinline__ TileTable(Shared& shared, const Problem& problem,
                                        const TokenTiles& tiles, const TokenWork& at,
@@ -169,9 +170,9 @@ class TileTable {
     __syncthreads();  // all sequences are marked
   }
 
-  // The first tile. `exists`: the thread's channel.
+  // A cursor at the first tile. `exists`: whether the thread's channel does.
   __device__ __forceinline__ Cursor begin(bool exists) const { return {shared_, at_, exists}; }
-  // The thread's own cursor.
+  // As Cursor's, of a cursor that the table keeps for the thread.
   __device__ __forceinline__ uint32_t marks(int ahead) const { return cursor_.marks(ahead); }
   __device__ __forceinline__ int64_t offset(int tensor, int ahead) const {
     return cursor_.offset(tensor, ahead);
@@ -198,22 +199,23 @@ class TileTable {
   __device__ __forceinline__ bool has_before(const TileNumber& first) const {
     return first.tile > 0;
   }
-  // The coordinate of a tile, or of the nearest one of which lanes load.
+  // Coordinate of tile `number`, clamped to the tiles from which lanes load: the block's and, where
+  // there is one, the tile before them.
   __device__ __forceinline__ TokenCoordinate loaded_coordinate(const TileNumber& first,
                                                                int number) const {
     int const before = has_before(first) ? 1 : 0;
     int const least = kBackward ? 0 : -before, most = at_.count - 1 + (kBackward ? before : 0);
     return coordinate(first, min(max(number, least), most));
   }
-  // Whether a lane loads of a tile that begins at `token`: its elements, or of the tile before the
-  // block's the last ones.
+  // Whether a lane loads elements of tile `number`, which begins at `token`. In the tile before the
+  // block's, only the last lane does.
   __device__ __forceinline__ bool loads(const Problem& problem, const TileNumber& first, int number,
                                         int lane, int64_t token) const {
     if (number == (kBackward ? at_.count : -1)) return has_before(first) && lane == at_.lanes - 1;
     return number < at_.count && token + int64_t{lane} * kElements < problem.seqlen;
   }
   __device__ __forceinline__ TokenCoordinate coordinate(const TileNumber& first, int number) const {
-    // A 32-bit division.
+    // In 32 bits: a 64-bit division takes more instructions.
     uint32_t const tile = first.tile + (kBackward ? at_.count - 1 - number : number);
     uint32_t const batches = tile / static_cast<uint32_t>(tiles_.of_row);
     return {first.batch + batches,
@@ -267,7 +269,7 @@ class TokenReader {
   static constexpr int kPerSlot = kSingle ? 1 : kThreads, kWords = kSingle ? 1 : 4;
 
  public:
-  // Tiles of an iteration of the kernel's loop.
+  // Tiles that an iteration of the kernel's loop processes.
   static constexpr int kStages = kSingle ? kAhead : 1;
   // Groups of copies that may be in flight when a tile is read. The elements before those of lane 0
   // are in the next tile in the backward.
@@ -292,7 +294,7 @@ class TokenReader {
   __device__ __forceinline__ void copy(int number, const Word* from, bool loads) {
     ptx::cp_async_16(own_slots_ + slot(number), from, loads);
   }
-  // The same, by the tile's marks. `stage`: of the tile, in its iteration.
+  // Starts the load if the tile's `marks` say so. `stage`: index of the tile in its iteration.
   __device__ __forceinline__ void load(int stage, int number, const Word* from, uint32_t marks) {
     if constexpr (kSingle) {
       bool const exists = (marks & TileTable::kNone) == 0;
@@ -357,7 +359,9 @@ class TokenReader {
 
   ptx::SharedPointer<uint4> own_slots_;          // the thread's chunk of the first slot
   ptx::SharedPointer<BeforeBits> before_slots_;  // the elements before it, in that slot
-  uint32_t before_slot_;  // of the current tile; of lane 0: that of the tile before, in tokens
+  // Slot of those elements: the current tile's or, for lane 0, that of the tile before it in
+  // tokens.
+  uint32_t before_slot_;
   int64_t stride_;
   Own own_[kSingle ? kStages : 1];
   Before before_[kSingle ? kStages : 1][kPast > 0 ? kPast : 1];
@@ -393,9 +397,9 @@ __device__ __forceinline__ void for_each_token(const Problem& problem, const Til
   marks &= (1u << (kPast + kElements)) - 2;
   // With states, elements are processed from one start to the next; otherwise in one pass.
   bool const has_states = problem.state.data != nullptr;
-  uint32_t now = has_states ? 0 : marks, later = has_states ? marks : 0;  // starts: of this pass
+  uint32_t now = has_states ? 0 : marks, later = has_states ? marks : 0;  // starts, by pass
   float fresh[kPast] = {};  // the tokens before a start: of the state, or 0
-  int first = 0;            // element
+  int first = 0;            // element that this pass begins with
 #pragma unroll 1
   while (true) {
     int const end = later == 0 ? kElements : max(__ffs(static_cast<int>(later)) - 1 - kPast, 0);

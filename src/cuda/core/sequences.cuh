@@ -63,7 +63,7 @@ struct Sequences {
     for (uint32_t candidates = batches; candidates > 1;) {
       uint32_t const step = (candidates + 31) / 32;
       bool const fits = lane * step < candidates && first(batch + lane * step) <= wanted;
-      // Lane 0 fits, unless no sequence does.
+      // | 1: where no sequence fits, the result is the first.
       uint32_t const last = 31 - __clz(__ballot_sync(0xffffffffu, fits) | 1);
       batch += last * step;
       candidates = min(step, candidates - last * step);

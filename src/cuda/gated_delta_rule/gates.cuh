@@ -9,8 +9,8 @@
 
 namespace flashvar::gated_delta_rule {
 
-// Gates are clamped to this: e^-104 is 0 in fp32, and sums of gates stay finite, as do their
-// differences.
+// Gates are clamped to at least this: e^-104 is 0 in fp32, and sums of gates and their differences
+// stay finite.
 inline constexpr float kLowestGate = -104.f;
 
 // Loads a value without converting it. Conversion is a step of its own, so that several loads are

@@ -2,7 +2,7 @@
 // state at a segment's start is a linear function of that at its end: M^T dS + b', with the M of
 // S' = M S + b. So both chains share the transitions, and neither waits for the other:
 //   1. the chains whose start is known, with their results: that of the states through a sequence's
-//      first segment, the reverse one through its last. Of inner segments: b, from a state of
+//      first segment, the reverse one through its last. For inner segments: b, from a state of
 //      zeros; b', from a gradient of zeros; and M
 //   2. the states at the boundaries, S' = M S + b, and their gradients, dS' = M^T dS + b'
 //   3. the other chains: of the states through all segments but the first, the reverse ones through
@@ -15,19 +15,20 @@
 
 namespace flashvar::gated_delta_rule {
 
-// Times of a chunk of 64 columns, in nanoseconds: of a block that has a multiprocessor to itself,
-// and of two that share one.
+// Nanoseconds that a chunk of 64 columns takes: in a block that has a multiprocessor to itself, and
+// in two blocks that share one.
 struct GradChainTime {
   int64_t alone, pair;
 };
-// In nanoseconds. Blocks of segments have a multiprocessor to themselves.
+// Measured or estimated times, in nanoseconds. Blocks of segments have a multiprocessor to
+// themselves.
 struct GradChainCosts {
   int64_t multiprocessors;
-  GradChainTime chunk;  // of sequences that are not divided
-  int64_t output;       // a chunk of 64 columns of a reverse chain, with its results; or of 128
-                        // columns of a chain of states, which takes less
-  int64_t inner;        // a chunk of 128 columns without results
-  int64_t scan;         // a boundary of 8 columns of V, of two blocks that share a multiprocessor
+  GradChainTime chunk;  // a chunk of a sequence that is not divided
+  int64_t output;       // with results: a chunk of 64 columns of a reverse chain; also an upper
+                        // bound for one of 128 columns of a chain of states
+  int64_t inner;        // without results: a chunk of 128 columns of either chain
+  int64_t scan;         // a boundary of 8 columns of V, in two blocks that share a multiprocessor
   int64_t start;        // per block: launch, first loads, loads and stores of states
 };
 

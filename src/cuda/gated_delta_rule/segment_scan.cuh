@@ -44,7 +44,7 @@ using ScanSums = ScanRows<Config::kRows>[Config::kParts][Config::kColumns][Confi
 
 // Called by all threads of a block. `work`: a segment that ends at a boundary, and columns of V.
 // The blocks of a sequence's first boundary compute all of its boundaries; the others return.
-// `reverse`: of gradients.
+// `reverse`: computes the gradients, from a sequence's last boundary to its first.
 template <class Config>
 __device__ __forceinline__ void scan_boundaries(const ScanArgs& args, const SegmentWork& work,
                                                 bool reverse, ScanState<Config>& state,

@@ -3,8 +3,8 @@
 //
 // A segment maps the state S at its start to M S + b at its end. An inner segment is one that is
 // neither the first nor the last of its sequence. Three passes, without approximation:
-//   1. of inner segments: b, computed from a state of zeros, and the transition M, computed from
-//      the identity with V = 0. Of first segments, whose initial state is known: the state after
+//   1. for inner segments: b, computed from a state of zeros, and the transition M, computed from
+//      the identity with V = 0. For first segments, whose initial state is known: the state after
 //      them
 //   2. the states at the boundaries between segments, in order: S' = M S + b
 //   3. the forward, with each segment as a chain of its own that starts from its state
@@ -22,7 +22,7 @@ namespace flashvar::gated_delta_rule {
 struct Segments {
   int32_t rows;  // per segment, a multiple of the chunk; 0: sequences are not divided
 
-  // Number of boundaries between segments. Of varlen sequences, whose lengths only the device
+  // Number of boundaries between segments. For varlen sequences, whose lengths only the device
   // knows, the most that there may be: each has a row after it.
   int64_t boundaries(const Problem& problem) const {
     if (rows == 0) return 0;
@@ -31,7 +31,7 @@ struct Segments {
   }
 
 #ifdef __CUDACC__
-  // Index of a sequence's first boundary. Of varlen sequences it is derived from the offset:
+  // Index of a sequence's first boundary. For varlen sequences it is derived from the offset:
   // boundaries are at least `rows` rows apart, so that no two get the same index.
   __device__ __forceinline__ int32_t first_boundary(const Sequences& of, uint32_t sequence) const {
     if (of.offsets == nullptr) return static_cast<int32_t>(sequence) * ((of.seqlen - 1) / rows);
@@ -79,8 +79,9 @@ inline int64_t chain_cost(const Problem& problem, const ChainCosts& costs, int64
 // The division with the least estimated time, chain_cost() of `costs`. It depends on the call's
 // sizes alone, so that equal calls have equal results. Varlen sequences are estimated as one
 // sequence of all rows: where they are in fact shorter than a segment, the passes have less work or
-// none. With kMany or more pairs of a sequence and a head per multiprocessor none is divided: it is
-// rare that one of so many has most of the rows. A segment has at least kLeastChunks chunks.
+// none. Nothing is divided where sequences times heads are at least kMany per multiprocessor: they
+// fill the device, unless one of so many sequences has most of the rows, which is rare. A segment
+// has at least kLeastChunks chunks.
 template <class Costs>
 Segments choose_segments(const Problem& problem, const Costs& costs) {
   constexpr int64_t kLeastChunks = 8, kMostSegments = 64, kMany = 8;

@@ -15,11 +15,12 @@ inline constexpr int kGrownRows = 128;    // most rows of a tile larger than row
 inline constexpr int kWindow = 2048;      // weights in shared memory: of all rows and some parts
 inline constexpr int kRowsAtOnce = 2;     // rows that a thread of the forward has in flight
 inline constexpr int kBwdRowsAtOnce = 2;  // likewise of the backward
-inline constexpr int kPartsAtOnce = 2;    // parts of each of these rows
+inline constexpr int kPartsAtOnce = 2;    // parts of each of these rows, likewise in flight
 inline constexpr int kLsesPerLane = 4;    // with more parts, more lanes share the sum of a row
 inline constexpr int kPartsPerGroup = 8;  // with more parts, more groups share a row
 inline constexpr int kMaxGroups = 8;      // most groups that share the parts of a row
-inline constexpr int64_t kBlocks = 1024;  // fewest blocks that larger tiles leave: several per SM
+inline constexpr int64_t kBlocks = 1024;  // tiles grow only where so many blocks, several per SM,
+                                          // remain
 
 // Elements from row to row: rows are [outer, middle, inner], the batch outermost.
 struct RowStrides {

@@ -11,8 +11,8 @@
 
 namespace flashvar::merge_states {
 
-// The weight w_i of a part in a row. Of a part that is not ignored it may round to 0; products with
-// it are computed all the same, so that they are NaN where the other factor is not finite.
+// The weight w_i of a part in a row. It may round to 0 for a part that is not ignored; products
+// with it are computed all the same, so that they are NaN where the other factor is not finite.
 struct Weight {
   bool ignored;
   float value;  // 0 where the part is ignored, also in rows without a finite sum

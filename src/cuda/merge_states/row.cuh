@@ -39,7 +39,7 @@ struct Tile {
   float base[kTileRows];   // the row's highest lse, or 0 where all are -inf
   float sum[kTileRows];    // of all weights
   float scale[kTileRows];  // 1 / sum, or 0 where all parts are ignored
-  // Of the row in a part of lses, and in contiguous tensors [batch, heads, seqlen].
+  // Offsets of the row: in a part of lses, and in contiguous tensors [batch, heads, seqlen].
   int64_t lse_offset[kTileRows], lse_index[kTileRows];
   int64_t offset[kTensors][kTileRows];
 

@@ -26,8 +26,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_
                : "memory");
 }
 
-// Waits until the phase of this parity is complete. Of a barrier in its first phase, the phase
-// before counts as complete: waiting for parity 1 returns at once.
+// Waits until the phase of this parity is complete. In a barrier's first phase, the phase
+// before it counts as complete: waiting for parity 1 returns at once.
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n"

@@ -69,8 +69,8 @@ __device__ __forceinline__ void put_pair(float* vector, int first, float2 pair) 
   *reinterpret_cast<float2*>(vector + first) = pair;
 }
 
-// The gates of a block's heads as a thread loads them: of two tokens of a head. Neighbours have the
-// same token of the next head, which usually is the next in memory.
+// A thread's share of the gates of a block's heads: two tokens of one head. The next thread has the
+// same tokens of the next head, whose gates usually are next in memory.
 class ThreadGates {
   static constexpr int kStep = 32 / kHeadsAtOnce;  // tokens that a warp loads at once
   int head, token;

@@ -65,7 +65,7 @@ class SolutionWriter {
     float factors[kBlocks][2];
     auto load_column = [&](int j) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {  // of the row of blocks that is used from now on
+      for (int half = 0; half < 2; ++half) {  // of row j + 1 of blocks, used from this column on
         factors[j + 1][half] = head.rows[kBlock * (j + 1) + 8 * half + at.g];
       }
       return BlockColumn(head, kBlock * j + 2 * at.t);
@@ -74,7 +74,7 @@ class SolutionWriter {
       put_block(i, j, block, column, factors[i], totals[i]);
     };
     solve_below(products, matrix, lane, load_column, finish);
-    uint32_t growth = 0;  // bits of a float: integer order is that of positive floats, NaN last
+    uint32_t growth = 0;  // bits of a float >= 0: their order is that of integers, NaN last
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
 #pragma unroll

@@ -28,7 +28,7 @@ struct BwdTile {
   int block_q;       // queries of one main-loop step
   int stages;        // buffers of Q, and of dO
   int score_stages;  // buffers of dS (kGemms: of P)
-  int bias_stages;   // as stages and score_stages, where a bias takes shared memory
+  int bias_stages;   // this and the next: as stages and score_stages, with a bias in shared memory
   int bias_score_stages;
 };
 

@@ -43,9 +43,9 @@ struct BwdLaunch {
     explain_wgmma(problem, unsupported, tensor_map_encoder() != nullptr, text);
   }
 
-  // Where the wgmma kernels do not sum dQ in the workspace, the mma.sync kernels do not either
-  // (they run in deterministic mode). workspace() must suffice for both: with sums it would be much
-  // larger for every call, though only unaligned tensors fall back to the mma.sync kernels.
+  // Where the wgmma kernels do not sum dQ in the workspace, the fallback to the mma.sync kernels
+  // runs in deterministic mode, which does not either. Otherwise workspace(), which must suffice
+  // for both, would be much larger in every call, for the sake of a few with unaligned tensors.
   static BwdProblem for_mma_sync(BwdProblem problem) {
     if (Wgmma::unsupported(problem) == nullptr && !Wgmma::Workspace::sums_grad_q(problem))
       problem.deterministic = true;

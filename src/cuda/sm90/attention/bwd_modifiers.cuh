@@ -75,13 +75,13 @@ struct ModifierStep {
   // fragments later as a false dependency; without it ptxas hoists Philox for all fragments and
   // spills registers.
   uint32_t chain[2] = {0, 0};
-  // Config::kBias alone (derivative and grad_bias: kGradBias):
+  // Used with Config::kBias only; derivative and grad_bias with Modifier::kGradBias only.
   uint32_t bias;  // address of the warp's BiasStage
   uint32_t lane;
   float derivative[8];  // of softcap, of the last fragment
   GradBias grad_bias;
 
-  // `bias_`: see above.
+  // `bias_`: address of the warp's BiasStage; read with Config::kBias only.
   template <class Tile>
   __device__ __forceinline__ ModifierStep(const BwdProblem& problem, const Tile& tile,
                                           uint32_t head, int32_t first_key, int32_t first_query,

@@ -312,7 +312,7 @@ struct FwdConsumer {
     const ScoreModifiers& modifiers = problem.modifiers;
     int32_t const row = first_row + row_in_warpgroup();
     int32_t const key = first_key + threadIdx.x % 4 * 2;
-    float scale = modifiers.scale;  // what is still to be multiplied by; 1 once applied
+    float scale = modifiers.scale;  // factor that the scores still lack; 1 once it is applied
     if (modifiers.softcap != 0.f) {
       Softcap const softcap(modifiers, scale);
 #pragma unroll

@@ -14,11 +14,12 @@ namespace flashvar::sm90::attention {
 
 using namespace flashvar::attention;  // what all architectures share
 
-// The key tiles that CTAs take one by one, after they have taken the others in pairs (KeyWork). A
-// row is one kv head of one sequence. The tail has all tiles of the last `rows` rows. If `pairs` is
-// not 0, that many pairs of the row before those were taken, and the tail has its other tiles: all
-// but the first and the last `pairs`. Tiles are numbered by position in their row first, then by
-// row: under a causal mask those with the most work, of all rows, come first.
+// The tail of a schedule of pairs (KeyWork): the key tiles that are left after the rounds in which
+// CTAs take pairs; CTAs take them one by one. A row is the key tiles of one kv head of one
+// sequence. The tail has all tiles of the last `rows` rows, from first_row on. Of the row before
+// these, `pairs` pairs were taken, its first and its last `pairs` tiles; where pairs > 0, the tail
+// also has the tiles between. The tail's tiles are numbered by their position in the row, and at
+// one position by row: under a causal mask, tiles with the most work come first.
 struct KeyTileTail {
   uint32_t first_row, rows;
   uint32_t pairs;
@@ -35,9 +36,9 @@ struct KeyTileTail {
     return tail;
   }
 
-  // A range of positions at which the same rows have tiles: positions from `block` on, of `width`
-  // rows from `row` on. There are three: the first `pairs` positions, those between, and the last
-  // `pairs`. `number`: of a tile within the range.
+  // Positions in a row fall into three parts: the first `pairs`, those between, and the last
+  // `pairs`. In a part the same `width` rows, from `row` on, have tiles in the tail; its first
+  // position is `block`. `number`: of a tile within the part.
   struct Part {
     uint32_t number, width, row, block;
   };

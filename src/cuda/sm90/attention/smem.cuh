@@ -1,7 +1,8 @@
 // Addresses in a CTA's shared memory: mbarriers and work tiles first, then operand tiles, which
 // start at multiples of 1024 bytes, the period of the swizzle. mbarriers come in pairs: full = the
-// buffer is written, empty = all readers have released it. Of the first kBarrierBytes one half is
-// for the mbarriers of operands, the other for work tiles and theirs.
+// buffer is written, empty = all readers have released it. The first half of the
+// kBarrierBytes before the tiles has the mbarriers of operands, the second has the work tiles and
+// their mbarriers.
 #pragma once
 #include <cstdint>
 

@@ -14,12 +14,13 @@ namespace flashvar::sm90::gated_delta_rule {
 template <class Target, class Dtype, int kDim>
 struct ChainsLaunch {
   static constexpr char kFamily[] = "wgmma";
-  // Of whole sequences. kBlocks: blocks that share an SM.
+  // Chains of whole sequences. kBlocks: blocks that share an SM.
   template <int kBlocks>
   using States = StatesChain<Target, Dtype, kDim, Extent::kSequence, kBlocks, 1>;
   template <int kBlocks>
   using Reverse = ReverseChain<Target, Dtype, kDim, Extent::kSequence, kBlocks, 1>;
-  // Of segments. With results, 64 columns of a reverse chain take longer than 128 of one of states.
+  // Chains of segments. Where chunks' results are written, a reverse chain of 64 columns takes
+  // longer than a chain of states of 128 columns.
   using StatesOfSegment = StatesChain<Target, Dtype, kDim, Extent::kSegment, 1, 2>;
   using ReverseOfSegment = ReverseChain<Target, Dtype, kDim, Extent::kSegment, 1, 1>;
   using InnerStates = StatesChain<Target, Dtype, kDim, Extent::kInner, 1, 2>;
@@ -73,8 +74,8 @@ struct ChainsLaunch {
   }
 
  private:
-  // In the order of GradChainCosts' members, for an H200, which has 132 SMs. Times of sequences and
-  // of the scan are measured; those of segments are estimated from them.
+  // In the order of GradChainCosts' members, for an H200, which has 132 SMs. `chunk` and `scan` are
+  // measured; the times of segments are estimated from them.
   static constexpr GradChainCosts kCosts{132, {1700, 3000}, 1750, 1850, 2500, 6000};
 
   static cudaError_t encode_maps(ChainArgs& args) {

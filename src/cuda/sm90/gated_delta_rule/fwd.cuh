@@ -92,7 +92,7 @@ __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Con
     BarrierPair const operands = smem.of_out(stage.stage());
     ptx::mbarrier_wait(operands.full, stage.phase());  // Q and the record are loaded
     wait_operand(smem.state(), passed.phase());        // the state before the chunk
-    // Of a chunk that is computed token by token the state warpgroups write out.
+    // A chunk that is computed token by token: the state warpgroups write its rows of `out`.
     if (load_float(vectors + Offsets::growth) > kMostGrowth) {
       warp_arrive(smem.state().empty());
       ptx::mbarrier_wait(smem.updates().full, passed.phase());  // the state warpgroups have read Q

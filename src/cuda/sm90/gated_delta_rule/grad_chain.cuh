@@ -26,8 +26,9 @@ struct ChainArgs {
   uint32_t wide_values, wide_keys;  // tiles of kWideColumns columns of V and of K
 };
 
-// What a chain goes through: a sequence; a segment, from the state or the gradient that is known at
-// its start; or in pass 1 an inner segment, from zeros, whose chunks' results are not written.
+// What a chain goes through: a whole sequence; a segment, from the state or gradient that is known
+// where the chain begins; or (pass 1) an inner segment, from zeros: the chunks' results are not
+// written.
 enum class Extent { kSequence, kSegment, kInner };
 
 // Columns of a block with two state warpgroups.

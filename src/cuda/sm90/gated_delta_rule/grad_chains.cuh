@@ -1,5 +1,5 @@
 // The second kernel of the backward: both chains, in blocks of their own. They are independent.
-// Where sequences are divided, the three passes over segments (grad_segments.h) are in its place.
+// Where sequences are divided, the three passes over segments (grad_segments.h) replace it.
 #pragma once
 #include <cstdint>
 
@@ -73,7 +73,8 @@ __global__ void __launch_bounds__(kChainThreads<Extent::kSequence>, 2)
 // Pass 1 of segments. Grid, on one axis: sequences x heads x column tiles of V, for the reverse
 // chains of last segments; boundaries x heads x wide tiles of V, for those of inner segments; then
 // for the chains of states, where the inner segments' tiles are those of V, followed by those of
-// the transitions. Of the blocks for inner segments, those of other segments exit at once.
+// the transitions. A block of a boundary takes the segment that ends there, and exits at once if
+// that is not an inner segment.
 template <class States, class Reverse, class InnerStates, class InnerReverse>
 __global__ void __launch_bounds__(kChainThreads<Extent::kSegment>, 1)
     chain_segments_kernel(const __grid_constant__ ChainArgs args) {

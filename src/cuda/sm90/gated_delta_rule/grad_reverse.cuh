@@ -2,7 +2,7 @@
 // columns of the gradient of a head's state in registers, as in gated_delta_rule/chain.cuh:
 //   dU^T = b o (dS^T K^T) + dOut^T P;  dV^T = beta o (dU^T - (beta o dU^T) (X o D))
 //   dS^T = decay dS^T + (c o dOut^T) Q - (a o dV^T) K
-// It writes dV, and dS^T after each chunk; of an inner segment only dS^T before it. The two GEMMs
+// It writes dV, and dS^T after each chunk; for an inner segment only dS^T before it. The two GEMMs
 // of dOut do not depend on dS, and are taken out of the sequential path: dOut^T P is computed
 // during the chunk before, dOut^T Q while the first GEMM's results are processed.
 #pragma once

@@ -1,5 +1,5 @@
 // One of the two chains of the backward: recomputes the forward's and writes, instead of out, the
-// state before each chunk and the residuals R (grad_chunk.h). Of an inner segment it writes only
+// state before each chunk and the residuals R (grad_chunk.h). For an inner segment it writes only
 // the state after it, or the transition.
 #pragma once
 #include <cstdint>

@@ -57,10 +57,10 @@ def _table(table: Table) -> RichTable:
         padding=(0, 1 if table.heading else 2, 0, 0),  # the box adds a column of space
         header_style="bold",
     )
-    for place, column in enumerate(zip(*(row.cells for row in table.rows), strict=True)):
+    for index, column in enumerate(zip(*(row.cells for row in table.rows), strict=True)):
         made.add_column(
-            Text(table.heading[place]) if table.heading else "",
-            justify="right" if place in table.numbers else "left",
+            Text(table.heading[index]) if table.heading else "",
+            justify="right" if index in table.numbers else "left",
             no_wrap=max(map(len, column)) <= _SHORT,
             overflow="fold",
         )

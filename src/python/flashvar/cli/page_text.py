@@ -44,8 +44,8 @@ def _table(table: Table, width: int | None) -> Iterator[str]:
     indent = _INDENT * (3 if table.caption else 1)
     for row in table_rows:
         *first, last = (
-            cell.rjust(size) if place in table.numbers else cell.ljust(size)
-            for place, (cell, size) in enumerate(zip(row.cells, widths, strict=True))
+            cell.rjust(size) if index in table.numbers else cell.ljust(size)
+            for index, (cell, size) in enumerate(zip(row.cells, widths, strict=True))
         )
         start = indent + "".join(cell + _GAP for cell in first)
         yield from _broken((start + last).rstrip(), " " * len(start), width)

@@ -91,7 +91,7 @@ class Outcome:
 
     kind: Kind
     state: str
-    words: str
+    detail: str
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Outcome:
         return {
             **self.kind.to_json(),
             "state": self.state,
-            "words": self.words,
+            "detail": self.detail,
             "seconds": self.seconds,
         }
 
@@ -166,7 +166,7 @@ def page(report: Report) -> Page:
         summary = "Nothing to compile: compiled kernels serve every kind of call asked for."
     else:
         summary = f"Ready: {counted(ready, _KIND, _KINDS)}, after {report.seconds:.1f} s."
-    rows = tuple(Row((str(one.kind), one.words), _TONES[one.state]) for one in report.outcomes)
+    rows = tuple(Row((str(one.kind), one.detail), _TONES[one.state]) for one in report.outcomes)
     notes = [
         *([f"Added to {report.folder}: {counted(report.added, 'kernel')}."] if ready else []),
         *(["With --all Triton also compiles the kernels of these calls."] if served else []),
@@ -237,10 +237,10 @@ def _compile(outcome: Outcome, asked: Asked, device: Device) -> None:
             op.compile_for(outcome.kind, device.capability)
     except Exception as error:  # the compiler and the launch may raise anything
         outcome.state = _FAILED
-        outcome.words = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        outcome.detail = (str(error).strip().splitlines() or [type(error).__name__])[0]
     else:
         outcome.seconds = round(time.perf_counter() - start, 2)
-        outcome.words = f"{outcome.seconds:.1f} s"
+        outcome.detail = f"{outcome.seconds:.1f} s"
 
 
 def _kernels(folder: str | None) -> set[Path]:

@@ -64,7 +64,7 @@ class Refused(Differentiated):
         ctx.inputs = likenesses(inputs)
         ctx.outputs = likenesses(output)
         ctx.save_for_forward(*tensors_of(inputs))
-        unwritten = [x for place, x in enumerate(inputs) if place not in cls.written]
+        unwritten = [x for index, x in enumerate(inputs) if index not in cls.written]
         ctx.save_for_backward(*tensors_of(unwritten))
 
     @classmethod

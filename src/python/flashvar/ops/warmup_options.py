@@ -10,10 +10,10 @@ from flashvar.cli.comma_lists import names
 
 
 def add_sizes(
-    parser: argparse.ArgumentParser, name: str, kind: Any, default: list[Any], words: str
+    parser: argparse.ArgumentParser, name: str, kind: Any, default: list[Any], text: str
 ) -> None:
     """Add an option that takes lists, each read by `kind`; it may be given several times."""
-    parser.add_argument(name, type=kind, nargs="+", default=[default], metavar="N", help=words)
+    parser.add_argument(name, type=kind, nargs="+", default=[default], metavar="N", help=text)
 
 
 def add_dtype(parser: argparse.ArgumentParser, dtypes: Iterable[str]) -> None:

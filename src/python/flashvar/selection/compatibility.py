@@ -154,8 +154,8 @@ def _add_kernel(request: Request, binary: Binary) -> str | None:
     for spec in specs():
         rows = (row for row in binary.manifest.kernels if row.op in spec.functions)
         kinds = {*_kinds(spec, rows), *([added] if spec is request.spec else [])}
-        for place, axis in enumerate(spec.axes):
-            values.setdefault(axis.name, set()).update(kind[place] for kind in kinds)
+        for index, axis in enumerate(spec.axes):
+            values.setdefault(axis.name, set()).update(kind[index] for kind in kinds)
     words = [f"arch={binary.kind.name}"]
     words += [
         # Of two ops 64 may be one integer and two: one text.

@@ -112,9 +112,9 @@ def _gradients(
         grads = recorded(BACKWARD, run.gradients)(given, ctx.options)
     else:
         grads = torch.ops.flashvar.gated_delta_rule_bwd.default(*given, *ctx.options)
-    for place, grad in zip(places, grads, strict=True):
-        if needed[place]:
-            found[place] = grad
+    for index, grad in zip(places, grads, strict=True):
+        if needed[index]:
+            found[index] = grad
     return tuple(found)
 
 

@@ -56,13 +56,14 @@ class _Merged(Differentiated):
             of_outs, of_lses = recorded(BACKWARD, run.backward)(*given)
         else:
             of_outs, of_lses = torch.ops.flashvar.merge_states_bwd.default(*given)
-        if ctx.options[0]:
+        stacked, _, _ = ctx.options
+        if stacked:
             each = of_outs, of_lses
         else:
             written = Wanted.of(wanted, parts, False)
-            places = iter(_unstacked(of_outs))
+            rest = iter(_unstacked(of_outs))
             each = (
-                *(next(places) if written.writes(part) else None for part in range(parts)),
+                *(next(rest) if written.writes(part) else None for part in range(parts)),
                 *(_unstacked(of_lses) if written.lses else (None,) * parts),
             )
         return (

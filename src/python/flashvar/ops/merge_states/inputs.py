@@ -57,9 +57,9 @@ def check_kinds(outs: Sequence[Any], lses: Sequence[Any], layout: Any, backend: 
     check_layout(layout, LAYOUTS, "b batch, s sequence, h heads, d head dim")
     check_backend(backend)
     for name, tensors in (("outs", outs), ("lses", lses)):
-        for place, x in enumerate(tensors):
+        for index, x in enumerate(tensors):
             to = "a dense one, or pass its values as packed rows"
-            check_operand(f"{name}[{place}]", x, to)
+            check_operand(f"{name}[{index}]", x, to)
 
 
 def check(outs: Sequence[Any], lses: Sequence[Any], stacked: bool, layout: str) -> None:
@@ -115,22 +115,22 @@ def check(outs: Sequence[Any], lses: Sequence[Any], stacked: bool, layout: str) 
 
 def _check_alike(name: str, tensors: Sequence[Any]) -> None:
     first = tensors[0]
-    for place, x in enumerate(tensors):
+    for index, x in enumerate(tensors):
         if x is first:
             continue
         if x.shape != first.shape:
             raise ShapeError(
-                f"{name} must have one shape, got {tuple(first.shape)} and, in part {place}, "
+                f"{name} must have one shape, got {tuple(first.shape)} and, in part {index}, "
                 f"{tuple(x.shape)}: pass parts of the same queries"
             )
         if x.dtype != first.dtype:
             raise DtypeError(
-                f"{name} must have one dtype, got {first.dtype} and, in part {place}, {x.dtype}: "
+                f"{name} must have one dtype, got {first.dtype} and, in part {index}, {x.dtype}: "
                 f"cast them with .to({name}[0].dtype)"
             )
         if x.device != first.device:
             raise DeviceError(
-                f"{name} must be on one device, got {first.device} and, in part {place}, "
+                f"{name} must be on one device, got {first.device} and, in part {index}, "
                 f"{x.device}: move them with .to({name}[0].device)"
             )
 

@@ -74,7 +74,7 @@ class Wanted:
             return cls(0, 0, lses)
         if stacked or len(of_outs) > _MAX_SKIPPED:
             return cls(parts, 0, lses)
-        skipped = sum(1 << place for place, one in enumerate(of_outs) if not one)
+        skipped = sum(1 << index for index, one in enumerate(of_outs) if not one)
         return cls(parts - skipped.bit_count(), skipped, lses)
 
     def writes(self, part: int) -> bool:

@@ -21,14 +21,14 @@ def forward_batched(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]
 
 def backward_batched(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
     """The batching rule of merge_states_bwd."""
-    grad_out, grad_lse, outs, lses, *options = arguments
-    fold = _Fold(info.batch_size, options[0], outs[0], in_dims[2][0])
+    grad_out, grad_lse, outs, lses, stacked, *options = arguments
+    fold = _Fold(info.batch_size, stacked, outs[0], in_dims[2][0])
     of_outs, of_lses = torch.ops.flashvar.merge_states_bwd.default(
         fold.whole(grad_out, in_dims[0]),
         fold.whole(grad_lse, in_dims[1]),
         [fold.part(x, dim) for x, dim in zip(outs, in_dims[2], strict=True)],
         [fold.part(x, dim) for x, dim in zip(lses, in_dims[3], strict=True)],
-        *options,
+        *(stacked, *options),
     )
     return (fold.unfold(of_outs, 1), fold.unfold(of_lses, 1)), (1, 1)
 

@@ -50,7 +50,7 @@ def _backward(
 ) -> None:
     of_outs, of_lses = formula.backward(parts, grad_out, grad_lse)
     if grad_outs is not None:
-        kept = (one for place, one in enumerate(of_outs) if not skipped >> place & 1)
+        kept = (one for index, one in enumerate(of_outs) if not skipped >> index & 1)
         for to, one in zip(grad_outs, kept, strict=True):
             to.copy_(one)
     if grad_lses is not None:

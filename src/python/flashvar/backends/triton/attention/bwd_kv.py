@@ -79,10 +79,10 @@ def _accumulate_dkv(
     """Add the contributions of queries `start` to `stop`; without MASKED they see every key."""
     o_rows = tl.arange(0, BLOCK_Q)
     o_key = i_key + tl.arange(0, BLOCK_KV)[:, None]
-    for i_place in range(start, stop, BLOCK_Q):
-        i_query = i_place
+    for i_position in range(start, stop, BLOCK_Q):
+        i_query = i_position
         if MASKED:
-            i_query += tl.where(i_place >= gap_at, gap, 0)
+            i_query += tl.where(i_position >= gap_at, gap, 0)
         left = seqlen_q - i_query
         o_query = i_query + o_rows[None, :]
         b_q, b_q_tail = load_rows(

@@ -78,10 +78,10 @@ def _accumulate_dq(
 ):
     """Add the contributions of keys `start` to `stop`; without MASKED every row sees them all."""
     o_query = i_query + tl.arange(0, BLOCK_Q)[:, None]
-    for i_place in range(start, stop, BLOCK_KV):
-        i_key = i_place
+    for i_position in range(start, stop, BLOCK_KV):
+        i_key = i_position
         if MASKED and LEFT:
-            i_key += tl.where(i_place >= gap_at, gap, 0)
+            i_key += tl.where(i_position >= gap_at, gap, 0)
         left = seqlen_k - i_key
         o_key = i_key + tl.arange(0, BLOCK_KV)[None, :]
         b_k, b_k_tail = load_rows(

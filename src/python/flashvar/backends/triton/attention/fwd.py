@@ -75,10 +75,10 @@ def _update(
     MODIFIED: tl.constexpr = SOFTCAP or ALIBI or (p_bias is not None)
     o_query = i_query + tl.arange(0, BLOCK_Q)[:, None]
     diagonal = seqlen_k - seqlen_q
-    for i_place in range(start, stop, BLOCK_KV):
-        i_key = i_place
+    for i_position in range(start, stop, BLOCK_KV):
+        i_key = i_position
         if MASKED and LEFT:
-            i_key += tl.where(i_place >= gap_at, gap, 0)
+            i_key += tl.where(i_position >= gap_at, gap, 0)
         left = seqlen_k - i_key
         o_key = i_key + tl.arange(0, BLOCK_KV)[None, :]
         b_k, b_k_tail = load_rows(

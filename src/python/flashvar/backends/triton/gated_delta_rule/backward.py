@@ -9,8 +9,8 @@ before each chunk and N come of the forward's chain. Then
     rows_kernel      makes the gradients of rows, for each chunk and head of q, and sums those of
                      the heads of v that share it in their order
 
-What is multiplied from the left is never turned in registers, which compilers for Hopper have done
-wrongly: the squares are made turned, [column, row], where both orders are needed they are loaded.
+Left operands of products are never transposed in registers, which compilers for Hopper have done
+wrongly: squares are computed transposed, [column, row], and loaded where both orders are needed.
 """
 # Constants of the compiler are upper case, as in all of Triton.
 # ruff: noqa: N803
@@ -29,13 +29,13 @@ from flashvar.backends.triton.gated_delta_rule.chunks import (
     add_halves,
     add_left,
     add_right,
+    chunk_coordinate,
     decays,
     ends,
     first_slot,
     halves,
     lengths,
     load_halves,
-    place_of,
     store_halves,
     whole,
 )
@@ -57,9 +57,9 @@ def reverse_kernel(
     p_grad_v,  # [batch, seqlen, heads, V], contiguous, written
     q_batch, q_row, q_head, q_dim,
     k_batch, k_row, k_head, k_dim,
-    cu_seqlens_place,
+    cu_seqlens_stride,
     grad_out_batch, grad_out_row, grad_out_head, grad_out_dim,
-    grad_after_place, grad_after_head, grad_after_k, grad_after_v,
+    grad_after_state, grad_after_head, grad_after_k, grad_after_v,
     seqlen, heads, group,
     K: tl.constexpr, V: tl.constexpr, CHUNK: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
@@ -77,7 +77,7 @@ def reverse_kernel(
     o_square = o_c[:, None] * CHUNK + o_c[None, :]
     o_values = o_c[:, None] * V + o_v.to(tl.int32)[None, :]
 
-    begin, end = ends(p_cu_seqlens, cu_seqlens_place, i_sequence, seqlen)
+    begin, end = ends(p_cu_seqlens, cu_seqlens_stride, i_sequence, seqlen)
     first = first_slot(begin, i_sequence, seqlen, p_cu_seqlens is not None, CHUNK)
     i_batch = i_sequence if p_cu_seqlens is None else i_sequence * 0
     p_q += i_batch * q_batch + i_head // group * q_head + o_k[None, :] * q_dim
@@ -86,7 +86,7 @@ def reverse_kernel(
     p_grad_v += (i_batch * seqlen * heads + i_head) * V + o_v[None, :]
     b_grad = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
     if p_grad_after is not None:
-        p_grad_after += i_sequence * grad_after_place + i_head * grad_after_head
+        p_grad_after += i_sequence * grad_after_state + i_head * grad_after_head
         p_grad_after += o_k[:, None] * grad_after_k + o_v[None, :] * grad_after_v
         b_grad = tl.load(p_grad_after, mask=m_state, other=0.0).to(tl.float32)
 
@@ -100,16 +100,16 @@ def reverse_kernel(
         b_k = tl.load(p_k + o_row[:, None] * k_row, mask=m_rows, other=0.0).to(OPERAND)
         b_grad_out = tl.load(p_grad_out + o_row[:, None] * grad_out_row, mask=m_values, other=0.0)
         b_grad_out = b_grad_out.to(OPERAND)
-        place = (slot * heads + i_head) * CHUNK
-        p_chunk = p_mixed + place * 2 * CHUNK + o_square
+        first_row = (slot * heads + i_head) * CHUNK
+        p_chunk = p_mixed + first_row * 2 * CHUNK + o_square
         b_mixed, b_mixed_low = load_halves(p_chunk, CHUNK, OPERAND)
-        p_chunk = p_scores + place * 2 * CHUNK + o_square
+        p_chunk = p_scores + first_row * 2 * CHUNK + o_square
         b_scores, b_scores_low = load_halves(p_chunk, CHUNK, OPERAND)
-        b_sums = tl.load(p_rows + place * 4 + o_c)
-        b_beta = tl.load(p_rows + place * 4 + CHUNK + o_c)[:, None]
-        b_one_q = tl.load(p_rows + place * 4 + 2 * CHUNK + o_c)
-        b_one_k = tl.load(p_rows + place * 4 + 3 * CHUNK + o_c)
-        b_last = tl.load(p_rows + place * 4 + CHUNK - 1)
+        b_sums = tl.load(p_rows + first_row * 4 + o_c)
+        b_beta = tl.load(p_rows + first_row * 4 + CHUNK + o_c)[:, None]
+        b_one_q = tl.load(p_rows + first_row * 4 + 2 * CHUNK + o_c)
+        b_one_k = tl.load(p_rows + first_row * 4 + 3 * CHUNK + o_c)
+        b_last = tl.load(p_rows + first_row * 4 + CHUNK - 1)
         b_left = tl.exp(b_sums)
         b_operand = b_grad.to(OPERAND)
         p_chunk = p_grad_states + (slot * heads + i_head) * K * V
@@ -119,7 +119,7 @@ def reverse_kernel(
         b_grad_new *= (tl.exp(b_last - b_sums) * b_one_k)[:, None]
         b_high, b_low = tl.trans(b_scores), tl.trans(b_scores_low)
         b_grad_new = add_left(b_grad_new, b_high, b_low, b_grad_out, OPERAND, PRECISION)
-        tl.store(p_grad_new + place * V + o_values, b_grad_new, mask=m_v[None, :])
+        tl.store(p_grad_new + first_row * V + o_values, b_grad_new, mask=m_v[None, :])
         b_mixed, b_mixed_low = tl.trans(b_mixed), tl.trans(b_mixed_low)
         b_high, b_low = halves(b_grad_new, OPERAND)
         b_grad_v = tl.zeros([CHUNK, BLOCK_V], tl.float32)
@@ -143,7 +143,7 @@ def reverse_kernel(
 def _add_square_products(
     b_grad_scores, b_grad_mixed, b_reads,
     p_states, p_v, p_grad_v, p_grad_out, p_new, p_grad_new,
-    b_k, b_left, m_row, m_k, o_c, o_k, column, place,
+    b_k, b_left, m_row, m_k, o_c, o_k, column, first_row,
     v_dim, grad_out_dim,
     V: tl.constexpr, BLOCK_V: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -152,7 +152,7 @@ def _add_square_products(
     m_v = o_v < V
     m_values = m_row[:, None] & m_v
     o_state = o_k.to(tl.int32)[:, None] * V + o_v.to(tl.int32)
-    o_values = place * V + o_c[:, None] * V + o_v
+    o_values = first_row * V + o_c[:, None] * V + o_v
     b_state = tl.load(p_states + o_state, mask=m_k[:, None] & m_v, other=0.0)
     b_v = tl.load(p_v + o_v * v_dim, mask=m_values, other=0.0).to(tl.float32)
     b_grad_v = tl.load(p_grad_v + o_v, mask=m_values, other=0.0).to(tl.float32)
@@ -185,14 +185,14 @@ def squares_kernel(
     p_grad_out,  # [batch, seqlen, heads, V]
     p_grad_new,  # of reverse_kernel
     p_grad_v,
-    p_grad_scores,  # of Q K^T, turned, in halves [slots, heads, 2, CHUNK, CHUNK], written
-    p_grad_gram,  # of K K^T, turned, like that
+    p_grad_scores,  # of Q K^T, transposed, in halves [slots, heads, 2, CHUNK, CHUNK], written
+    p_grad_gram,  # of K K^T, transposed, like that
     p_grad_sums,  # of G [slots, heads, CHUNK], in part, contiguous, written
     p_reads,  # sums of K S times its gradient over V, like that
     p_grad_beta,  # [batch, seqlen, heads], contiguous, written
     k_batch, k_row, k_head, k_dim,
     v_batch, v_row, v_head, v_dim,
-    cu_seqlens_place,
+    cu_seqlens_stride,
     grad_out_batch, grad_out_row, grad_out_head, grad_out_dim,
     seqlen, sequences, first_step, heads, group,
     K: tl.constexpr, V: tl.constexpr, SIGMOID: tl.constexpr, BETA_SCALE: tl.constexpr,
@@ -202,8 +202,8 @@ def squares_kernel(
     """The grid is all heads of all slots, on one axis."""
     i_head = (tl.program_id(0) % heads).to(tl.int64)
     slot = (tl.program_id(0) // heads).to(tl.int64)
-    i_sequence, row, end = place_of(
-        p_cu_seqlens, cu_seqlens_place, slot, seqlen, sequences, first_step, CHUNK
+    i_sequence, row, end = chunk_coordinate(
+        p_cu_seqlens, cu_seqlens_stride, slot, seqlen, sequences, first_step, CHUNK
     )
     if row >= end:  # no chunk has this slot
         return
@@ -222,10 +222,10 @@ def squares_kernel(
     p_grad_out += o_row[:, None] * grad_out_row
     row_of_all = i_batch * seqlen + o_row
     p_grad_v += (row_of_all * heads + i_head)[:, None] * V
-    place = (slot * heads + i_head) * CHUNK
+    first_row = (slot * heads + i_head) * CHUNK
     p_states += (slot * heads + i_head) * K * V
     b_k = tl.load(p_k, mask=m_rows, other=0.0).to(OPERAND)
-    p_rows += place * 4 + o_c
+    p_rows += first_row * 4 + o_c
     b_sums, b_beta = tl.load(p_rows), tl.load(p_rows + CHUNK)
     b_one_q, b_one_k = tl.load(p_rows + 2 * CHUNK), tl.load(p_rows + 3 * CHUNK)
     b_left = (tl.exp(b_sums) * b_one_k)[:, None]
@@ -237,19 +237,19 @@ def squares_kernel(
         b_grad_scores, b_grad_mixed, b_reads = _add_square_products(
             *(b_grad_scores, b_grad_mixed, b_reads),
             *(p_states, p_v, p_grad_v, p_grad_out, p_new, p_grad_new),
-            *(b_k, b_left, m_row, m_k, o_c, o_k, column, place),
+            *(b_k, b_left, m_row, m_k, o_c, o_k, column, first_row),
             *(v_dim, grad_out_dim, V, BLOCK_V, OPERAND, PRECISION),
         )
 
     b_decay = decays(b_sums, o_c, True)
-    o_turned = place * 2 * CHUNK + o_c[None, :] * CHUNK + o_c[:, None]
-    o_square = place * 2 * CHUNK + o_c[:, None] * CHUNK + o_c[None, :]
-    b_high, b_low = load_halves(p_scores + o_turned, CHUNK, OPERAND)
+    o_transposed = first_row * 2 * CHUNK + o_c[None, :] * CHUNK + o_c[:, None]
+    o_square = first_row * 2 * CHUNK + o_c[:, None] * CHUNK + o_c[None, :]
+    b_high, b_low = load_halves(p_scores + o_transposed, CHUNK, OPERAND)
     b_products = b_grad_scores * whole(b_high, b_low, OPERAND)
     b_grad_scores *= b_one_k[:, None] * b_one_q[None, :] * b_decay
     store_halves(p_grad_scores + o_square, b_grad_scores, CHUNK, OPERAND)
 
-    b_high, b_low = load_halves(p_mixed + o_turned, CHUNK, OPERAND)
+    b_high, b_low = load_halves(p_mixed + o_transposed, CHUNK, OPERAND)
     b_grad_beta = tl.sum(b_grad_mixed * whole(b_high, b_low, OPERAND), 1)
     b_mixed, b_mixed_low = load_halves(p_mixed + o_square, CHUNK, OPERAND)
     b_high, b_low = halves(b_grad_mixed * b_beta[:, None], OPERAND)
@@ -263,8 +263,8 @@ def squares_kernel(
     b_grad_beta += tl.sum(b_gram, 0)
     b_products += b_gram * b_beta[None, :]
     store_halves(p_grad_gram + o_square, b_system * b_beta[None, :], CHUNK, OPERAND)
-    tl.store(p_grad_sums + place + o_c, tl.sum(b_products, 0) - tl.sum(b_products, 1))
-    tl.store(p_reads + place + o_c, b_reads)
+    tl.store(p_grad_sums + first_row + o_c, tl.sum(b_products, 0) - tl.sum(b_products, 1))
+    tl.store(p_reads + first_row + o_c, b_reads)
     if SIGMOID:
         b_grad_beta *= b_beta * (1.0 - b_beta / BETA_SCALE)
     p_grad_beta += row_of_all * heads + i_head
@@ -275,7 +275,7 @@ def squares_kernel(
 def _add_state_products(
     b_grad_q, b_grad_k, b_whole,
     p_states, p_grad_states, p_grad_out, p_grad_v, p_new,
-    b_left_q, b_left_k, b_right, m_row, m_k, o_c, o_k, column, place,
+    b_left_q, b_left_k, b_right, m_row, m_k, o_c, o_k, column, first_row,
     slot, i_head, row_of_all, heads, grad_out_head, grad_out_dim,
     K: tl.constexpr, V: tl.constexpr,
     BLOCK_V: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
@@ -286,9 +286,9 @@ def _add_state_products(
     m_values = m_row[:, None] & m_v
     m_state = m_k[:, None] & m_v
     o_state = o_k.to(tl.int32)[:, None] * V + o_v.to(tl.int32)
-    place_of_state = (slot * heads + i_head) * K * V
-    b_state = tl.load(p_states + place_of_state + o_state, mask=m_state, other=0.0)
-    p_state = p_grad_states + place_of_state + o_state
+    state_offset = (slot * heads + i_head) * K * V
+    b_state = tl.load(p_states + state_offset + o_state, mask=m_state, other=0.0)
+    p_state = p_grad_states + state_offset + o_state
     b_grad_state = tl.load(p_state, mask=m_state, other=0.0)
     b_whole += tl.sum(b_state.to(tl.float32) * b_grad_state.to(tl.float32), 1)
     p_x = p_grad_out + i_head * grad_out_head + o_v * grad_out_dim
@@ -299,7 +299,7 @@ def _add_state_products(
     b_x = tl.load(p_x, mask=m_values, other=0.0).to(tl.float32)
     b_x = (b_left_k * b_x).to(OPERAND)
     b_grad_k += tl.dot(b_x, tl.trans(b_state), input_precision=PRECISION)
-    b_x = tl.load(p_new + (place + o_c[:, None]) * V + o_v, mask=m_v, other=0.0)
+    b_x = tl.load(p_new + (first_row + o_c[:, None]) * V + o_v, mask=m_v, other=0.0)
     b_x = (b_right * b_x.to(tl.float32)).to(OPERAND)
     b_grad_k += tl.dot(b_x, tl.trans(b_grad_state), input_precision=PRECISION)
     return b_grad_q, b_grad_k, b_whole
@@ -354,7 +354,7 @@ def rows_kernel(
     q_batch, q_row, q_head, q_dim,
     k_batch, k_row, k_head, k_dim,
     g_batch, g_row, g_head,
-    a_log_head, dt_bias_head, cu_seqlens_place,
+    a_log_head, dt_bias_head, cu_seqlens_stride,
     grad_out_batch, grad_out_row, grad_out_head, grad_out_dim,
     seqlen, sequences, first_step, heads, group,
     K: tl.constexpr, V: tl.constexpr, L2NORM: tl.constexpr, EPS: tl.constexpr,
@@ -368,8 +368,8 @@ def rows_kernel(
     qk_heads = heads // group
     i_qk_head = (tl.program_id(0) % qk_heads).to(tl.int64)
     slot = (tl.program_id(0) // qk_heads).to(tl.int64)
-    i_sequence, row, end = place_of(
-        p_cu_seqlens, cu_seqlens_place, slot, seqlen, sequences, first_step, CHUNK
+    i_sequence, row, end = chunk_coordinate(
+        p_cu_seqlens, cu_seqlens_stride, slot, seqlen, sequences, first_step, CHUNK
     )
     if row >= end:  # no chunk has this slot
         return
@@ -392,11 +392,11 @@ def rows_kernel(
     b_product_k = tl.zeros([CHUNK], tl.float32)
     for i in range(0, group):
         i_head = i_qk_head * group + i
-        place = (slot * heads + i_head) * CHUNK
-        b_sums = tl.load(p_rows + place * 4 + o_c)
-        b_one_q = tl.load(p_rows + place * 4 + 2 * CHUNK + o_c)
-        b_one_k = tl.load(p_rows + place * 4 + 3 * CHUNK + o_c)
-        b_last = tl.load(p_rows + place * 4 + CHUNK - 1)
+        first_row = (slot * heads + i_head) * CHUNK
+        b_sums = tl.load(p_rows + first_row * 4 + o_c)
+        b_one_q = tl.load(p_rows + first_row * 4 + 2 * CHUNK + o_c)
+        b_one_k = tl.load(p_rows + first_row * 4 + 3 * CHUNK + o_c)
+        b_last = tl.load(p_rows + first_row * 4 + CHUNK - 1)
         b_left_q = (tl.exp(b_sums) * b_one_q)[:, None]
         b_left_k = (-tl.exp(b_sums) * b_one_k)[:, None]
         b_right = (tl.exp(b_last - b_sums) * b_one_k)[:, None]
@@ -405,7 +405,7 @@ def rows_kernel(
             b_grad_q, b_grad_k, b_whole = _add_state_products(
                 *(b_grad_q, b_grad_k, b_whole),
                 *(p_states, p_grad_states, p_grad_out, p_grad_v, p_new),
-                *(b_left_q, b_left_k, b_right, m_row, m_k, o_c, o_k, column, place),
+                *(b_left_q, b_left_k, b_right, m_row, m_k, o_c, o_k, column, first_row),
                 *(slot, i_head, row_of_all, heads, grad_out_head, grad_out_dim),
                 *(K, V, BLOCK_V, OPERAND, PRECISION),
             )
@@ -417,9 +417,9 @@ def rows_kernel(
         b_of_k = tl.sum(b_k.to(tl.float32) * b_grad_k, 1) - b_product_k
 
         if p_grad_g is not None:
-            b_reads = tl.load(p_reads + place + o_c)
+            b_reads = tl.load(p_reads + first_row + o_c)
             b_of_k -= b_reads
-            b_grad_g = tl.load(p_grad_sums + place + o_c) + b_reads + b_of_q - b_of_k
+            b_grad_g = tl.load(p_grad_sums + first_row + o_c) + b_reads + b_of_q - b_of_k
             b_grad_g = tl.cumsum(b_grad_g, 0, reverse=True)
             b_grad_g += tl.sum(b_of_k, 0) + tl.exp(b_last) * tl.sum(b_whole, 0)
             _write_gate_gradients(
@@ -432,7 +432,7 @@ def rows_kernel(
                 *(b_grad_g, m_row),
             )
 
-        o_square = place * 2 * CHUNK + o_c[:, None] * CHUNK + o_c[None, :]
+        o_square = first_row * 2 * CHUNK + o_c[:, None] * CHUNK + o_c[None, :]
         b_high, b_low = load_halves(p_grad_scores + o_square, CHUNK, OPERAND)
         b_grad_q = add_left(b_grad_q, tl.trans(b_high), tl.trans(b_low), b_k, OPERAND, PRECISION)
         b_grad_k = add_left(b_grad_k, b_high, b_low, b_q, OPERAND, PRECISION)

@@ -22,13 +22,13 @@ from flashvar.backends.triton.gated_delta_rule.chunks import (
     RUNTIME,
     add_halves,
     add_right,
+    chunk_coordinate,
     decays,
     ends,
     first_slot,
     halves,
     lengths,
     load_halves,
-    place_of,
     store_halves,
 )
 
@@ -79,7 +79,7 @@ def chunk_kernel(
     k_batch, k_row, k_head, k_dim,
     g_batch, g_row, g_head,
     beta_batch, beta_row, beta_head,
-    a_log_head, dt_bias_head, cu_seqlens_place,
+    a_log_head, dt_bias_head, cu_seqlens_stride,
     seqlen, sequences,
     first_step,  # of the bisection: the largest power of two below `sequences`, or 0
     scale, heads, group,
@@ -91,8 +91,8 @@ def chunk_kernel(
     """The grid is all heads of all slots, on one axis."""
     i_head = (tl.program_id(0) % heads).to(tl.int64)
     slot = (tl.program_id(0) // heads).to(tl.int64)
-    i_sequence, row, end = place_of(
-        p_cu_seqlens, cu_seqlens_place, slot, seqlen, sequences, first_step, CHUNK
+    i_sequence, row, end = chunk_coordinate(
+        p_cu_seqlens, cu_seqlens_stride, slot, seqlen, sequences, first_step, CHUNK
     )
     if row >= end:  # no chunk has this slot
         return
@@ -125,17 +125,17 @@ def chunk_kernel(
         b_g = tl.where(m_row, tl.maximum(b_g, LOWEST_GATE, propagate_nan=tl.PropagateNan.ALL), 0.0)
     b_sums = tl.cumsum(b_g, 0)
 
-    place = (slot * heads + i_head) * CHUNK
+    first_row = (slot * heads + i_head) * CHUNK
     o_square = o_c[:, None] * CHUNK + o_c[None, :]
     b_decay = decays(b_sums, o_c, False)
     b_scores = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
     b_scores *= b_one_q[:, None] * b_one_k[None, :] * b_decay
-    store_halves(p_scores + place * 2 * CHUNK + o_square, b_scores, CHUNK, OPERAND)
+    store_halves(p_scores + first_row * 2 * CHUNK + o_square, b_scores, CHUNK, OPERAND)
     b_a = tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION)
     b_a *= (b_beta * b_one_k)[:, None] * b_one_k[None, :]
     b_mixed = _inverse(tl.where(o_c[:, None] > o_c[None, :], b_a, 0.0), CHUNK) * b_decay
-    store_halves(p_mixed + place * 2 * CHUNK + o_square, b_mixed, CHUNK, OPERAND)
-    p_rows += place * 4 + o_c
+    store_halves(p_mixed + first_row * 2 * CHUNK + o_square, b_mixed, CHUNK, OPERAND)
+    p_rows += first_row * 4 + o_c
     tl.store(p_rows, b_sums)
     tl.store(p_rows + CHUNK, b_beta)
     tl.store(p_rows + 2 * CHUNK, b_one_q)
@@ -159,9 +159,9 @@ def chain_kernel(
     q_batch, q_row, q_head, q_dim,
     k_batch, k_row, k_head, k_dim,
     v_batch, v_row, v_head, v_dim,
-    cu_seqlens_place,
-    before_place, before_head, before_k, before_v,
-    after_place, after_head, after_k, after_v,
+    cu_seqlens_stride,
+    before_state, before_head, before_k, before_v,
+    after_state, after_head, after_k, after_v,
     out_batch, out_row, out_head,
     seqlen, heads, group,
     K: tl.constexpr, V: tl.constexpr, CHUNK: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -183,7 +183,7 @@ def chain_kernel(
     o_values = o_c[:, None] * V + o_v.to(tl.int32)[None, :]
     o_state = o_k.to(tl.int32)[:, None] * V + o_v.to(tl.int32)[None, :]
 
-    begin, end = ends(p_cu_seqlens, cu_seqlens_place, i_sequence, seqlen)
+    begin, end = ends(p_cu_seqlens, cu_seqlens_stride, i_sequence, seqlen)
     slot = first_slot(begin, i_sequence, seqlen, p_cu_seqlens is not None, CHUNK)
     i_batch = i_sequence if p_cu_seqlens is None else i_sequence * 0
     p_q += i_batch * q_batch + i_head // group * q_head + o_k[None, :] * q_dim
@@ -193,7 +193,7 @@ def chain_kernel(
         p_out += i_batch * out_batch + i_head * out_head + o_v[None, :]
     b_state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
     if p_before is not None:
-        p_before += i_sequence * before_place + i_head * before_head
+        p_before += i_sequence * before_state + i_head * before_head
         p_before += o_k[:, None] * before_k + o_v[None, :] * before_v
         b_state = tl.load(p_before, mask=m_state, other=0.0).to(tl.float32)
 
@@ -204,13 +204,13 @@ def chain_kernel(
         b_k = tl.load(p_k + o_row[:, None] * k_row, mask=m_row & m_k[None, :], other=0.0)
         b_v = tl.load(p_v + o_row[:, None] * v_row, mask=m_values, other=0.0).to(tl.float32)
         b_k = b_k.to(OPERAND)
-        place = (slot * heads + i_head) * CHUNK
-        p_chunk = p_mixed + place * 2 * CHUNK + o_square
+        first_row = (slot * heads + i_head) * CHUNK
+        p_chunk = p_mixed + first_row * 2 * CHUNK + o_square
         b_mixed, b_mixed_low = load_halves(p_chunk, CHUNK, OPERAND)
-        b_sums = tl.load(p_rows + place * 4 + o_c)
-        b_beta = tl.load(p_rows + place * 4 + CHUNK + o_c)[:, None]
-        b_one_k = tl.load(p_rows + place * 4 + 3 * CHUNK + o_c)
-        b_last = tl.load(p_rows + place * 4 + CHUNK - 1)
+        b_sums = tl.load(p_rows + first_row * 4 + o_c)
+        b_beta = tl.load(p_rows + first_row * 4 + CHUNK + o_c)[:, None]
+        b_one_k = tl.load(p_rows + first_row * 4 + 3 * CHUNK + o_c)
+        b_last = tl.load(p_rows + first_row * 4 + CHUNK - 1)
         b_operand = b_state.to(OPERAND)
         if p_states is not None:
             tl.store(p_states + (slot * heads + i_head) * K * V + o_state, b_operand, mask=m_state)
@@ -221,12 +221,12 @@ def chain_kernel(
         b_new = tl.zeros([CHUNK, BLOCK_V], tl.float32)
         b_new = add_halves(b_new, b_mixed, b_mixed_low, b_high, b_low, OPERAND, PRECISION)
         if p_new is not None:
-            tl.store(p_new + place * V + o_values, b_new, mask=m_v[None, :])
+            tl.store(p_new + first_row * V + o_values, b_new, mask=m_v[None, :])
         if p_out is not None:
             b_q = tl.load(p_q + o_row[:, None] * q_row, mask=m_row & m_k[None, :], other=0.0)
-            p_chunk = p_scores + place * 2 * CHUNK + o_square
+            p_chunk = p_scores + first_row * 2 * CHUNK + o_square
             b_scores, b_scores_low = load_halves(p_chunk, CHUNK, OPERAND)
-            b_one_q = tl.load(p_rows + place * 4 + 2 * CHUNK + o_c)
+            b_one_q = tl.load(p_rows + first_row * 4 + 2 * CHUNK + o_c)
             b_out = tl.dot(b_q.to(OPERAND), b_operand, input_precision=PRECISION)
             b_out *= (tl.exp(b_sums) * b_one_q)[:, None]
             b_high, b_low = halves(b_new, OPERAND)
@@ -239,6 +239,6 @@ def chain_kernel(
         slot += 1
 
     if p_after is not None:
-        p_after += i_sequence * after_place + i_head * after_head
+        p_after += i_sequence * after_state + i_head * after_head
         p_after += o_k[:, None] * after_k + o_v[None, :] * after_v
         tl.store(p_after, b_state.to(p_after.dtype.element_ty), mask=m_state)

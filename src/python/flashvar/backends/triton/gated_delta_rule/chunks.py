@@ -21,22 +21,22 @@ import triton.language as tl
 
 # They change from call to call, or tell the compiler nothing: one kernel serves all their values.
 RUNTIME: Final = (
-    *("seqlen", "sequences", "first_step", "scale", "heads", "group", "cu_seqlens_place"),
+    *("seqlen", "sequences", "first_step", "scale", "heads", "group", "cu_seqlens_stride"),
     *("g_batch", "g_row", "g_head", "beta_batch", "beta_row", "beta_head"),
     *("a_log_head", "dt_bias_head"),
 )
 
 
 @triton.jit
-def ends(p_cu_seqlens, cu_seqlens_place, i_sequence, seqlen):
+def ends(p_cu_seqlens, cu_seqlens_stride, i_sequence, seqlen):
     """The first row of a sequence, counted from that of its batch, and the row behind its last."""
     begin = i_sequence * 0
     end = begin + seqlen
     if p_cu_seqlens is not None:
-        p_cu_seqlens += i_sequence * cu_seqlens_place
+        p_cu_seqlens += i_sequence * cu_seqlens_stride
         # Offsets beyond the rows would read other memory.
         begin = tl.maximum(tl.load(p_cu_seqlens).to(tl.int64), 0)
-        end = tl.minimum(tl.load(p_cu_seqlens + cu_seqlens_place).to(tl.int64), seqlen)
+        end = tl.minimum(tl.load(p_cu_seqlens + cu_seqlens_stride).to(tl.int64), seqlen)
     return begin, end
 
 
@@ -51,7 +51,7 @@ def first_slot(begin, i_sequence, seqlen, PACKED: tl.constexpr, CHUNK: tl.conste
 
 @triton.jit
 def sequence_of(
-    p_cu_seqlens, cu_seqlens_place, slot, seqlen, sequences, first_step, CHUNK: tl.constexpr
+    p_cu_seqlens, cu_seqlens_stride, slot, seqlen, sequences, first_step, CHUNK: tl.constexpr
 ):
     """The last sequence whose first slot is not behind a slot."""
     if p_cu_seqlens is None:
@@ -62,7 +62,7 @@ def sequence_of(
         while step > 0:
             probe = i_sequence + step
             m_probe = probe < sequences
-            begin = tl.load(p_cu_seqlens + probe * cu_seqlens_place, mask=m_probe, other=0)
+            begin = tl.load(p_cu_seqlens + probe * cu_seqlens_stride, mask=m_probe, other=0)
             before = m_probe & (begin.to(tl.int64) // CHUNK + probe <= slot)
             i_sequence = tl.where(before, probe, i_sequence)
             step = step // 2
@@ -70,24 +70,24 @@ def sequence_of(
 
 
 @triton.jit
-def place_of(
-    p_cu_seqlens, cu_seqlens_place, slot, seqlen, sequences, first_step, CHUNK: tl.constexpr
+def chunk_coordinate(
+    p_cu_seqlens, cu_seqlens_stride, slot, seqlen, sequences, first_step, CHUNK: tl.constexpr
 ):
     """The sequence of a slot, the first row of its chunk, and the row behind the sequence's last.
 
     A slot that no chunk has begins behind the last.
     """
     i_sequence = sequence_of(
-        p_cu_seqlens, cu_seqlens_place, slot, seqlen, sequences, first_step, CHUNK
+        p_cu_seqlens, cu_seqlens_stride, slot, seqlen, sequences, first_step, CHUNK
     )
-    begin, end = ends(p_cu_seqlens, cu_seqlens_place, i_sequence, seqlen)
+    begin, end = ends(p_cu_seqlens, cu_seqlens_stride, i_sequence, seqlen)
     first = first_slot(begin, i_sequence, seqlen, p_cu_seqlens is not None, CHUNK)
     return i_sequence, begin + (slot - first) * CHUNK, end
 
 
 @triton.jit
 def lengths(b_x, L2NORM: tl.constexpr, EPS: tl.constexpr):
-    """The factor of each row that makes its length 1, or 1; of the rows turned, [K, C].
+    """The factor of each row that makes its length 1, or 1; of the rows transposed, [K, C].
 
     Triton 3.6 fails to compile sums along rows of [C, K] at some K that are no multiples of 16.
 

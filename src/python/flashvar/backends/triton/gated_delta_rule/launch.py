@@ -139,7 +139,7 @@ def backward(
     parts = [None if x is None else chunks.floats().zero_() for x in (inputs.a_log, inputs.dt_bias)]
     rows = (*q.stride(), *k.stride())
     of_out = strides(grad_out, 4)
-    place = strides(inputs.cu_seqlens, 1)
+    of_offsets = strides(inputs.cu_seqlens, 1)
     with torch.cuda.device_of(q):
         found = _parts(chunks, begin)
         _chain(chunks, found, before, (None, None, states, new), begin)
@@ -147,7 +147,7 @@ def backward(
             begin(reverse_kernel, chunks.chains)(
                 *(q, k, inputs.cu_seqlens, *found),
                 *(grad_out, grad_after, d_before, d_states, d_new, d_v),
-                *(*rows, *place, *of_out, *strides(grad_after, 4)),
+                *(*rows, *of_offsets, *of_out, *strides(grad_after, 4)),
                 chunks.seqlen,
                 **chunks.values,
                 **chunks.constants,
@@ -157,7 +157,7 @@ def backward(
             begin(squares_kernel, (chunks.slots * heads,))(
                 *(k, v, inputs.cu_seqlens, *found, states, new),
                 *(grad_out, d_new, d_v, d_scores, d_gram, d_sums, reads, d_beta),
-                *(*k.stride(), *v.stride(), *place, *of_out, *chunks.search),
+                *(*k.stride(), *v.stride(), *of_offsets, *of_out, *chunks.search),
                 **chunks.beta,
                 **chunks.values,
                 **chunks.constants,
@@ -168,7 +168,7 @@ def backward(
                 *(states, new, grad_out, d_states, d_v, d_scores, d_gram, d_sums, reads),
                 *(d_q, d_k, d_g, *parts),
                 *(*rows, *strides(inputs.g, 3)),
-                *(*strides(inputs.a_log, 1), *strides(inputs.dt_bias, 1), *place, *of_out),
+                *(*strides(inputs.a_log, 1), *strides(inputs.dt_bias, 1), *of_offsets, *of_out),
                 *chunks.search,
                 **chunks.norm,
                 **chunks.values,

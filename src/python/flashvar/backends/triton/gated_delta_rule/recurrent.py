@@ -20,7 +20,7 @@ from flashvar.backends.triton.gated_delta_rule.activations import beta_of, gate_
 from flashvar.backends.triton.gated_delta_rule.chunks import RUNTIME as OF_CHUNKS
 
 # They change from call to call: one kernel serves all of their values.
-RUNTIME: Final = (*OF_CHUNKS, "pool", "indices_place")
+RUNTIME: Final = (*OF_CHUNKS, "pool", "indices_stride")
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -42,9 +42,9 @@ def recurrent_kernel(
     v_batch, v_row, v_head, v_dim,
     g_batch, g_row, g_head,
     beta_batch, beta_row, beta_head,
-    a_log_head, dt_bias_head, cu_seqlens_place, indices_place,
-    before_place, before_head, before_k, before_v,
-    after_place, after_head, after_k, after_v,
+    a_log_head, dt_bias_head, cu_seqlens_stride, indices_stride,
+    before_state, before_head, before_k, before_v,
+    after_state, after_head, after_k, after_v,
     out_batch, out_row, out_head,
     seqlen, pool, scale, heads, group,
     K: tl.constexpr, V: tl.constexpr, L2NORM: tl.constexpr, SIGMOID: tl.constexpr,
@@ -67,23 +67,23 @@ def recurrent_kernel(
         end = begin + seqlen
     else:
         i_batch = i_sequence * 0
-        p_cu_seqlens += i_sequence * cu_seqlens_place
+        p_cu_seqlens += i_sequence * cu_seqlens_stride
         begin = tl.load(p_cu_seqlens).to(tl.int64)
-        end = tl.load(p_cu_seqlens + cu_seqlens_place).to(tl.int64)
+        end = tl.load(p_cu_seqlens + cu_seqlens_stride).to(tl.int64)
         # Offsets beyond the rows would read other memory.
         begin = tl.maximum(begin, 0)
         end = tl.minimum(end, seqlen)
-    i_place = i_sequence
+    i_state = i_sequence
     if p_indices is not None:
-        i_place = tl.load(p_indices + i_sequence * indices_place).to(tl.int64)
-    m_place = m_state & (i_place >= 0) & (i_place < pool)
+        i_state = tl.load(p_indices + i_sequence * indices_stride).to(tl.int64)
+    m_known = m_state & (i_state >= 0) & (i_state < pool)
 
     o_k64, o_v64 = o_k.to(tl.int64), o_v.to(tl.int64)
     b_state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
     if p_before is not None:
-        p_state = p_before + i_place * before_place + i_head * before_head
+        p_state = p_before + i_state * before_state + i_head * before_head
         p_state += o_k64[:, None] * before_k + o_v64[None, :] * before_v
-        b_state = tl.load(p_state, mask=m_place, other=0.0).to(tl.float32)
+        b_state = tl.load(p_state, mask=m_known, other=0.0).to(tl.float32)
     if p_a_log is not None:
         p_a_log += i_head * a_log_head
     if p_dt_bias is not None:
@@ -120,6 +120,6 @@ def recurrent_kernel(
         p_beta += beta_row
         p_out += out_row
 
-    p_state = p_after + i_place * after_place + i_head * after_head
+    p_state = p_after + i_state * after_state + i_head * after_head
     p_state += o_k64[:, None] * after_k + o_v64[None, :] * after_v
-    tl.store(p_state, b_state.to(p_after.dtype.element_ty), mask=m_place)
+    tl.store(p_state, b_state.to(p_after.dtype.element_ty), mask=m_known)

@@ -30,8 +30,8 @@ def compile_for(kind: Kind, tokens: int, capability: tuple[int, int]) -> None:
         launches.backward(inputs, None, out, None, compile_only)
     else:
         one = _inputs(kind, 1)
-        place = torch.zeros(1, dtype=torch.int32)
-        launches.update(one, states, place, torch.empty_like(one.v), compile_only)
+        indices = torch.zeros(1, dtype=torch.int32)
+        launches.update(one, states, indices, torch.empty_like(one.v), compile_only)
 
 
 def _inputs(kind: Kind, tokens: int) -> Inputs:

@@ -171,7 +171,7 @@ def bwd_kernel(
     o_outs = i_batch * outs_batch + i_sequence * outs_row + i_head * outs_head
     o_grad = i_batch * grad_batch + i_sequence * grad_row + i_head * grad_head
     o_grads = i_batch * grads_batch + i_sequence * grads_row + i_head * grads_head
-    o_place = (i_batch * heads + i_head) * seqlen + i_sequence
+    o_index = (i_batch * heads + i_head) * seqlen + i_sequence
     b_base, b_sum = _total(p_lses, o_lse, lses_part, parts, m_row, BLOCK_ROWS)
     b_scale = tl.where(b_sum == 0.0, 0.0, 1.0 / b_sum)
     b_delta = tl.zeros([BLOCK_ROWS], tl.float32)
@@ -179,7 +179,7 @@ def bwd_kernel(
     if p_grad_outs is not None:
         p_grads = p_grad_outs + o_grads
     if p_grad_lses is not None:
-        p_product = p_grad_lses + o_place
+        p_product = p_grad_lses + o_index
     for i in tl.static_range(len(p_lses)):
         p_lse = p_lses[i] + o_lse
         p_part = p_outs[i] + o_outs
@@ -212,9 +212,9 @@ def bwd_kernel(
             i_part += 1
     if p_grad_lses is not None:
         if p_grad_lse is not None:
-            b_delta -= tl.load(p_grad_lse + o_place, mask=m_row, other=0.0)
+            b_delta -= tl.load(p_grad_lse + o_index, mask=m_row, other=0.0)
         tl.debug_barrier()  # the products are read by other threads than wrote them
-        p_product = p_grad_lses + o_place
+        p_product = p_grad_lses + o_index
         for i in tl.static_range(len(p_lses)):
             p_lse = p_lses[i] + o_lse
             for _ in range(parts):

@@ -72,16 +72,16 @@ def rotary_kernel(
     m_row = o_row < rows
     if p_cu_seqlens is None:
         i_sequence = o_row // seqlen
-        place = o_row % seqlen
+        row = o_row % seqlen
         p_x += i_sequence.to(tl.int64)[:, None, None] * x_batch
         p_out += i_sequence.to(tl.int64)[:, None, None] * out_batch
-        o_x = place.to(tl.int64)
+        o_x = row.to(tl.int64)
         known = m_row
     else:
-        i_sequence, place, known = _sequence_of(p_cu_seqlens, o_row, batch, first_step)
+        i_sequence, row, known = _sequence_of(p_cu_seqlens, o_row, batch, first_step)
         known &= m_row
         o_x = o_row.to(tl.int64)
-    position = place + offset
+    position = row + offset
     if p_offsets is not None:
         position += tl.load(p_offsets + i_sequence, mask=known, other=0)
     known &= (position >= 0) & (position < positions)
@@ -146,5 +146,5 @@ def _sequence_of(p_cu_seqlens, o_row, batch, first_step):
     m_sequence = i_sequence < batch
     begin = tl.load(p_cu_seqlens + i_sequence, mask=m_sequence, other=0)
     end = tl.load(p_cu_seqlens + i_sequence + 1, mask=m_sequence, other=0)
-    place = o_row - begin.to(tl.int32)
-    return i_sequence, place, (o_row >= begin) & (o_row < end)
+    row = o_row - begin.to(tl.int32)
+    return i_sequence, row, (o_row >= begin) & (o_row < end)
