@@ -21,6 +21,10 @@ pytestmark = [
 # float16 rounds to 2^-11, bfloat16 to 2^-8.
 SMALLER = {torch.bfloat16: 1.0, torch.float16: 0.25}
 DTYPES = pytest.mark.parametrize("dtype", SMALLER, ids=str)
+DIMS = [
+    *((8, 16), (16, 8), (40, 64), (64, 64), (96, 192), (128, 128), (128, 512)),
+    *((136, 24), (192, 384), (256, 512)),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -54,9 +58,7 @@ def compared(given: dict[str, Any], wider: float = 1.0) -> None:
 @DTYPES
 @pytest.mark.parametrize("heads", [(2, 2), (1, 4), (3, 6)], ids=str)
 @pytest.mark.parametrize("seqlen", [1, 15, 63, 64, 65, 127, 1000])
-@pytest.mark.parametrize(
-    "dims", [(8, 16), (16, 8), (40, 64), (64, 64), (96, 192), (128, 128), (128, 512)], ids=str
-)
+@pytest.mark.parametrize("dims", DIMS, ids=str)
 def test_values(
     dims: tuple[int, int], seqlen: int, heads: tuple[int, int], dtype: torch.dtype
 ) -> None:
@@ -65,21 +67,23 @@ def test_values(
 
 
 @pytest.mark.parametrize("group", [3, 5, 8, 9])
-def test_groups(group: int) -> None:
+@pytest.mark.parametrize("dims", [(64, 64), (256, 64)], ids=str)
+def test_groups(dims: tuple[int, int], group: int) -> None:
     """The first kernel has four heads of a group in each block, and in the last what is left."""
-    compared(made(130, (2, 2 * group)))
+    compared(made(130, (2, 2 * group), dims))
 
 
 @DTYPES
 @pytest.mark.parametrize("packed", [*PACKED, (0,), (700, 3)], ids=str)
-@pytest.mark.parametrize("dims", [(64, 64), (128, 128)], ids=str)
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (256, 128)], ids=str)
 def test_packed(dims: tuple[int, int], packed: tuple[int, ...], dtype: torch.dtype) -> None:
     compared(made(0, (2, 4), dims, dtype, packed))
 
 
 @pytest.mark.parametrize("gate", [*GATES, "mixed"], ids=str)
-def test_gates(gate: float | str) -> None:
-    given = made(fused=False)
+@pytest.mark.parametrize("dims", [(64, 64), (256, 64)], ids=str)
+def test_gates(dims: tuple[int, int], gate: float | str) -> None:
+    given = made(dims=dims, fused=False)
     if gate == "mixed":
         kinds = torch.tensor(GATES, device=DEVICE)
         given["g"] = kinds[torch.randint(len(GATES), given["g"].shape, device=DEVICE)]
@@ -90,8 +94,9 @@ def test_gates(gate: float | str) -> None:
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0, 1.5, 1.9, 2.0])
 @pytest.mark.parametrize("gate", [0.0, -1e-3])
-def test_equal_keys(gate: float, beta: float) -> None:
-    given = made(1000, (2, 4), (128, 128), fused=False)
+@pytest.mark.parametrize("dims", [(128, 128), (192, 64), (256, 128)], ids=str)
+def test_equal_keys(dims: tuple[int, int], gate: float, beta: float) -> None:
+    given = made(1000, (2, 4), dims, fused=False)
     given["k"] = torch.nn.functional.normalize(given["k"][:, :1].float(), dim=-1).bfloat16()
     given["k"] = given["k"].expand_as(given["q"]).contiguous()
     given["beta"].fill_(beta)
@@ -140,8 +145,9 @@ def test_views_of_one_projection() -> None:
     compared(given)
 
 
-def test_the_same_bits_again() -> None:
-    given = made(1000, (2, 4), (128, 128))
+@pytest.mark.parametrize("dims", [(128, 128), (256, 128)], ids=str)
+def test_the_same_bits_again(dims: tuple[int, int]) -> None:
+    given = made(1000, (2, 4), dims)
     for one, other in zip(call(given, "cuda"), call(given, "cuda"), strict=True):
         assert torch.equal(one, other)
 
@@ -159,7 +165,9 @@ def divided(seqlen: int, heads: tuple[int, int], **more: Any) -> dict[str, Any]:
 
 @DTYPES
 @pytest.mark.parametrize(
-    "dims", [(128, 128), (64, 64), (96, 192), (40, 24), (128, 16), (16, 256)], ids=str
+    "dims",
+    [(128, 128), (64, 64), (96, 192), (40, 24), (128, 16), (16, 256), (192, 64), (256, 512)],
+    ids=str,
 )
 @pytest.mark.parametrize("seqlen", [4096, 5000])
 def test_segments(seqlen: int, dims: tuple[int, int], dtype: torch.dtype) -> None:

@@ -19,6 +19,11 @@ pytestmark = [
     pytest.mark.skipif(DEVICE == "cpu", reason="asks the device's kernels"),
 ]
 
+DIMS = [
+    *((8, 16), (16, 8), (40, 64), (64, 64), (96, 192), (128, 128), (128, 512)),
+    *((136, 24), (192, 384), (256, 64), (256, 512)),
+]
+
 
 @pytest.fixture(autouse=True)
 def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,27 +41,27 @@ def with_equal_keys(given: dict[str, Any], beta: float) -> dict[str, Any]:
 
 @pytest.mark.parametrize("heads", [(2, 2), (1, 4), (3, 6)], ids=str)
 @pytest.mark.parametrize("seqlen", [1, 63, 64, 65, 127, 500])
-@pytest.mark.parametrize(
-    "dims", [(8, 16), (16, 8), (40, 64), (64, 64), (96, 192), (128, 128), (128, 512)], ids=str
-)
+@pytest.mark.parametrize("dims", DIMS, ids=str)
 def test_values(dims: tuple[int, int], seqlen: int, heads: tuple[int, int]) -> None:
     compared(made(seqlen, heads, dims), "cuda")
 
 
 @pytest.mark.parametrize("group", [3, 5, 8, 9])
-def test_groups(group: int) -> None:
-    compared(made(130, (2, 2 * group)), "cuda")
+@pytest.mark.parametrize("dims", [(64, 64), (256, 64)], ids=str)
+def test_groups(dims: tuple[int, int], group: int) -> None:
+    compared(made(130, (2, 2 * group), dims), "cuda")
 
 
 @pytest.mark.parametrize("packed", [*PACKED, (0,), (700, 3)], ids=str)
-@pytest.mark.parametrize("dims", [(64, 64), (128, 128)], ids=str)
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (256, 192)], ids=str)
 def test_packed(dims: tuple[int, int], packed: tuple[int, ...]) -> None:
     compared(made(0, (2, 4), dims, packed=packed), "cuda")
 
 
 @pytest.mark.parametrize("gate", [*GATES, "mixed"], ids=str)
-def test_gates(gate: float | str) -> None:
-    given = made(fused=False)
+@pytest.mark.parametrize("dims", [(64, 64), (256, 64)], ids=str)
+def test_gates(dims: tuple[int, int], gate: float | str) -> None:
+    given = made(dims=dims, fused=False)
     if gate == "mixed":
         kinds = torch.tensor(GATES, device=DEVICE)
         given["g"] = kinds[torch.randint(len(GATES), given["g"].shape, device=DEVICE)]
@@ -67,9 +72,10 @@ def test_gates(gate: float | str) -> None:
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0, 1.5, 1.9, 2.0])
 @pytest.mark.parametrize("gate", [0.0, -1e-3])
-def test_equal_keys(gate: float, beta: float) -> None:
+@pytest.mark.parametrize("dims", [(128, 128), (192, 64), (256, 192)], ids=str)
+def test_equal_keys(dims: tuple[int, int], gate: float, beta: float) -> None:
     """Chunks are plain, careful (beta 1.5), or go token by token (from 1.9 on)."""
-    given = with_equal_keys(made(300, (2, 4), (128, 128), fused=False), beta)
+    given = with_equal_keys(made(300, (2, 4), dims, fused=False), beta)
     given["g"].fill_(gate)
     # The gradients of v and beta are what sums of a hundred times their size leave; between 1 and 2
     # updates grow and cancel, and the forward's chunk does not yet go token by token.
@@ -77,17 +83,19 @@ def test_equal_keys(gate: float, beta: float) -> None:
     compared(given, "cuda", v=2.0, beta=2.0, out=of_forward, final=of_forward)
 
 
-def test_chunks_of_every_kind_side_by_side() -> None:
+@pytest.mark.parametrize("dims", [(128, 128), (256, 64)], ids=str)
+def test_chunks_of_every_kind_side_by_side(dims: tuple[int, int]) -> None:
     """Heads that share q and k, each with chunks of another growth."""
-    given = with_equal_keys(made(500, (1, 4), (128, 128), fused=False), 0.5)
+    given = with_equal_keys(made(500, (1, 4), dims, fused=False), 0.5)
     given["g"].fill_(-1e-3)
     for head, beta in enumerate((0.5, 1.5, 1.9)):
         given["beta"][:, 64 * head : 64 * head + 192, head] = beta
     compared(given, "cuda", v=2.0, beta=2.0, out=2.0, final=2.0)
 
 
-def test_beta_0_has_a_gradient() -> None:
-    given = made(200, (1, 2), (64, 64), fused=False)
+@pytest.mark.parametrize("dims", [(64, 64), (256, 64)], ids=str)
+def test_beta_0_has_a_gradient(dims: tuple[int, int]) -> None:
+    given = made(200, (1, 2), dims, fused=False)
     given["beta"].mul_(torch.randint(2, given["beta"].shape, device=DEVICE))
     compared(given, "cuda")
 
@@ -158,7 +166,10 @@ def divided(seqlen: int = 3000, heads: tuple[int, int] = (1, 2), **more: Any) ->
 
 @pytest.mark.parametrize(
     "dims",
-    [(128, 128), (64, 64), (96, 192), (40, 24), (72, 136), (128, 64), (16, 256), (128, 512)],
+    [
+        *((128, 128), (64, 64), (96, 192), (40, 24), (72, 136), (128, 64), (16, 256), (128, 512)),
+        *((192, 64), (256, 512)),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("seqlen", [2048, 3000])
@@ -229,8 +240,11 @@ def test_segments_without_states() -> None:
 @pytest.mark.parametrize(
     ("seqlen", "packed"), [(1000, None), (3000, None), (0, (1500, 1, 1500))], ids=str
 )
-def test_the_same_bits_again(seqlen: int, packed: tuple[int, ...] | None) -> None:
-    given = made(seqlen, (1, 2), (128, 128), batch=1, packed=packed)
+@pytest.mark.parametrize("dims", [(128, 128), (256, 128)], ids=str)
+def test_the_same_bits_again(
+    dims: tuple[int, int], seqlen: int, packed: tuple[int, ...] | None
+) -> None:
+    given = made(seqlen, (1, 2), dims, batch=1, packed=packed)
     first, second = (of_backend(given, "cuda", wide=False) for _ in range(2))
     for name, one in first.items():
         assert torch.equal(one, second[name]), name

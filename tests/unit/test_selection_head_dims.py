@@ -73,7 +73,10 @@ def test_only_a_head_dim_that_can_be_built_gets_a_command(asked: int, fix: str |
     assert result_of(decision, "cuda sm_80").fix == fix
 
 
-@pytest.mark.parametrize(("asked", "head_dims"), [(20, "64"), (64, "64"), (96, "64,128")])
+@pytest.mark.parametrize(
+    ("asked", "head_dims"),
+    [(20, "64"), (64, "64"), (96, "64,128"), (136, "64,192"), (256, "64,256")],
+)
 def test_a_command_has_the_head_dims_that_an_op_is_compiled_for(asked: int, head_dims: str) -> None:
     function = "gated_delta_rule_fwd"
     held = sim.kernel("attention_fwd", dtype="bf16", head_dim=64)
@@ -88,17 +91,16 @@ def test_a_command_has_the_head_dims_that_an_op_is_compiled_for(asked: int, head
     assert max(map(int, rows)) >= asked
 
 
+@pytest.mark.parametrize("step", ["fwd", "bwd", "update"])
 @pytest.mark.parametrize(
-    ("function", "fix"),
-    [
-        ("gated_delta_rule_bwd", None),
-        ("gated_delta_rule_update", "nox -s build-dev -- arch=sm_80 hdim=64,192"),
-    ],
+    ("asked", "fix"), [(136, "nox -s build-dev -- arch=sm_80 hdim=64,192"), (264, None)]
 )
-def test_a_head_dim_that_one_function_is_compiled_for(function: str, fix: str | None) -> None:
+def test_head_dims_that_the_delta_rule_is_compiled_for(
+    asked: int, fix: str | None, step: str
+) -> None:
     held = sim.kernel("attention_fwd", dtype="bf16", head_dim=64)
     subset = sim.binary("80", kernels=(held,), version="0.1.0+hdim64")
-    request = Request.of(function, "bf16", 0, head_dim=136)
+    request = Request.of(f"gated_delta_rule_{step}", "bf16", 0, head_dim=asked)
     decision = select(request, sim.system(sim.A100), Inventory((subset,)))
     assert result_of(decision, "cuda sm_80").fix == fix
 

@@ -264,12 +264,16 @@ __device__ __forceinline__ uint32_t element_address(uint32_t tile, int token, in
 template <class Dtype, int kDim, class F>
 __device__ __forceinline__ void for_each_row_element(const Lane& lane, uint32_t tile, int token,
                                                      F f) {
+  // Element 2 t. The others' addresses follow from it without further registers, of which wide
+  // states leave few.
+  uint32_t const first = tile + token * 128 + (token & 7) * 16 + 4 * lane.t;
 #pragma unroll
   for (int n = 0; n < kDim / 8; ++n) {
     uint32_t pair;
     asm volatile("ld.shared.u32 %0, [%1];"
                  : "=r"(pair)
-                 : "r"(element_address(tile, token, 8 * n + 2 * lane.t)));
+                 : "r"(kDim > 128 ? (first ^ (n % 8 * 16)) + n / 8 * (kChunk * 128)
+                                  : element_address(tile, token, 8 * n + 2 * lane.t)));
     f(2 * n, Dtype::unpack(static_cast<uint16_t>(pair)));
     f(2 * n + 1, Dtype::unpack(static_cast<uint16_t>(pair >> 16)));
   }

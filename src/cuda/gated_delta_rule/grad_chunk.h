@@ -60,7 +60,7 @@ struct GradWorkspace {
   unsigned char* residuals_low;  // low part of R^T; careful chunks only
   // [slot][head][tile]: low part of dV, [token][column], not swizzled; careful chunks only.
   unsigned char* grad_values_low;
-  GateSums* sums;       // [slot][head]
+  GateSums* sums;       // [slot][head]; then what rows_kernel keeps, of head dims above 128
   float* grad_a_log;    // [slot][head]: the chunk's contribution
   float* grad_dt_bias;  // likewise
   int32_t tiles;

@@ -16,6 +16,9 @@ struct ScanArgs {
   int32_t column_tiles;  // of V
 };
 
+// Largest head dim: a block's threads hold a whole transition.
+inline constexpr int kMostScanned = 128;
+
 // kRows: rows of the states per thread. More take fewer accesses to shared memory; fewer make more
 // threads.
 template <int kDim_, int kRows_ = 2>

@@ -59,7 +59,7 @@ struct BwdLaunch {
     take(workspace.residuals, tiles * kSquareBytes);
     take(workspace.residuals_low, tiles * kSquareBytes);
     take(workspace.grad_values_low, tiles * kSquareBytes);
-    take(workspace.sums, records * sizeof(GateSums));
+    take(workspace.sums, records * sizeof(GateSums) + Rows::bytes(problem));
     take(workspace.grad_a_log, records * sizeof(float));
     take(workspace.grad_dt_bias, records * sizeof(float));
     return used;

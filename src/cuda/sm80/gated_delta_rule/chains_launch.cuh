@@ -1,6 +1,7 @@
 // Launches both chains of the backward.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 #include "core/kernel_facts.h"
 #include "core/launch.h"
@@ -14,7 +15,8 @@ template <class Target, class Dtype, int kDim>
 struct ChainsLaunch {
   static constexpr char kFamily[] = "mma.sync";
   using States = StatesConfig<Target, Dtype, kDim>;
-  using Reverse = ReverseConfig<Target, Dtype, kDim>;
+  using Reverse = std::conditional_t<(kDim > kMostPacked), WideReverseConfig<Target, Dtype, kDim>,
+                                     ReverseConfig<Target, Dtype, kDim>>;
 
   static constexpr KernelFactsList<2> facts(const char* row) {
     KernelFactsMaker const maker{row, kFamily, "every call"};

@@ -1,6 +1,6 @@
 // The second kernel of the forward: carries the state through the chunks of a sequence, with
 // mma.sync and cp.async. Four warps hold 64 columns of the state of one head
-// (gated_delta_rule/chain.cuh).
+// (gated_delta_rule/chain.cuh). Head dims above 128: fwd_wide.cuh.
 //
 // A chunk is loaded as two cp.async groups. The first has what the state needs: K, V, the record's
 // update and vectors; double-buffered. The second has what the output needs, Q and the record's
@@ -30,8 +30,12 @@ struct FwdArgs {
   SegmentStates between;
 };
 
+template <class Config>
+struct FwdLoads;
+
 template <class Target, class Dtype_, int kDim_, bool kOutput_ = true>
 struct FwdConfig {
+  using Loads = FwdLoads<FwdConfig>;
   using Dtype = Dtype_;
   static constexpr int kDim = kDim_;
   static constexpr bool kOutput = kOutput_;
@@ -138,6 +142,12 @@ struct FwdLoads {
     }
     ptx::cp_async_commit();
   }
+
+  // Starts the loads of the first chunk.
+  __device__ __forceinline__ void start() const {
+    start_state(0, shared);
+    start_scores(0);
+  }
 };
 
 // Stores the lane's four words of out^T, element by element, to a tile [token][column of V].
@@ -235,9 +245,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   auto const work = SegmentWork::of_segment(problem, args.segments, args.boundaries,
                                             args.column_tiles, Config::kColumns);
   if (!work.exists) return;
-  FwdLoads<Config> const loads{args, work, problem.head_dim_v - work.column, shared};
-  loads.start_state(0, shared);
-  loads.start_scores(0);
+  typename Config::Loads const loads{args, work, problem.head_dim_v - work.column, shared};
+  loads.start();
   float state[kDim / 2];
   load_first_state<kDim>(problem, args.between, work, work.column, state);
   advance_state(loads, state);
@@ -255,9 +264,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const FwdProblem& problem = args.problem;
   InnerWork const work(problem, args.segments, args.column_tiles, Config::kColumns, true);
   if (!work.exists) return;
-  FwdLoads<Config> const loads{args, work, work.values(problem), shared};
-  loads.start_state(0, shared);
-  loads.start_scores(0);
+  typename Config::Loads const loads{args, work, work.values(problem), shared};
+  loads.start();
   float state[kDim / 2];
   load_first_state<kDim>(problem, work, work.column, state);
   advance_state(loads, state);

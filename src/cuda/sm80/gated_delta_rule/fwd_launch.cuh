@@ -2,13 +2,14 @@
 // chains over whole sequences would leave much of the device idle.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 #include "core/kernel_facts.h"
 #include "core/launch.h"
 #include "core/target.h"
 #include "gated_delta_rule/kernel_table.h"
 #include "gated_delta_rule/segment_scan.cuh"
-#include "sm80/gated_delta_rule/fwd.cuh"
+#include "sm80/gated_delta_rule/fwd_wide.cuh"
 #include "sm80/gated_delta_rule/prepare_launch.cuh"
 
 namespace flashvar::sm80::gated_delta_rule {
@@ -18,24 +19,37 @@ struct FwdLaunch {
   static constexpr int kDim = kHeadDim;
   static_assert(kDim % 64 == 0, "whole column blocks");
   using Prepare = PrepareConfig<Dtype, kDim>;
-  using Config = FwdConfig<Target, Dtype, kDim>;
-  using SegmentConfig = FwdConfig<Target, Dtype, kDim, false>;
+  template <bool kOutput>
+  using ConfigOf =
+      std::conditional_t<(kDim > kMostPacked), WideFwdConfig<Target, Dtype, kDim, kOutput>,
+                         FwdConfig<Target, Dtype, kDim, kOutput>>;
+  using Config = ConfigOf<true>;
+  using SegmentConfig = ConfigOf<false>;
   using Scan = ScanConfig<kDim>;
+  // Whether sequences are divided into segments.
+  static constexpr bool kDivides = kDim <= kMostScanned;
 
   static constexpr GatedDeltaRuleFwdKernel row() {
     return {Dtype::kAbi, kHeadDim, {&workspace, &launch, &explain_call}};
   }
 
-  static constexpr KernelFactsList<4> facts(const char* row) {
+  static constexpr auto facts(const char* row) {
     constexpr const char* kSegments = "few heads and long sequences";
     KernelFactsMaker const maker{row, "mma.sync", "every call"};
     KernelFactsMaker const segment{row, "mma.sync", kSegments}, scan{row, "simt", kSegments};
-    return {{maker.make("fwd_kernel", Config::kThreads, Config::kSharedMemory, kChunk,
-                        Config::kColumns),
-             maker.make("prepare_kernel", Prepare::kThreads, Prepare::kSharedMemory, kChunk),
-             segment.make("segment_kernel", SegmentConfig::kThreads, SegmentConfig::kSharedMemory,
-                          kChunk, SegmentConfig::kColumns),
-             scan.make("scan_kernel", Scan::kThreads, 0, Scan::kColumns)}};
+    KernelFactsList<2> const always{
+        {maker.make("fwd_kernel", Config::kThreads, Config::kSharedMemory, kChunk,
+                    Config::kColumns),
+         maker.make("prepare_kernel", Prepare::kThreads, Prepare::kSharedMemory, kChunk)}};
+    if constexpr (kDivides) {
+      return join(always,
+                  KernelFactsList<2>{
+                      {segment.make("segment_kernel", SegmentConfig::kThreads,
+                                    SegmentConfig::kSharedMemory, kChunk, SegmentConfig::kColumns),
+                       scan.make("scan_kernel", Scan::kThreads, 0, Scan::kColumns)}});
+    } else {
+      return always;
+    }
   }
 
  private:
@@ -47,8 +61,12 @@ struct FwdLaunch {
     return record_count(problem) * sizeof(ChunkRecord);
   }
 
+  static Segments segments_of(const FwdProblem& problem) {
+    return kDivides ? choose_segments(problem, kCosts) : Segments{0};
+  }
+
   static FwdArgs make_args(const FwdProblem& problem) {
-    Segments const segments = choose_segments(problem, kCosts);
+    Segments const segments = segments_of(problem);
     return {
         problem,
         static_cast<const ChunkRecord*>(problem.workspace),
@@ -67,7 +85,11 @@ struct FwdLaunch {
   static cudaError_t launch(const FwdProblem& problem, int device, cudaStream_t stream) {
     cudaError_t error = launch_prepare<Prepare>(problem, device, stream);
     FwdArgs const args = make_args(problem);
-    if (error == cudaSuccess && args.boundaries > 0) error = launch_segments(args, device, stream);
+    if constexpr (kDivides) {
+      if (error == cudaSuccess && args.boundaries > 0) {
+        error = launch_segments(args, device, stream);
+      }
+    }
     if (error != cudaSuccess) return error;
     LaunchShape const shape{
         (args.boundaries + problem.sequences) * problem.heads * args.column_tiles, Config::kThreads,
@@ -93,7 +115,7 @@ struct FwdLaunch {
   static void explain_call(const FwdProblem& problem, Text& text) {
     text.print("mma.sync: chunks of %d tokens, %d columns of v at a time", kChunk,
                Config::kColumns);
-    int32_t const rows = choose_segments(problem, kCosts).rows;
+    int32_t const rows = segments_of(problem).rows;
     if (rows > 0) text.print(", segments of %d tokens of a sequence at the same time", rows);
   }
 };

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "ptx/grid_dependency.cuh"
-#include "sm80/gated_delta_rule/grad_reverse.cuh"
+#include "sm80/gated_delta_rule/grad_reverse_wide.cuh"
 #include "sm80/gated_delta_rule/grad_states.cuh"
 
 namespace flashvar::sm80::gated_delta_rule {
@@ -21,7 +21,11 @@ __global__ void __launch_bounds__(kChainThreads, 1)
   extern __shared__ __align__(1024) unsigned char shared[];
   ptx::griddepcontrol_launch_dependents();
   Work const work(args.problem, args.workspace.tiles, kChainColumns);
-  compute_grad_states<Config>(args.problem, args.workspace, work, shared);
+  if constexpr (Config::kDim > kMostPacked) {
+    compute_wide_grad_states<Config>(args.problem, args.workspace, work, shared);
+  } else {
+    compute_grad_states<Config>(args.problem, args.workspace, work, shared);
+  }
 }
 
 template <class Config>

@@ -23,18 +23,20 @@ __device__ __forceinline__ float sum_of(const float (&parts)[4][kChunk], int tok
   return parts[0][token] + parts[1][token] + (parts[2][token] + parts[3][token]);
 }
 
-// Adds up the warps' partial sums, by the first threads of the block.
-__device__ __forceinline__ void write_sums(const GateRows& found, GateSums& sums) {
+// Adds up the warps' partial sums, by the first threads of the block. `add`: to what the same
+// threads have written before, of other columns.
+__device__ __forceinline__ void write_sums(const GateRows& found, GateSums& sums, bool add) {
   int const thread = static_cast<int>(threadIdx.x);
+  auto const put = [add](float& to, float sum) { to = add ? to + sum : sum; };
   if (thread < kChunk) {
-    sums.gates[thread] = sum_of(found.gates, thread);
-    sums.kept[thread] = sum_of(found.kept, thread);
-    sums.columns[thread] = sum_of(found.columns, thread);
+    put(sums.gates[thread], sum_of(found.gates, thread));
+    put(sums.kept[thread], sum_of(found.kept, thread));
+    put(sums.columns[thread], sum_of(found.columns, thread));
   } else if (thread == kChunk) {
     float states = 0.f;
 #pragma unroll
     for (float const one : found.states) states += one;
-    sums.states = states;
+    put(sums.states, states);
   }
 }
 

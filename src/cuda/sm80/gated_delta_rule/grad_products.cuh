@@ -310,20 +310,19 @@ __device__ __forceinline__ void store_rows(const Acc& d, uint16_t* to, int64_t s
 }
 
 // Gradient of the normalisation of rows: removes the component along the row, d -= (x d) x / |x|^2.
+// `along`: x d of rows g and g + 8.
 template <class Config, class Acc>
-__device__ __forceinline__ void project(Acc& d, uint32_t tile, const float* norm,
-                                        float (&sums)[4][kChunk]) {
+__device__ __forceinline__ void subtract_along(Acc& d, uint32_t tile, const float* norm,
+                                               const float (&along)[2]) {
   using Dtype = typename Config::Dtype;
   using Layout = typename Config::Tile;
   Part const part;
   int const row = 16 * part.strip + Lane().g;
-  write_row_sums(sums[part.quarter], row_products<Config>(d, tile));
-  __syncthreads();  // the warps of all quarters have written their sums
   float factor[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     int const i = row + 8 * half;
-    factor[half] = -(sums[0][i] + sums[1][i] + sums[2][i] + sums[3][i]) * norm[i] * norm[i];
+    factor[half] = -along[half] * norm[i] * norm[i];
   }
   uint32_t const mine = column_fragments<Config>(tile) + part.strip * 16 * Layout::kRowBytes;
 #pragma unroll
@@ -339,6 +338,23 @@ __device__ __forceinline__ void project(Acc& d, uint32_t tile, const float* norm
       second = fmaf(factor[i % 2], Dtype::unpack(static_cast<uint16_t>(words[i] >> 16)), second);
     }
   }
+}
+
+// The same for all columns, whose sums over the quarters are added up in `sums`.
+template <class Config, class Acc>
+__device__ __forceinline__ void project(Acc& d, uint32_t tile, const float* norm,
+                                        float (&sums)[4][kChunk]) {
+  Part const part;
+  int const row = 16 * part.strip + Lane().g;
+  write_row_sums(sums[part.quarter], row_products<Config>(d, tile));
+  __syncthreads();  // the warps of all quarters have written their sums
+  float along[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    int const i = row + 8 * half;
+    along[half] = sums[0][i] + sums[1][i] + sums[2][i] + sums[3][i];
+  }
+  subtract_along<Config>(d, tile, norm, along);
 }
 
 }  // namespace flashvar::sm80::gated_delta_rule

@@ -7,6 +7,8 @@
 // then the products with S and dS:
 //   dQ = c o (dOut S^T) + dQK K
 //   dK = -a o (dV S^T) + beta b o (R dS^T) + dQK^T Q + (dB + dB^T) K
+// Head dims above 128 are computed in parts of their columns, one after the other: all sums over
+// columns are sums over parts.
 #pragma once
 #include <cstdint>
 
@@ -14,108 +16,9 @@
 #include "sm80/gated_delta_rule/grad_chain.cuh"
 #include "sm80/gated_delta_rule/grad_gates.cuh"
 #include "sm80/gated_delta_rule/grad_products.cuh"
+#include "sm80/gated_delta_rule/grad_rows_loads.cuh"
 
 namespace flashvar::sm80::gated_delta_rule {
-
-struct RowsArgs {
-  BwdProblem problem;
-  GradWorkspace workspace;
-  uint32_t items;  // chunks of all sequences times heads of q and k
-};
-
-// kCareful: the kernel of careful chunks, which unrolls less for want of registers.
-template <class Target, class Dtype_, int kDim_, bool kCareful_>
-struct RowsConfig : RowsSlot<SmemLayout<kChunk, kDim_>::kBytes> {
-  using Dtype = Dtype_;
-  static constexpr bool kCareful = kCareful_;
-  static constexpr int kUnroll = kCareful ? 1 : 4;
-  static constexpr int kDim = kDim_;
-  static constexpr int kThreads = 512;
-  using Slot = RowsSlot<SmemLayout<kChunk, kDim>::kBytes>;
-  using Tile = SmemLayout<kChunk, kDim>;     // Q, K, and the images of S^T and dS^T
-  static constexpr int kColumns = kDim / 4;  // of a warp
-
-  static constexpr int kK = Tile::kBytes;
-  static constexpr int kSlots = 2 * Tile::kBytes;
-  // Bytes after the slots: dQK and dB, vectors of two heads, sums of warps.
-  static constexpr int kRest = 2 * kSquareBytes + 2 * static_cast<int>(sizeof(RecordRows)) +
-                               static_cast<int>(sizeof(GateRows));
-  // Two slots, if they fit: a head's tiles are loaded once, and those of the next head are loaded
-  // ahead. Else there is one slot, loaded for each use, and dQK and dB overwrite its dOut and dV.
-  static constexpr int kSlotCount =
-      !kCareful && kSlots + 2 * Slot::kSlotBytes + kRest <= Target::kSharedMemory ? 2 : 1;
-  static constexpr int kAfterSlots = kSlots + kSlotCount * Slot::kSlotBytes;
-  static constexpr int kSquares = kSlotCount == 2 ? kAfterSlots : kSlots;
-  static constexpr int kVectors = kSlotCount == 2 ? kAfterSlots + 2 * kSquareBytes : kAfterSlots;
-  static constexpr int kGates = kVectors + 2 * static_cast<int>(sizeof(RecordRows));
-  // The kernel of careful chunks: flags of the items that its warps examined, and its arguments.
-  static constexpr int kCarefulItems = kGates + static_cast<int>(sizeof(GateRows));
-  static constexpr int kArgs = kCarefulItems + kThreads / 32;
-  static constexpr int kSharedMemory =
-      kCareful ? kArgs + static_cast<int>(sizeof(RowsArgs)) : kCarefulItems;
-  static_assert(kSharedMemory <= Target::kSharedMemory);
-};
-
-// Starts the loads of a block (cp.async).
-template <class Config>
-struct RowsLoads {
-  const RowsArgs& args;
-  ChunkCoordinate const& coordinate;
-  unsigned char* shared;
-
-  __device__ __forceinline__ void rows(const Tensor& from, uint32_t head, int at) const {
-    load_rows<typename Config::Tile, Config::kThreads>(shared + at, from, coordinate, head, 0,
-                                                       args.problem.head_dim);
-  }
-
-  __device__ __forceinline__ void image(const unsigned char* from, int64_t tile, int bytes,
-                                        unsigned char* to) const {
-    copy_async<Config::kThreads>(ptx::smem_address(to), from + tile * bytes, bytes);
-  }
-
-  // dOut, dV and R of a tile of columns of V. low_values, low_residuals: the low parts of dV or R.
-  __device__ __forceinline__ void values(unsigned char* slot, uint32_t head, int64_t record,
-                                         int32_t tile, bool low_values, bool low_residuals) const {
-    const BwdProblem& problem = args.problem;
-    const GradWorkspace& workspace = args.workspace;
-    int64_t const of_workspace = record * workspace.tiles + tile;
-    int32_t const column = tile * kChainColumns;
-    load_rows<Square, Config::kThreads>(slot + Config::kGradOut, problem.grad_out, coordinate, head,
-                                        column, problem.head_dim_v);
-    if (low_values) {
-      load_tile<Square, Config::kThreads, true>(
-          slot + Config::kGradValues,
-          reinterpret_cast<const uint16_t*>(workspace.grad_values_low +
-                                            of_workspace * kSquareBytes),
-          kChainColumns, coordinate.count, kChainColumns);
-    } else {
-      load_rows<Square, Config::kThreads>(slot + Config::kGradValues, problem.grad_v, coordinate,
-                                          head, column, problem.head_dim_v);
-    }
-    image(low_residuals ? workspace.residuals_low : workspace.residuals, of_workspace, kSquareBytes,
-          slot + Config::kResiduals);
-  }
-
-  __device__ __forceinline__ void states(unsigned char* slot, int64_t record, int32_t tile) const {
-    int64_t const of_workspace = record * args.workspace.tiles + tile;
-    image(args.workspace.states, of_workspace, Config::Tile::kBytes, slot + Config::kState);
-    image(args.workspace.grad_states, of_workspace, Config::Tile::kBytes,
-          slot + Config::kGradState);
-  }
-
-  __device__ __forceinline__ unsigned char* slot(int32_t tile) const {
-    return shared + Config::kSlots + tile % Config::kSlotCount * Config::kSlotBytes;
-  }
-
-  // The vectors of head i of the group; two heads' are kept.
-  __device__ __forceinline__ RecordRows* vectors(int32_t i) const {
-    return reinterpret_cast<RecordRows*>(shared + Config::kVectors) + i % 2;
-  }
-  __device__ __forceinline__ void start_vectors(int32_t i, int64_t record) const {
-    image(reinterpret_cast<const unsigned char*>(args.workspace.records[record].a), 0,
-          sizeof(RecordRows), reinterpret_cast<unsigned char*>(vectors(i)));
-  }
-};
 
 // A head of v of the group, and the index of its record.
 struct GroupHead {
@@ -169,20 +72,24 @@ __device__ __forceinline__ void write_column_sums(float (&to)[4][kChunk], float 
   }
 }
 
-// dQ and dK of an item, by a block. Over 100 lines, because its steps share the accumulators of dQ
-// and dK: with further steps as functions the compiler allocates registers otherwise.
 template <class Config>
-__device__ __forceinline__ void make_rows(const RowsArgs& args, const RowsItem& item,
-                                          unsigned char* shared) {
+using RowsAccumulator = Accumulator<16, Config::kColumns>;
+
+// Computes dQ and dK of an item, or of a part of their columns, by a block; before the gradient of
+// the normalisation. Over 100 lines, because its steps share the accumulators of dQ and dK: with
+// further steps as functions the compiler allocates registers otherwise.
+template <class Config>
+__device__ __forceinline__ void add_heads(RowsAccumulator<Config>& dq, RowsAccumulator<Config>& dk,
+                                          const RowsLoads<Config>& loads, const RowsItem& item) {
   using Dtype = typename Config::Dtype;
+  const RowsArgs& args = loads.args;
+  unsigned char* const shared = loads.shared;
   const BwdProblem& problem = args.problem;
   const GradWorkspace& workspace = args.workspace;
   uint32_t const head_qk = item.head_qk;
-  ChunkCoordinate const coordinate(item.batch, int64_t{item.begin} + item.first, item.count());
   auto of_group = [&](int32_t i) -> GroupHead {
     return {item.head(problem, i), item.record(problem, i)};
   };
-  RowsLoads<Config> const loads{args, coordinate, shared};
   bool const resident = workspace.tiles <= Config::kSlotCount && Config::kSlotCount > 1;
   // One cp.async group: what a head needs of a tile. Empty past the last head.
   auto start = [&](int32_t i, int32_t tile) {
@@ -205,7 +112,6 @@ __device__ __forceinline__ void make_rows(const RowsArgs& args, const RowsItem& 
   Lane const at;
   Part const part;
   int const row = 16 * part.strip + at.g;
-  Accumulator<16, Config::kColumns> dq, dk;
   dq.clear();
   dk.clear();
   for (int32_t i = 0; i < problem.group; ++i) {
@@ -271,39 +177,148 @@ __device__ __forceinline__ void make_rows(const RowsArgs& args, const RowsItem& 
     states = warp_sum(states);
     if (threadIdx.x % 32 == 0) found.states[threadIdx.x / 32] = states;
     __syncthreads();  // all warps have written their sums
-    write_sums(found, workspace.sums[head.record]);
+    write_sums(found, workspace.sums[head.record], loads.part > 0);
   }
+}
+
+// Stores dQ and dK, or a part of their columns.
+template <class Config>
+__device__ __forceinline__ void store_both(const RowsAccumulator<Config>& dq,
+                                           const RowsAccumulator<Config>& dk,
+                                           const RowsLoads<Config>& loads, uint32_t head_qk) {
+  const BwdProblem& problem = loads.args.problem;
+  int const column = loads.part * Config::kDim;
+  auto const put = [&](const RowsAccumulator<Config>& d, const Tensor& to) {
+    store_rows<Config>(d, loads.coordinate.of(to, head_qk) + column, to.seq_stride,
+                       loads.coordinate.count, problem.head_dim - column);
+  };
+  put(dq, problem.grad_q);
+  put(dk, problem.grad_k);
+}
+
+// make_rows() in parts. The gradient of the normalisation needs sums over all columns: until then
+// the block's dQ and dK are in the workspace, in fp32.
+template <class Config>
+__device__ __forceinline__ void make_parts(RowsLoads<Config>& loads, const RowsItem& item) {
+  const BwdProblem& problem = loads.args.problem;
+  uint32_t const tile_q = ptx::smem_address(loads.shared), tile_k = tile_q + Config::kK;
+  auto& found = *reinterpret_cast<GateRows*>(loads.shared + Config::kGates);
+  int const quarter = Part().quarter, row = 16 * Part().strip + Lane().g;
+  // [block][part][dQ, dK][n][thread], after the sums of all chunks and heads.
+  GateSums* const end = loads.args.workspace.sums + int64_t{loads.args.items} * problem.group;
+  float4* const kept = reinterpret_cast<float4*>(end) + threadIdx.x +
+                       blockIdx.x * (Config::kParts * 2 * Config::kKept * Config::kThreads);
+  auto const for_each_kept = [&](RowsAccumulator<Config>& d, int which, auto f) {
+#pragma unroll
+    for (int n = 0; n < Config::kKept; ++n) {
+      f(reinterpret_cast<float4&>(d.tile[0][n]),
+        kept[((2 * loads.part + which) * Config::kKept + n) * Config::kThreads]);
+    }
+  };
+  RowsAccumulator<Config> dq, dk;
+  float along_q[2] = {}, along_k[2] = {};  // q dq and k dk
+#pragma unroll 1
+  for (loads.part = 0; loads.part < Config::kParts; ++loads.part) {
+    __syncthreads();  // all warps have read the last part's tiles and sums
+    add_heads<Config>(dq, dk, loads, item);
+    if (!problem.qk_l2norm) {
+      store_both(dq, dk, loads, item.head_qk);
+      continue;
+    }
+    __syncthreads();  // write_sums() has read the sums
+    write_row_sums(found.gates[quarter], row_products<Config>(dq, tile_q));
+    write_row_sums(found.kept[quarter], row_products<Config>(dk, tile_k));
+    auto const put = [](const float4& from, float4& to) { to = from; };
+    for_each_kept(dq, 0, put);
+    for_each_kept(dk, 1, put);
+    __syncthreads();  // the warps of all quarters have written their sums
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      along_q[half] += sum_of(found.gates, row + 8 * half);
+      along_k[half] += sum_of(found.kept, row + 8 * half);
+    }
+  }
+  if (!problem.qk_l2norm) return;
+  const RecordRows& rows = *loads.vectors(problem.group - 1);
+#pragma unroll 1
+  for (loads.part = 0; loads.part < Config::kParts; ++loads.part) {
+    __syncthreads();  // all warps have read the last part's tiles
+    loads.rows(problem.q, item.head_qk, 0);
+    loads.rows(problem.k, item.head_qk, Config::kK);
+    ptx::cp_async_commit();
+    auto const get = [](float4& to, const float4& from) { to = from; };
+    for_each_kept(dq, 0, get);
+    for_each_kept(dk, 1, get);
+    ptx::cp_async_wait<0>();
+    __syncthreads();  // the tiles are loaded
+    subtract_along<Config>(dq, tile_q, rows.norm_q, along_q);
+    subtract_along<Config>(dk, tile_k, rows.norm_k, along_k);
+    store_both(dq, dk, loads, item.head_qk);
+  }
+}
+
+// dQ and dK of an item, by a block.
+template <class Config>
+__device__ __forceinline__ void make_rows(const RowsArgs& args, const RowsItem& item,
+                                          unsigned char* shared) {
+  const BwdProblem& problem = args.problem;
+  uint32_t const head_qk = item.head_qk;
+  ChunkCoordinate const coordinate(item.batch, int64_t{item.begin} + item.first, item.count());
+  RowsLoads<Config> loads{args, coordinate, shared, 0};
+  if constexpr (Config::kParts > 1) return make_parts(loads, item);
+  RowsAccumulator<Config> dq, dk;
+  add_heads<Config>(dq, dk, loads, item);
+  uint32_t const tiles = ptx::smem_address(shared);
+  auto& found = *reinterpret_cast<GateRows*>(shared + Config::kGates);
   if (problem.qk_l2norm) {
     const RecordRows& rows = *loads.vectors(problem.group - 1);
     __syncthreads();  // write_sums() has read the sums, which project() overwrites
     project<Config>(dq, tiles, rows.norm_q, found.gates);
     project<Config>(dk, tiles + Config::kK, rows.norm_k, found.kept);
   }
-  store_rows<Config>(dq, coordinate.of(problem.grad_q, head_qk), problem.grad_q.seq_stride,
-                     coordinate.count, problem.head_dim);
-  store_rows<Config>(dk, coordinate.of(problem.grad_k, head_qk), problem.grad_k.seq_stride,
-                     coordinate.count, problem.head_dim);
+  store_both(dq, dk, loads, head_qk);
 }
 
-// Grid: items.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1)
-    rows_kernel(const __grid_constant__ RowsArgs args) {
-  extern __shared__ __align__(1024) unsigned char shared[];
-  RowsItem const item(args.problem, blockIdx.x);
-  if (item.count() <= 0) return;  // a surplus chunk
-  ptx::griddepcontrol_wait();     // the chains are complete
-  if (!item.careful(args.problem, args.workspace)) make_rows<Config>(args, item, shared);
-}
-
-// make_rows() as a function call: inlined into the loop below it would keep addresses in registers,
-// and spill. A function that is not inlined cannot refer to kernel arguments, so they are copied to
-// shared memory.
+// make_rows() as a function call: inlined into a loop over items it would keep addresses in
+// registers, and spill. A function that is not inlined cannot refer to kernel arguments, so they
+// are copied to shared memory.
 template <class Config>
 __device__ __noinline__ void call_make_rows(uint32_t item) {
   extern __shared__ __align__(1024) unsigned char shared[];
   auto const& args = *reinterpret_cast<const RowsArgs*>(shared + Config::kArgs);
   make_rows<Config>(args, RowsItem(args.problem, item), shared);
+}
+
+// Copies the arguments for call_make_rows().
+template <class Config>
+__device__ __forceinline__ void share_args(const RowsArgs& args, unsigned char* shared) {
+  for (uint32_t i = threadIdx.x; i < sizeof(RowsArgs) / sizeof(uint32_t); i += Config::kThreads) {
+    reinterpret_cast<uint32_t*>(shared + Config::kArgs)[i] =
+        reinterpret_cast<const uint32_t*>(&args)[i];
+  }
+}
+
+// Grid: items; in parts, persistent blocks, each with memory of its own in the workspace.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    rows_kernel(const __grid_constant__ RowsArgs args) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  if constexpr (Config::kParts == 1) {
+    RowsItem const item(args.problem, blockIdx.x);
+    if (item.count() <= 0) return;  // a surplus chunk
+    ptx::griddepcontrol_wait();     // the chains are complete
+    if (!item.careful(args.problem, args.workspace)) make_rows<Config>(args, item, shared);
+  } else {
+    share_args<Config>(args, shared);
+    ptx::griddepcontrol_wait();  // the chains are complete
+    __syncthreads();             // the arguments are written
+#pragma unroll 1
+    for (uint32_t i = blockIdx.x; i < args.items; i += gridDim.x) {
+      RowsItem const item(args.problem, i);
+      if (item.count() <= 0 || item.careful(args.problem, args.workspace)) continue;
+      call_make_rows<Config>(i);
+    }
+  }
 }
 
 // The same for careful items, which are few if any. Persistent blocks: each warp examines another
@@ -315,10 +330,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   constexpr uint32_t kWarps = Config::kThreads / 32;
   auto* const careful = reinterpret_cast<bool*>(shared + Config::kCarefulItems);
   uint32_t const warp = threadIdx.x / 32;
-  for (uint32_t i = threadIdx.x; i < sizeof(RowsArgs) / sizeof(uint32_t); i += Config::kThreads) {
-    reinterpret_cast<uint32_t*>(shared + Config::kArgs)[i] =
-        reinterpret_cast<const uint32_t*>(&args)[i];
-  }
+  share_args<Config>(args, shared);
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();  // rows_kernel is complete, and with it the chains
   for (uint32_t first = blockIdx.x; first < args.items; first += kWarps * gridDim.x) {

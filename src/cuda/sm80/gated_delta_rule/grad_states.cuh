@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "sm80/gated_delta_rule/grad_chain.cuh"
+#include "sm80/gated_delta_rule/wide_state.cuh"
 
 namespace flashvar::sm80::gated_delta_rule {
 
@@ -30,6 +31,7 @@ __device__ __forceinline__ void compute_states(const FwdProblem& problem,
   using Dtype = typename Config::Dtype;
   using Tile = typename Config::Tile;
   constexpr int kDim = Config::kDim;
+  constexpr bool kWide = kDim > kMostPacked;
   auto start = [&](int32_t row, unsigned char* stage) {
     if (row < work.span.count) {
       load_rows<Tile, kChainThreads>(stage, problem.k, {work, row}, work.head_qk, 0,
@@ -59,9 +61,14 @@ __device__ __forceinline__ void compute_states(const FwdProblem& problem,
     start(row + kChunk, shared + (row / kChunk + 1) % 2 * Config::kStageBytes);
 
     TileIndices const indices(problem, work, workspace.tiles, row);
-    uint32_t packed_state[kDim / 16][4];
-    pack<Dtype>(packed_state, state);
-    store_image(workspace.states + indices.tile * workspace.state_bytes, packed_state);
+    uint32_t packed_state[kWide ? 1 : kDim / 16][4];
+    unsigned char* const state_image = workspace.states + indices.tile * workspace.state_bytes;
+    if constexpr (kWide) {
+      store_state_image<Dtype>(state_image, state);
+    } else {
+      pack<Dtype>(packed_state, state);
+      store_image(state_image, packed_state);
+    }
     unsigned char* const image = workspace.residuals + indices.tile * kSquareBytes;
     unsigned char* const image_low = workspace.residuals_low + indices.tile * kSquareBytes;
     float const growth = load_float(vectors + Vectors::growth);
@@ -73,7 +80,11 @@ __device__ __forceinline__ void compute_states(const FwdProblem& problem,
       continue;
     }
     float residual[32];
-    multiply_registers<Dtype, Tile, false, false>(residual, packed_state, tiles);
+    if constexpr (kWide) {
+      multiply_state<Dtype, Tile>(residual, state, tiles);
+    } else {
+      multiply_registers<Dtype, Tile, false, false>(residual, packed_state, tiles);
+    }
     ValueTile(tiles + Config::kV).subtract<Dtype>(residual, TokenFactors(vectors));
     solve<false>(residual, workspace.records[indices.record], tiles + Config::kInverse,
                  vectors + kVectorBeta, growth > kCarefulGrowth);

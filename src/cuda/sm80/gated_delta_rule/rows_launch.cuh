@@ -10,6 +10,9 @@
 
 namespace flashvar::sm80::gated_delta_rule {
 
+// Most persistent blocks: there is memory in the workspace for as many.
+inline constexpr int64_t kMostRowsBlocks = 256;
+
 // The kernel of careful items, which both families launch.
 template <class Target, class Dtype, int kDim>
 struct CarefulRowsLaunch {
@@ -28,8 +31,9 @@ struct CarefulRowsLaunch {
     cudaError_t const error =
         cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     if (error != cudaSuccess) return error;
-    LaunchShape const shape{std::min(int64_t{args.items}, int64_t{multiprocessors}),
-                            Config::kThreads, Config::kSharedMemory, programmatic};
+    int64_t const blocks = std::min(int64_t{multiprocessors}, kMostRowsBlocks);
+    LaunchShape const shape{std::min(int64_t{args.items}, blocks), Config::kThreads,
+                            Config::kSharedMemory, programmatic};
     return launch_kernel<careful_rows_kernel<Config>>(args, shape, device, stream);
   }
 };
@@ -38,6 +42,14 @@ struct CarefulRowsLaunch {
 // prepare kernel has launched at least one block for each.
 inline uint32_t row_items(const BwdProblem& problem) {
   return static_cast<uint32_t>(problem.rows.tiles(problem.sequences, kChunk) * problem.heads_qk);
+}
+
+// Bytes of the workspace for dQ and dK of parts.
+template <class Config>
+uint64_t rows_bytes(const BwdProblem& problem) {
+  if (Config::kParts == 1) return 0;
+  auto const blocks = static_cast<uint64_t>(std::min(int64_t{row_items(problem)}, kMostRowsBlocks));
+  return blocks * Config::kParts * 2 * kChunk * Config::kDim * sizeof(float);
 }
 
 // Facts of a family's rows_kernel and of the kernel of careful items.
@@ -59,13 +71,23 @@ struct RowsLaunch {
     return rows_facts<Config, Careful>(row, kFamily);
   }
 
+  static uint64_t bytes(const BwdProblem& problem) { return rows_bytes<Config>(problem); }
+
   // Precondition: the call has chunks.
   static cudaError_t launch(const BwdProblem& problem, const GradWorkspace& workspace, int device,
                             cudaStream_t stream) {
     RowsArgs const args{problem, workspace, row_items(problem)};
-    LaunchShape const shape{args.items, Config::kThreads, Config::kSharedMemory,
-                            Target::kArchitecture >= 90};
-    cudaError_t const error = launch_kernel<rows_kernel<Config>>(args, shape, device, stream);
+    LaunchShape shape{args.items, Config::kThreads, Config::kSharedMemory,
+                      Target::kArchitecture >= 90};
+    cudaError_t error = cudaSuccess;
+    if (Config::kParts > 1) {
+      int multiprocessors = 0;
+      error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+      shape.blocks = std::min({shape.blocks, int64_t{multiprocessors}, kMostRowsBlocks});
+    }
+    if (error == cudaSuccess) {
+      error = launch_kernel<rows_kernel<Config>>(args, shape, device, stream);
+    }
     return error == cudaSuccess ? Careful::launch(args, false, device, stream) : error;
   }
 };

@@ -1,6 +1,8 @@
 // Launches the backward: that of sm80 with this family's launchers of the chains and of
-// rows_kernel.
+// rows_kernel; above head dim 128 that of sm80.
 #pragma once
+#include <type_traits>
+
 #include "sm80/gated_delta_rule/bwd_launch.cuh"
 #include "sm90/gated_delta_rule/chains_launch.cuh"
 #include "sm90/gated_delta_rule/rows_launch.cuh"
@@ -8,7 +10,8 @@
 namespace flashvar::sm90::gated_delta_rule {
 
 template <class Target, class Dtype, int kHeadDim>
-using BwdLaunch =
-    sm80::gated_delta_rule::BwdLaunch<Target, Dtype, kHeadDim, ChainsLaunch, RowsLaunch>;
+using BwdLaunch = std::conditional_t<
+    (kHeadDim > 128), sm80::gated_delta_rule::BwdLaunch<Target, Dtype, kHeadDim, WideChainsLaunch>,
+    sm80::gated_delta_rule::BwdLaunch<Target, Dtype, kHeadDim, ChainsLaunch, RowsLaunch>>;
 
 }  // namespace flashvar::sm90::gated_delta_rule

@@ -8,8 +8,22 @@
 #include "core/target.h"
 #include "sm90/gated_delta_rule/chunk_maps.h"
 #include "sm90/gated_delta_rule/grad_chains.cuh"
+#include "sm90/gated_delta_rule/grad_reverse_wide.cuh"
 
 namespace flashvar::sm90::gated_delta_rule {
+
+// The arguments of both chains, but for segments and tiles of kWideColumns columns.
+template <class Dtype>
+cudaError_t make_chain_args(ChainArgs& args, const BwdProblem& problem,
+                            const GradWorkspace& workspace) {
+  args.problem = problem;
+  args.workspace = workspace;
+  ChunkMaps<Dtype> const maps{problem};
+  cudaError_t const error = maps.keys({{args.q, problem.q}, {args.k, problem.k}});
+  return error == cudaSuccess
+             ? maps.values({{args.v, problem.v}, {args.grad_out, problem.grad_out}})
+             : error;
+}
 
 template <class Target, class Dtype, int kDim>
 struct ChainsLaunch {
@@ -60,12 +74,10 @@ struct ChainsLaunch {
     cudaError_t error =
         cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     ChainArgs args{};
-    args.problem = problem;
-    args.workspace = workspace;
     args.of_segments = of_segments;
     args.wide_values = tiles(problem.head_dim_v, kWideColumns);
     args.wide_keys = tiles(problem.head_dim, kWideColumns);
-    if (error == cudaSuccess) error = encode_maps(args);
+    if (error == cudaSuccess) error = make_chain_args<Dtype>(args, problem, workspace);
     if (error != cudaSuccess) return error;
     if (of_segments.boundaries > 0) return launch_segments(args, device, stream);
     int64_t const chains = 2 * problem.sequences * problem.heads * workspace.tiles;
@@ -77,16 +89,6 @@ struct ChainsLaunch {
   // In the order of GradChainCosts' members, for an H200, which has 132 SMs. `chunk` and `scan` are
   // measured; the times of segments are estimated from them.
   static constexpr GradChainCosts kCosts{132, {1700, 3000}, 1750, 1850, 2500, 6000};
-
-  static cudaError_t encode_maps(ChainArgs& args) {
-    const BwdProblem& problem = args.problem;
-    ChunkMaps<Dtype> const maps{problem};
-    cudaError_t error = maps.keys({{args.q, problem.q}, {args.k, problem.k}});
-    if (error == cudaSuccess) {
-      error = maps.values({{args.v, problem.v}, {args.grad_out, problem.grad_out}});
-    }
-    return error;
-  }
 
   static int32_t tiles(int32_t columns, int32_t size) { return (columns + size - 1) / size; }
 
@@ -123,6 +125,33 @@ struct ChainsLaunch {
     LaunchShape const shape{blocks, kThreads, kSharedMemory<kBlocks>};
     return launch_kernel<chains_kernel<States<kBlocks>, Reverse<kBlocks>>>(args, shape, device,
                                                                            stream);
+  }
+};
+
+// Head dims above 128: a block per SM, with 64 columns of a chain, and no segments.
+template <class Target, class Dtype, int kDim>
+struct WideChainsLaunch {
+  static constexpr char kFamily[] = "wgmma";
+  using States = StatesChain<Target, Dtype, kDim, Extent::kSequence, 1, 1>;
+  using Reverse = WideReverseChain<Target, Dtype, kDim>;
+  static constexpr int kThreads = kChainThreads<Extent::kSequence>;
+  static constexpr int kSharedMemory = std::max(States::kSharedMemory, Reverse::kSharedMemory);
+
+  static constexpr KernelFactsList<1> facts(const char* row) {
+    KernelFactsMaker const chain{row, kFamily, "every call"};
+    return {{chain.make("chains_kernel", kThreads, kSharedMemory, kChunk, kChainColumns)}};
+  }
+
+  static Segments segments(const BwdProblem&) { return {0}; }
+
+  static cudaError_t launch(const BwdProblem& problem, const GradWorkspace& workspace,
+                            const GradSegments&, int device, cudaStream_t stream) {
+    ChainArgs args{};
+    cudaError_t const error = make_chain_args<Dtype>(args, problem, workspace);
+    if (error != cudaSuccess) return error;
+    LaunchShape const shape{2 * problem.sequences * problem.heads * workspace.tiles, kThreads,
+                            kSharedMemory};
+    return launch_kernel<chains_kernel<States, Reverse>>(args, shape, device, stream);
   }
 };
 

@@ -183,12 +183,14 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     uint32_t packed_state[kDim / 16][4];
     pack<Dtype>(packed_state, state);
     // A copy in registers of its own: those of packed_state must not be accessed while the GEMM
-    // that is issued below reads them.
+    // that is issued below reads them. Wide states leave no registers for it, and are passed first.
+    constexpr bool kPassFirst = kDim > 128;
     uint32_t passed_state[kDim / 16][4];
     if constexpr (kOutput) {
 #pragma unroll
       for (int i = 0; i < kDim / 4; ++i) {
-        passed_state[i / 4][i % 4] = ptx::kept(packed_state[i / 4][i % 4]);
+        uint32_t const word = packed_state[i / 4][i % 4];
+        passed_state[i / 4][i % 4] = kPassFirst ? word : ptx::kept(word);
       }
     }
     auto const pass_state = [&] {
@@ -205,8 +207,13 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
       continue;
     }
     float known[32], update[32];  // S^T K^T, then W^T; U^T
+    if (kPassFirst) pass_state();
     gemm_rs<Dtype, 64, kDim / 16, Rows, false>(known, packed_state, Rows(tiles));
-    pass_state();  // while the GEMM runs
+    if (kPassFirst) {
+      ptx::wgmma_wait<0>();  // before the loads: packed_state has their registers
+    } else {
+      pass_state();  // while the GEMM runs
+    }
     ValueTile const values(tile_v);
     TokenFactors const a(vectors);
     ptx::wgmma_wait<0>();

@@ -20,6 +20,8 @@ template <class Target, class Dtype, int kHeadDim>
 struct FwdLaunch {
   static constexpr int kDim = kHeadDim;
   static_assert(kDim % 64 == 0, "whole column blocks");
+  // One state warpgroup per block, and no segments.
+  static constexpr bool kWide = kDim > kMostScanned;
   using Prepare = sm80::gated_delta_rule::PrepareConfig<Dtype, kDim>;
   template <int kWarpgroups>
   using Config = FwdConfig<Target, Dtype, kDim, kWarpgroups>;
@@ -34,19 +36,27 @@ struct FwdLaunch {
     return {Dtype::kAbi, kHeadDim, {&workspace, &launch, &explain_call}};
   }
 
-  static constexpr KernelFactsList<5> facts(const char* row) {
+  static constexpr auto facts(const char* row) {
     constexpr const char* kSegments = "few heads and long sequences";
     KernelFactsMaker const chain{row, "wgmma", "every call"};
     KernelFactsMaker const prepare{row, "mma.sync", "every call"};
     KernelFactsMaker const segment{row, "wgmma", kSegments}, scan{row, "simt", kSegments};
-    return {{chain.make("fwd_kernel", Config<2>::kThreads, Config<2>::kSharedMemory, kChunk,
-                        Config<2>::kColumns),
-             chain.make("fwd_kernel, few heads", Config<1>::kThreads, Config<1>::kSharedMemory,
-                        kChunk, Config<1>::kColumns),
-             prepare.make("prepare_kernel", Prepare::kThreads, Prepare::kSharedMemory, kChunk),
-             segment.make("segment_kernel", kSegmentThreads, kSegmentMemory, kChunk,
-                          SegmentConfig::kColumns),
-             scan.make("scan_kernel", Scan::kThreads, 0, Scan::kColumns)}};
+    auto const of_prepare =
+        prepare.make("prepare_kernel", Prepare::kThreads, Prepare::kSharedMemory, kChunk);
+    if constexpr (kWide) {
+      return KernelFactsList<2>{{chain.make("fwd_kernel", Config<1>::kThreads,
+                                            Config<1>::kSharedMemory, kChunk, Config<1>::kColumns),
+                                 of_prepare}};
+    } else {
+      return KernelFactsList<5>{{chain.make("fwd_kernel", Config<2>::kThreads,
+                                            Config<2>::kSharedMemory, kChunk, Config<2>::kColumns),
+                                 chain.make("fwd_kernel, few heads", Config<1>::kThreads,
+                                            Config<1>::kSharedMemory, kChunk, Config<1>::kColumns),
+                                 of_prepare,
+                                 segment.make("segment_kernel", kSegmentThreads, kSegmentMemory,
+                                              kChunk, SegmentConfig::kColumns),
+                                 scan.make("scan_kernel", Scan::kThreads, 0, Scan::kColumns)}};
+    }
   }
 
  private:
@@ -57,11 +67,15 @@ struct FwdLaunch {
     return sm80::gated_delta_rule::record_count(problem) * sizeof(ChunkRecord);
   }
 
+  static Segments segments_of(const FwdProblem& problem) {
+    return kWide ? Segments{0} : choose_segments(problem, kCosts);
+  }
+
   static FwdArgs make_args(const FwdProblem& problem) {
     FwdArgs args{};
     args.problem = problem;
     args.records = static_cast<const ChunkRecord*>(problem.workspace);
-    args.segments = choose_segments(problem, kCosts);
+    args.segments = segments_of(problem);
     args.between = {problem, args.segments, kDim,
                     static_cast<char*>(problem.workspace) + record_bytes(problem)};
     return args;
@@ -81,14 +95,18 @@ struct FwdLaunch {
     FwdArgs args = make_args(problem);
     if (error == cudaSuccess) error = encode_maps(args);
     if (error != cudaSuccess) return error;
-    int64_t const boundaries = args.segments.boundaries(problem);
-    if (boundaries > 0) error = launch_segments(args, boundaries, device, stream);
-    if (error != cudaSuccess) return error;
-    args.after = boundaries > 0;
-    int64_t const chains = (args.after ? boundaries : problem.sequences) * problem.heads;
-    return chains * tiles<Config<1>>(problem.head_dim_v) <= multiprocessors
-               ? launch_chains<Config<1>>(args, chains, device, stream)
-               : launch_chains<Config<2>>(args, chains, device, stream);
+    if constexpr (kWide) {
+      return launch_chains<Config<1>>(args, problem.sequences * problem.heads, device, stream);
+    } else {
+      int64_t const boundaries = args.segments.boundaries(problem);
+      if (boundaries > 0) error = launch_segments(args, boundaries, device, stream);
+      if (error != cudaSuccess) return error;
+      args.after = boundaries > 0;
+      int64_t const chains = (args.after ? boundaries : problem.sequences) * problem.heads;
+      return chains * tiles<Config<1>>(problem.head_dim_v) <= multiprocessors
+                 ? launch_chains<Config<1>>(args, chains, device, stream)
+                 : launch_chains<Config<2>>(args, chains, device, stream);
+    }
   }
 
   static cudaError_t encode_maps(FwdArgs& args) {
@@ -134,10 +152,10 @@ struct FwdLaunch {
   }
 
   static void explain_call(const FwdProblem& problem, Text& text) {
-    text.print(
-        "wgmma: chunks of %d tokens, %d columns of v at a time, or %d where that fills the device",
-        kChunk, Config<2>::kColumns, Config<1>::kColumns);
-    int32_t const rows = choose_segments(problem, kCosts).rows;
+    text.print("wgmma: chunks of %d tokens, %d columns of v at a time", kChunk,
+               Config < kWide ? 1 : 2 > ::kColumns);
+    if (!kWide) text.print(", or %d where that fills the device", Config<1>::kColumns);
+    int32_t const rows = segments_of(problem).rows;
     if (rows > 0) text.print(", segments of %d tokens of a sequence at the same time", rows);
   }
 };

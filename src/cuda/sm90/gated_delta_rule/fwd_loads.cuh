@@ -47,7 +47,8 @@ struct ScoresTile {
   }
 };
 
-// kWarpgroups: state warpgroups, each of 64 columns of V. kOutput: false for pass 1 of segments.
+// kWarpgroups: state warpgroups, each of 64 columns of V; above head dim 128 one, whose state takes
+// most of the registers. kOutput: false for pass 1 of segments.
 template <class Target, class Dtype_, int kDim_, int kWarpgroups_, bool kOutput_ = true>
 struct FwdConfig {
   using Dtype = Dtype_;
@@ -72,7 +73,7 @@ struct FwdConfig {
   static constexpr int kV = kUpdate + Triangle::kBytes;
   static constexpr int kStateVectors = kV + kWarpgroups * kColBlockBytes;
   static constexpr int kStateStageBytes = kStateVectors + kVectorBytes;
-  static constexpr int kStateStages = 3;
+  static constexpr int kStateStages = kDim > 192 ? 2 : 3;
   // A stage of the output's ring: Q, scores, vectors.
   static constexpr int kScores = kTileBytes;
   static constexpr int kOutVectors = kScores + ScoresTile::kBytes;

@@ -15,6 +15,11 @@ struct GradScanArgs {
   bool by_sequences;  // the grid's rows are sequences
 };
 
+// Whether warpgroups share registers out (setmaxnreg). Above head dim 128 a block has all of an
+// SM's, and each thread as many as it can have.
+template <class Chain>
+constexpr bool kSplitsRegisters = Chain::kDim <= 128;
+
 // Goes through the chunks of `work`. `columns`: those from its first one to the last of V, or of
 // the transition, for which V is 0.
 template <class Chain>
@@ -33,12 +38,14 @@ __device__ __forceinline__ void run_chain(const ChainArgs& args,
   // uniform registers.
   uint32_t const warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / kStateThreads, 0);
   if (warpgroup < warpgroups) {
-    ptx::setmaxnreg_inc<kStateRegisters<Chain::kExtent>>();
+    if constexpr (kSplitsRegisters<Chain>) {
+      ptx::setmaxnreg_inc<kStateRegisters<Chain::kExtent>>();
+    }
     typename Chain::Segment mine = work;
     mine.column += static_cast<int32_t>(warpgroup) * kChainColumns;
     chain.run(args, mine, warpgroup);
   } else if (warpgroup == Chain::kWarpgroups) {
-    ptx::setmaxnreg_dec<kLoadRegisters>();
+    if constexpr (kSplitsRegisters<Chain>) ptx::setmaxnreg_dec<kLoadRegisters>();
     if (threadIdx.x < Chain::kWarpgroups * kStateThreads + 32 && ptx::elect_one()) {
       if constexpr (Chain::kExtent != Extent::kSequence) {
         ptx::griddepcontrol_wait();  // the preceding grid is complete, and prepare with it
@@ -58,7 +65,8 @@ __device__ __forceinline__ void run_chain(const ChainArgs& args, const SegmentWo
 // Grid, on one axis: 2 x sequences x heads x column tiles of V. The reverse chains take longer and
 // come first.
 template <class States, class Reverse>
-__global__ void __launch_bounds__(kChainThreads<Extent::kSequence>, 2)
+__global__ void __launch_bounds__(kChainThreads<Extent::kSequence>,
+                                  kSplitsRegisters<States> ? 2 : 1)
     chains_kernel(const __grid_constant__ ChainArgs args) {
   extern __shared__ __align__(1024) unsigned char shared[];
   ptx::griddepcontrol_launch_dependents();  // PDL: rows_kernel waits for this grid's results

@@ -26,7 +26,7 @@ struct ReverseChain {
   // A stage: K, X o D; and the vectors, which lie after all stages.
   static constexpr int kInverse = kTileBytes;
   static constexpr int kStageBytes = kInverse + Triangle::kBytes;
-  static constexpr int kStages = kBlocks == 1 ? 3 : 2;
+  static constexpr int kStages = kBlocks == 1 && kDim <= 192 ? 3 : 2;
   // Buffers with mbarriers of their own, read at other times than a stage: Q; P, dOut and the
   // chunk's growth.
   static constexpr int kBuffers = kBlocks == 1 ? 2 : 1;

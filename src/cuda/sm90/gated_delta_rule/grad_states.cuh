@@ -117,8 +117,16 @@ struct StatesChain {
         continue;
       }
       float residual[32];
-      gemm_rs<Dtype, 64, kDim / 16, Rows, false>(residual, packed_state, Rows(tile_k));
-      if constexpr (kOutput) of_state.send(workspace.states + indices.tile * workspace.state_bytes);
+      if constexpr (kDim > 128) {
+        // From the image, for want of registers; the fence of send() orders each warp's own rows.
+        static_assert(kOutput);
+        of_state.send(workspace.states + indices.tile * workspace.state_bytes);
+        gemm_ss<Dtype, 64, kDim / 16>(residual, Rows(of_state.staging), Rows(tile_k));
+      } else {
+        gemm_rs<Dtype, 64, kDim / 16, Rows, false>(residual, packed_state, Rows(tile_k));
+        if constexpr (kOutput)
+          of_state.send(workspace.states + indices.tile * workspace.state_bytes);
+      }
       ValueTile const values(tile_v);
       TokenFactors const a(of_tokens);
       ptx::wgmma_wait<0>();
@@ -129,7 +137,7 @@ struct StatesChain {
                    of_tokens + kVectorBeta, growth > kCarefulGrowth, kStateThreads * warpgroups,
                    [&] {
 #pragma unroll
-                     for (float& value : state) value *= decay;
+                     for (int i = 0; i < kDim / 2; ++i) state[i] *= decay;
                    });
       uint32_t packed[4][4];
       if constexpr (kOutput) {

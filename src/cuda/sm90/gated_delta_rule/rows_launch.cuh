@@ -22,6 +22,8 @@ struct RowsLaunch {
     return sm80::gated_delta_rule::rows_facts<Config, Careful>(row, kFamily);
   }
 
+  static uint64_t bytes(const BwdProblem&) { return 0; }
+
   // Precondition: the call has chunks.
   static cudaError_t launch(const BwdProblem& problem, const GradWorkspace& workspace, int device,
                             cudaStream_t stream) {

@@ -25,7 +25,7 @@ HEAD_DIM: Final = Axis(
     "head dim",
     at_least=True,
     multiple=64,
-    compiled_to=MappingProxyType({FORWARD: 128, BACKWARD: 128, UPDATE: 256}),
+    compiled_to=MappingProxyType({FORWARD: 256, BACKWARD: 256, UPDATE: 256}),
     usual=((64,), (128,)),
 )
 

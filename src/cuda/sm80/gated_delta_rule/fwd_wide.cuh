@@ -1,0 +1,161 @@
+// The chain of the forward for head dims above 128, in the 99 KB of shared memory of compute
+// capability 8.6. K and Q have two tiles, which change places with each chunk: when all warps have
+// read Q, the next chunk's K is loaded over it, and when they have read K, the next Q. So a chunk
+// is loaded as two cp.async groups again: K, V and the vectors; Q and the record's matrices. Each
+// load has about half of a chunk's time.
+#pragma once
+#include <cstdint>
+
+#include "sm80/gated_delta_rule/fwd.cuh"
+#include "sm80/gated_delta_rule/wide_state.cuh"
+
+namespace flashvar::sm80::gated_delta_rule {
+
+template <class Config>
+struct WideLoads;
+
+template <class Target, class Dtype_, int kDim_, bool kOutput_ = true>
+struct WideFwdConfig {
+  using Loads = WideLoads<WideFwdConfig>;
+  using Dtype = Dtype_;
+  static constexpr int kDim = kDim_;
+  static constexpr bool kOutput = kOutput_;
+  static constexpr int kColumns = 64;
+  static constexpr int kThreads = 128;
+  using Tile = SmemLayout<kChunk, kDim>;      // K and Q
+  using Square = SmemLayout<kChunk, kChunk>;  // V
+  static constexpr int kVectorBytes = sizeof(ChunkRecord) - offsetof(ChunkRecord, a);
+
+  // The two tiles; two of V, and of vectors; one of each matrix.
+  static constexpr int kV = 2 * Tile::kBytes;
+  static constexpr int kVectors = kV + 2 * Square::kBytes;
+  static constexpr int kUpdate = kVectors + 2 * kVectorBytes;
+  static constexpr int kScores = kUpdate + Triangle::kBytes;
+  static constexpr int kSharedMemory = kOutput ? kScores + Triangle::kBytes : kScores;
+  static_assert(kSharedMemory <= Target::kSharedMemory);
+};
+
+// Starts the loads of a chunk. Those of chunks past the last are empty groups.
+template <class Config>
+struct WideLoads : FwdLoads<Config> {
+  using Base = FwdLoads<Config>;
+
+  // Offset of a chunk's buffer among two of `bytes` bytes.
+  static __device__ __forceinline__ int buffer(int32_t row, int bytes) {
+    return row / kChunk % 2 * bytes;
+  }
+  static __device__ __forceinline__ int tile_k(int32_t row) {
+    return buffer(row, Config::Tile::kBytes);
+  }
+  static __device__ __forceinline__ int tile_q(int32_t row) { return tile_k(row + kChunk); }
+  static __device__ __forceinline__ int tile_v(int32_t row) {
+    return Config::kV + buffer(row, Config::Square::kBytes);
+  }
+  static __device__ __forceinline__ int vectors(int32_t row) {
+    return Config::kVectors + buffer(row, Config::kVectorBytes);
+  }
+
+  __device__ __forceinline__ void start_keys(int32_t row) const {
+    const Work& work = this->work;
+    if (row < work.span.count) {
+      const FwdProblem& problem = this->args.problem;
+      Base::template load<typename Config::Tile>(this->shared + tile_k(row), problem.k,
+                                                 work.head_qk, row, 0, problem.head_dim);
+      Base::template load<typename Config::Square>(this->shared + tile_v(row), problem.v, work.head,
+                                                   row, work.column, this->columns);
+      copy_async(ptx::smem_address(this->shared + vectors(row)), Base::record(row).a,
+                 Config::kVectorBytes);
+    }
+    ptx::cp_async_commit();
+  }
+
+  __device__ __forceinline__ void start_queries(int32_t row) const {
+    const Work& work = this->work;
+    if (row < work.span.count) {
+      const ChunkRecord& record = Base::record(row);
+      uint32_t const to = ptx::smem_address(this->shared);
+      copy_async(to + Config::kUpdate, record.update, sizeof(ChunkRecord::update));
+      if constexpr (Config::kOutput) {
+        const FwdProblem& problem = this->args.problem;
+        Base::template load<typename Config::Tile>(this->shared + tile_q(row), problem.q,
+                                                   work.head_qk, row, 0, problem.head_dim);
+        copy_async(to + Config::kScores, record.scores, sizeof(ChunkRecord::scores));
+      }
+    }
+    ptx::cp_async_commit();
+  }
+
+  __device__ __forceinline__ void start() const {
+    start_keys(0);
+    start_queries(0);
+  }
+};
+
+// As advance_state() of fwd.cuh.
+template <class Config>
+__device__ __forceinline__ void advance_state(const WideLoads<Config>& loads,
+                                              float (&state)[Config::kDim / 2]) {
+  using Dtype = typename Config::Dtype;
+  using Tile = typename Config::Tile;
+  using Offsets = VectorOffsets<ChunkRecord>;
+  constexpr int kDim = Config::kDim;
+  constexpr bool kOutput = Config::kOutput;
+  const FwdProblem& problem = loads.args.problem;
+  const Work& work = loads.work;
+  uint32_t const shared = ptx::smem_address(loads.shared);
+
+  for (int32_t row = 0; row < work.span.count; row += kChunk) {
+    uint32_t const tile_k = shared + loads.tile_k(row), tile_q = shared + loads.tile_q(row);
+    uint32_t const tile_v = shared + loads.tile_v(row), vectors = shared + loads.vectors(row);
+    ptx::cp_async_wait<1>();
+    __syncthreads();  // K, V and the vectors are loaded
+    if (load_float(vectors + Offsets::growth) > kMostGrowth) {
+      ptx::cp_async_wait<0>();
+      __syncthreads();  // Q is loaded
+      step_by_tokens<Dtype, kDim, kOutput>(problem, work, state, tile_k, tile_q, tile_v, row);
+      __syncthreads();  // all warps have read K and Q, which the next loads overwrite
+      loads.start_keys(row + kChunk);
+      loads.start_queries(row + kChunk);
+      if constexpr (kOutput) copy_out(problem, problem.out, work, tile_v, row, work.column);
+      continue;
+    }
+    float known[32], out[32];  // S^T K^T, then W^T
+    multiply_state<Dtype, Tile>(known, state, tile_k);
+    ptx::cp_async_wait<0>();
+    __syncthreads();  // Q and the matrices are loaded
+    if constexpr (kOutput) {
+      multiply_state<Dtype, Tile>(out, state, tile_q);
+      __syncthreads();  // all warps have read Q, which the next K overwrites
+    }
+    loads.start_keys(row + kChunk);
+    uint32_t packed[4][4], packed_decayed[4][4];  // decayed: b o U^T
+    {
+      float update[32], undo[2];  // update: U^T
+      ValueTile(tile_v).template subtract<Dtype>(known, TokenFactors(vectors));
+      pack_scaled(packed, known, undo);
+      multiply_registers<dtype::fp16, Triangle, false, false>(update, packed,
+                                                              shared + Config::kUpdate);
+      scale_rows(update, undo);
+      pack<Dtype>(packed, update);
+      TokenFactors(vectors + Offsets::b).scale(update);
+      pack<Dtype>(packed_decayed, update);
+    }
+    if constexpr (kOutput) {
+      TokenFactors(vectors + Offsets::c).scale(out);
+      multiply_registers<Dtype, Triangle, false, true>(out, packed, shared + Config::kScores);
+    }
+    float const decay = load_float(vectors + Offsets::decay);
+#pragma unroll
+    for (float& value : state) value *= decay;
+    multiply_registers<Dtype, Tile, true, true>(state, packed_decayed, tile_k);
+    __syncthreads();  // all warps have read K and the matrices, which the next loads overwrite
+    loads.start_queries(row + kChunk);
+    if constexpr (kOutput) {
+      store_out<Dtype>(
+          problem, work, out, tile_v, row, work.column,
+          [&](int n, const uint32_t (&words)[4]) { put_transposed(tile_v, n, words); });
+    }
+  }
+}
+
+}  // namespace flashvar::sm80::gated_delta_rule

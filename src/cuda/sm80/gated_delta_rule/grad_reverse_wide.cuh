@@ -1,0 +1,165 @@
+// The reverse chain of the backward for head dims above 128, in the 99 KB of shared memory of
+// compute capability 8.6. K and Q have two tiles, which change places with each chunk, as in
+// fwd_wide.cuh: dS^T is multiplied by K^T first, and at once takes the product with Q, over which
+// the next chunk's K is loaded.
+#pragma once
+#include <cstdint>
+
+#include "sm80/gated_delta_rule/grad_reverse.cuh"
+#include "sm80/gated_delta_rule/wide_state.cuh"
+
+namespace flashvar::sm80::gated_delta_rule {
+
+template <class Target, class Dtype_, int kDim_>
+struct WideReverseConfig {
+  using Dtype = Dtype_;
+  static constexpr int kDim = kDim_;
+  using Tile = SmemLayout<kChunk, kDim>;
+
+  // The two tiles; two of dOut, and of vectors; one of each matrix.
+  static constexpr int kGradOut = 2 * Tile::kBytes;
+  static constexpr int kVectors = kGradOut + 2 * kSquareBytes;
+  static constexpr int kInverse = kVectors + 2 * kChainVectorBytes;
+  static constexpr int kScores = kInverse + Triangle::kBytes;
+  static constexpr int kSharedMemory = kScores + Triangle::kBytes;
+  static_assert(kInverse % 128 == 0, "rows of matrices");
+  static_assert(kSharedMemory <= Target::kSharedMemory);
+};
+
+// Starts the loads of a chunk, as two cp.async groups: K, P, dOut and the vectors; Q and X o D.
+// Those of chunks before the first are empty.
+template <class Config>
+struct WideReverseLoads {
+  const BwdProblem& problem;
+  const GradWorkspace& workspace;
+  const Work& work;
+  unsigned char* shared;
+
+  // Offset of a chunk's buffer among two of `bytes` bytes.
+  static __device__ __forceinline__ int buffer(int32_t row, int bytes) {
+    return (row / kChunk & 1) * bytes;
+  }
+  static __device__ __forceinline__ int tile_k(int32_t row) {
+    return buffer(row, Config::Tile::kBytes);
+  }
+  static __device__ __forceinline__ int tile_q(int32_t row) { return tile_k(row + kChunk); }
+  static __device__ __forceinline__ int tile_out(int32_t row) {
+    return Config::kGradOut + buffer(row, kSquareBytes);
+  }
+  static __device__ __forceinline__ int vectors(int32_t row) {
+    return Config::kVectors + buffer(row, kChainVectorBytes);
+  }
+
+  __device__ __forceinline__ const GradRecord& record(int32_t row) const {
+    return workspace.records[TileIndices(problem, work, workspace.tiles, row).record];
+  }
+
+  __device__ __forceinline__ void start_keys(int32_t row) const {
+    if (row >= 0) {
+      load_rows<typename Config::Tile, kChainThreads>(shared + tile_k(row), problem.k, {work, row},
+                                                      work.head_qk, 0, problem.head_dim);
+      load_rows<Square, kChainThreads>(shared + tile_out(row), problem.grad_out, {work, row},
+                                       work.head, work.column, problem.head_dim_v);
+      const GradRecord& from = record(row);
+      uint32_t const to = ptx::smem_address(shared);
+      copy_async(to + Config::kScores, from.scores, Triangle::kBytes);
+      copy_async(to + vectors(row), from.a, kChainVectorBytes);
+    }
+    ptx::cp_async_commit();
+  }
+
+  __device__ __forceinline__ void start_queries(int32_t row) const {
+    if (row >= 0) {
+      load_rows<typename Config::Tile, kChainThreads>(shared + tile_q(row), problem.q, {work, row},
+                                                      work.head_qk, 0, problem.head_dim);
+      copy_async(ptx::smem_address(shared) + Config::kInverse, record(row).inverse,
+                 Triangle::kBytes);
+    }
+    ptx::cp_async_commit();
+  }
+};
+
+// As compute_grad_states() of grad_reverse.cuh, and over 100 lines for the same reason.
+template <class Config>
+__device__ __forceinline__ void compute_wide_grad_states(const BwdProblem& problem,
+                                                         const GradWorkspace& workspace,
+                                                         const Work& work, unsigned char* shared) {
+  using Dtype = typename Config::Dtype;
+  using Tile = typename Config::Tile;
+  constexpr int kDim = Config::kDim;
+  WideReverseLoads<Config> const loads{problem, workspace, work, shared};
+  int32_t const last = (work.span.count + kChunk - 1) / kChunk * kChunk - kChunk;
+  loads.start_keys(last);
+  loads.start_queries(last);
+
+  float grad[kDim / 2] = {};
+  if (problem.grad_final_state.data != nullptr) {
+    for_each_state_element<kDim>(problem, problem.grad_final_state, work, work.column,
+                                 [&](int i, const float* from) { grad[i] = *from; });
+  }
+  uint32_t const base = ptx::smem_address(shared);
+  for (int32_t row = last; row >= 0; row -= kChunk) {
+    uint32_t const tile_k = base + loads.tile_k(row), tile_q = base + loads.tile_q(row);
+    uint32_t const tile_out = base + loads.tile_out(row), vectors = base + loads.vectors(row);
+    TileIndices const indices(problem, work, workspace.tiles, row);
+    store_state_image<Dtype>(workspace.grad_states + indices.tile * workspace.state_bytes, grad);
+    auto const low = reinterpret_cast<uint16_t*>(workspace.grad_values_low) +
+                     indices.tile * (kChunk * kChainColumns);
+    ptx::cp_async_wait<1>();
+    __syncthreads();  // all but Q and X o D is loaded
+    float const growth = load_float(vectors + Vectors::growth);
+    if (growth > kMostGradGrowth) {
+      ptx::cp_async_wait<0>();
+      __syncthreads();  // Q is loaded
+      gradients_by_tokens<Dtype, kDim>(problem, work, grad, tile_k, tile_q, tile_out, row,
+                                       [&](int token, int half, float x) {
+                                         put_grad_value<Dtype>(tile_out, token, half, x, low);
+                                       });
+      __syncthreads();  // all warps have read K and Q, which the next loads overwrite
+      loads.start_keys(row - kChunk);
+      loads.start_queries(row - kChunk);
+      copy_out(problem, problem.grad_v, work, tile_out, row, work.column);
+      continue;
+    }
+    float d[32];
+    multiply_state<Dtype, Tile>(d, grad, tile_k);
+    uint32_t packed[4][4];  // dOut; later operands made of dV
+    TokenFactors(vectors + Vectors::b).scale(d);
+    load_transposed(packed, tile_out);
+    multiply_registers<Dtype, Triangle, true, true>(d, packed, base + Config::kScores);
+    scale_operand<Dtype>(packed, vectors + Vectors::c);
+    float const decay = load_float(vectors + Vectors::decay);
+#pragma unroll
+    for (float& value : grad) value *= decay;
+    ptx::cp_async_wait<0>();
+    __syncthreads();  // Q and X o D are loaded
+    multiply_registers<Dtype, Tile, true, true>(grad, packed, tile_q);
+    __syncthreads();  // all warps have read Q and P, which the next loads overwrite
+    loads.start_keys(row - kChunk);
+    solve<true>(d, workspace.records[indices.record], base + Config::kInverse,
+                vectors + kVectorBeta, growth > kCarefulGrowth);
+    TokenFactors(vectors + kVectorBeta).scale(d);
+    pack<Dtype>(packed, d);
+    put_operand(tile_out, packed);
+    copy_out(problem, problem.grad_v, work, tile_out, row, work.column);
+    if (growth > kCarefulGrowth) {
+      __syncwarp();  // all lanes have copied dV out of the tile
+      pack_low<Dtype>(packed, d);
+      put_operand(tile_out, packed);
+      copy_columns(low, kChainColumns, tile_out, kChunk, kChainColumns);
+    }
+    TokenFactors(vectors).scale(d);
+#pragma unroll
+    for (float& value : d) value = -value;
+    pack<Dtype>(packed, d);
+    multiply_registers<Dtype, Tile, true, true>(grad, packed, tile_k);
+    __syncthreads();  // all warps have read K and X o D, which the next loads overwrite
+    loads.start_queries(row - kChunk);
+  }
+  if (problem.grad_initial_state.data != nullptr) {
+    for_each_state_element<kDim>(problem, problem.grad_initial_state, work, work.column,
+                                 [&](int i, float* to) { *to = grad[i]; });
+  }
+}
+
+}  // namespace flashvar::sm80::gated_delta_rule

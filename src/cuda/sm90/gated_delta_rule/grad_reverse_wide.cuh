@@ -1,0 +1,112 @@
+// The reverse chain of the backward for head dims above 128: ReverseChain of whole sequences with
+// fewer operands in registers, most of which hold dS. dS^T K^T reads dS^T from the image that is
+// staged for the workspace, and dOut^T P is computed in the chunk itself.
+#pragma once
+#include <cstdint>
+
+#include "sm90/gated_delta_rule/grad_reverse.cuh"
+
+namespace flashvar::sm90::gated_delta_rule {
+
+template <class Target, class Dtype_, int kDim_>
+struct WideReverseChain : ReverseChain<Target, Dtype_, kDim_, Extent::kSequence, 1, 1> {
+  using Base = ReverseChain<Target, Dtype_, kDim_, Extent::kSequence, 1, 1>;
+  using Dtype = Dtype_;
+  static constexpr int kDim = kDim_;
+
+  // As ReverseChain's, and over 100 lines for the same reason.
+  __device__ __forceinline__ void run(const ChainArgs& args, const SegmentWork& work,
+                                      uint32_t /* warpgroup: the only one */) const {
+    using Rows = KMajor<kSquareBytes>;      // K and the image, columns are k
+    using Columns = MnMajor<kSquareBytes>;  // K and Q, rows (tokens) are k
+    const BwdProblem& problem = args.problem;
+    const GradWorkspace& workspace = args.workspace;
+    ImageStore<Base::kColBlocks> const of_state{this->base + Base::kGradState};
+    uint32_t const tile_v = this->base + Base::kGradValues;
+
+    float grad[kDim / 2];
+    load_last_gradient<kDim, Extent::kSequence>(args, work, grad);
+    PipelineState<Base::kStages> stage;
+    PipelineState<Base::kBuffers> buffer;
+    for (int32_t row = Base::last_chunk(work); row >= 0;
+         row -= kChunk, stage.advance(), buffer.advance()) {
+      uint32_t const at = buffer.stage();
+      uint32_t const tile_k = this->tiles(stage.stage()), of_tokens = this->vectors(stage.stage());
+      uint32_t const tile_out = this->grad_out(at, 0);
+      BarrierPair const operands = this->operands(stage.stage()), of_out = this->of_out(at);
+      BarrierPair const of_queries = this->of_queries(at);
+      TileIndices const indices(problem, work, workspace.tiles, row);
+      unsigned char* const image = workspace.grad_states + indices.tile * workspace.state_bytes;
+      auto const low = reinterpret_cast<uint16_t*>(workspace.grad_values_low) +
+                       indices.tile * (kChunk * kChainColumns);
+      {
+        uint32_t packed_grad[kDim / 16][4];
+        pack<Dtype>(packed_grad, grad);
+        of_state.template put<0>(packed_grad);
+      }
+      of_state.send(image);  // its fence orders the image before wgmma, each warp's own rows
+      ptx::mbarrier_wait(of_out.full, buffer.phase());   // dOut and P are loaded
+      ptx::mbarrier_wait(operands.full, stage.phase());  // all but Q is loaded
+      float const growth = load_float(of_tokens + Vectors::growth);
+      if (growth > kMostGradGrowth) {
+        ptx::mbarrier_wait(of_queries.full, buffer.phase());  // Q is loaded
+        gradients_by_tokens<Dtype, kDim>(problem, work, grad, tile_k, this->queries(at), tile_out,
+                                         row, [&](int token, int half, float x) {
+                                           put_grad_value<Dtype>(tile_v, token, half, x, low);
+                                         });
+        copy_out(problem, problem.grad_v, work, tile_v, row, work.column);
+        warp_arrive(of_out.empty());
+        warp_arrive(of_queries.empty());
+        warp_arrive(operands.empty());
+        continue;
+      }
+      float d[32], out_product[32];
+      uint32_t packed_out[4][4];
+      load_transposed(packed_out, tile_out);
+      gemm_triangle<Dtype, true, false>(out_product, packed_out, this->scores(at));
+      gemm_ss<Dtype, 64, kDim / 16>(d, Rows(of_state.staging), Rows(tile_k));
+      // While the GEMMs run: decay of the gradient, then scaling of dOut.
+      float const decay = load_float(of_tokens + Vectors::decay);
+#pragma unroll
+      for (int i = 0; i < kDim / 2; ++i) grad[i] *= decay;
+      ptx::wgmma_wait<1>();
+      ptx::wgmma_fence_operand(out_product);
+      warp_arrive(of_out.empty());
+      scale_operand<Dtype>(packed_out, of_tokens + Vectors::c);
+      ptx::mbarrier_wait(of_queries.full, buffer.phase());  // Q is loaded
+      gemm_rs<Dtype, kDim, 4>(grad, packed_out, Columns(this->queries(at)));
+      ptx::wgmma_wait<1>();
+      ptx::wgmma_fence_operand(d);
+      TokenFactors(of_tokens + Vectors::b).scale(d);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) d[i] += out_product[i];
+      bool const careful = growth > kCarefulGrowth;
+      solve<true>(d, workspace.records[indices.record], tile_k + Base::kInverse,
+                  of_tokens + kVectorBeta, careful, kStateThreads, [] {});
+      ptx::wgmma_fence_operand(grad);
+      warp_arrive(of_queries.empty());
+      TokenFactors(of_tokens + kVectorBeta).scale(d);
+      uint32_t packed[4][4];
+      if (careful) {
+        pack_low<Dtype>(packed, d);
+        Base::put_values(tile_v, packed);
+        copy_columns(low, kChainColumns, tile_v, kChunk, kChainColumns);
+      }
+      pack<Dtype>(packed, d);
+      Base::put_values(tile_v, packed);
+      TokenFactors(of_tokens).scale(d);
+#pragma unroll
+      for (float& value : d) value = -value;
+      pack<Dtype>(packed, d);
+      gemm_rs<Dtype, kDim, 4>(grad, packed, Columns(tile_k));
+      copy_out(problem, problem.grad_v, work, tile_v, row, work.column);
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_fence_operand(grad);
+      warp_arrive(operands.empty());
+    }
+    store_first_gradient<kDim, Extent::kSequence>(args, work, grad);
+    ptx::bulk_wait();  // images are stored: shared memory may go
+  }
+};
+
+}  // namespace flashvar::sm90::gated_delta_rule
