@@ -12,7 +12,12 @@ import pytest
 from benchmarks import result_file
 
 ROOT = Path(__file__).parents[2]
-NO_DEVICE = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+# Plugins of pytest take longer to load than most of these runs.
+NO_DEVICE = {
+    **os.environ,
+    "CUDA_VISIBLE_DEVICES": "",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+}
 
 
 def run(python: str, *words: str) -> subprocess.CompletedProcess[str]:
