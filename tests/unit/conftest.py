@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import gc
 import logging
 import os
+import signal
 import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -91,32 +94,58 @@ def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         one.cache_clear()
 
 
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """While no other worker of pytest-xdist is in the folder."""
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def served(python: str, folder: Path, *modules: str) -> Iterator[str]:
-    """A program that is Python with modules loaded already (forked.py)."""
+    """A program that is Python with modules loaded already (forked.py), the same for all workers.
+
+    The first worker that needs it starts its server, the last that is done with it ends that.
+    """
+    folder.mkdir(exist_ok=True)
     script, address = Path(__file__).with_name("forked.py"), folder / "socket"
-    command = [python, str(script), str(address), *modules]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        assert server.stdout.readline() == "ready\n"
-        program = folder / "python"
-        line = f'exec "{sys.executable}" -IS "{script}" "{address}" ask "$@"\n'
-        program.write_text(f"#!/bin/sh\n{line}", encoding="utf-8")
-        program.chmod(0o755)
-        yield str(program)
-        server.terminate()
+    program, server, users = folder / "python", folder / "server", folder / "users"
+    with alone(folder):
+        count = int(users.read_text()) if users.is_file() else 0
+        if count == 0:
+            address.unlink(missing_ok=True)
+            command = [python, str(script), str(address), *modules]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            server.write_text(done.stdout)
+            line = f'exec "{sys.executable}" -IS "{script}" "{address}" ask "$@"\n'
+            program.write_text(f"#!/bin/sh\n{line}", encoding="utf-8")
+            program.chmod(0o755)
+        users.write_text(str(count + 1))
+    yield str(program)
+    with alone(folder):
+        count = int(users.read_text()) - 1
+        users.write_text(str(count))
+        if count == 0:
+            os.kill(int(server.read_text()), signal.SIGTERM)
+
+
+def of_all_workers(factory: pytest.TempPathFactory) -> Path:
+    """A folder that workers share: a worker's own is in it."""
+    own = factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @pytest.fixture(scope="session")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Python with torch loaded already."""
-    yield from served(sys.executable, tmp_path_factory.mktemp("python"), "torch")
+    yield from served(sys.executable, of_all_workers(tmp_path_factory) / "python", "torch")
 
 
 @pytest.fixture(scope="session")
 def python_with_models(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Python with torch's compiler loaded already, and transformers where it is installed."""
     models = ["transformers.modeling_utils"] if find_spec("transformers") else []
-    folder = tmp_path_factory.mktemp("python_with_models")
+    folder = of_all_workers(tmp_path_factory) / "python_with_models"
     yield from served(python, folder, "torch._dynamo", *models)
 
 

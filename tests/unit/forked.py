@@ -1,6 +1,7 @@
 """A Python in which modules are loaded already: each program is a fork of one process.
 
-    python forked.py SOCKET MODULE...   loads modules, says so, and serves
+    python forked.py SOCKET MODULE...   loads modules, and serves in the background: prints its
+                                        number
     python -IS forked.py SOCKET ask ... runs `python ...` there, as far as anybody can see here
 
 Such a program costs what it does itself, not the seconds that torch or transformers takes to load.
@@ -24,7 +25,7 @@ import threading
 from typing import Any
 
 _LENGTH = 8  # bytes, of the length of a request
-_LIMIT = 7200  # seconds, longer than all tests take: a server is a program of another
+_LIMIT = 7200  # seconds, longer than all tests take
 
 
 def ask(address: str, words: list[str]) -> int:
@@ -48,16 +49,24 @@ def ask(address: str, words: list[str]) -> int:
 
 
 def serve(address: str, modules: list[str]) -> None:
-    """Run what is asked for until the end of this process; return in the forks alone."""
+    """Run what is asked for, in the background; return in the forks alone."""
     for module in modules:
         importlib.import_module(module)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(address)
         listening.listen()
-        print("ready", flush=True)
+        listening.settimeout(_LIMIT)  # whoever started it may not be there to end it
+        number = os.fork()
+        if number:
+            print(number, flush=True)
+            os._exit(0)
+        detach()
         while True:
-            connection, _ = listening.accept()
+            try:
+                connection, _ = listening.accept()
+            except TimeoutError:
+                os._exit(0)
             if os.fork() == 0:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 break
@@ -78,6 +87,14 @@ def serve(address: str, modules: list[str]) -> None:
     except SystemExit as end:
         code = end.code
     leave(code)
+
+
+def detach() -> None:
+    """Leave the output to the process that started this one: somebody waits for its end."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1):
+        os.dup2(nowhere, stream)
+    os.close(nowhere)
 
 
 def watch(connection: socket.socket, child: int) -> None:

@@ -77,9 +77,11 @@ def made(wheels: Path, tmp_path: Path) -> Path:
     return tmp_path / "kernel"
 
 
-def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(
+    program: str, *arguments: str, python: str = sys.executable
+) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-c", program, *arguments]
+    command = [python, "-c", program, *arguments]
     return subprocess.run(command, env=environ, capture_output=True, text=True)
 
 
@@ -90,8 +92,8 @@ def test_a_build_is_the_package_with_its_binaries(build: str, binaries: str, mad
 
 
 @pytest.mark.skipif(find_spec("kernels") is None, reason="the package kernels is not installed")
-def test_the_real_package_loads_it(made: Path) -> None:
-    done = run(LOAD, str(made))
+def test_the_real_package_loads_it(made: Path, python: str) -> None:
+    done = run(LOAD, str(made), python=python)
     assert done.stdout.startswith("_flashvar_c"), done.stderr
     assert done.stdout.endswith(" served\n")
 

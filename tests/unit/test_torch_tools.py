@@ -70,10 +70,10 @@ for out in calls:
 """
 
 
-def test_flops_of_a_backward_alone(python: str) -> None:
+def test_flops_of_a_backward_alone(python_with_models: str) -> None:
     """As the first call in a process that any counter sees."""
     finished = subprocess.run(
-        [python, "-c", COUNTED],
+        [python_with_models, "-c", COUNTED],
         env={**os.environ, "PYTHONPATH": str(Path(flashvar.__file__).parents[1])},
         capture_output=True,
         text=True,
