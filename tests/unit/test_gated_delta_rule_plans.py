@@ -153,7 +153,22 @@ def test_what_a_plan_depends_on(plans: dict[Any, Any]) -> None:
     for count, call in enumerate(calls, 1):
         for _ in range(2):
             gated_delta_rule(**call)
-        assert len(plans) == count
+        kept = len(plans)
+        assert kept == count
+
+
+def test_a_plan_depends_on_the_strides_of_every_tensor(plans: dict[Any, Any]) -> None:
+    given = made(seqlen=5, packed=(3, 2), dtype=torch.float32)
+    given |= {"A_log": torch.rand(2), "dt_bias": torch.rand(2)}
+    given["state_indices"] = torch.tensor([1, 0])
+    tensors = [name for name, value in given.items() if isinstance(value, torch.Tensor)]
+    assert len(tensors) == 10
+    gated_delta_rule(**given)
+    for count, name in enumerate(tensors, 2):
+        moved = torch.stack((given[name], given[name]), -1)[..., 0]
+        gated_delta_rule(**{**given, name: moved})
+        kept = len(plans)  # pytest would print plans, which ends the process
+        assert kept == count, name
 
 
 def test_what_a_plan_of_a_backward_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +202,8 @@ def test_what_a_plan_of_a_backward_depends_on(monkeypatch: pytest.MonkeyPatch) -
     results = []
     for count, (each, named) in enumerate(calls, 1):
         results.append([run.gradients(tuple(each), named) for _ in range(2)])
-        assert len(plans) == count
+        kept = len(plans)
+        assert kept == count
     for (each, named), twice in zip(calls, results, strict=True):
         plans.clear()
         alone = run.gradients(tuple(each), named)
