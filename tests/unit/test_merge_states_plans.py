@@ -35,8 +35,7 @@ def check(plans: Plans[Any], function: Any, calls: list[tuple[Any, ...]]) -> Non
     found = []
     for count, call in enumerate(calls, 1):
         found.append([function(*call) for _ in range(2)])
-        kept = len(plans)
-        assert kept == count
+        assert len(plans) == count
     for call, twice in zip(calls, found, strict=True):
         plans.clear()
         alone = function(*call)
