@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 import flashvar
 from flashvar import flash_attn
+from flashvar.compat import causal_conv1d, einops_patterns
 from flashvar.compat.flash_attn import bert_padding
 from flashvar.compat.flash_attn.layers import rotary
 from flashvar.errors import FlashvarError
@@ -20,7 +21,11 @@ from flashvar.integrations import torch as sdpa
 from flashvar.integrations import transformers as transformers
 from flashvar.integrations.attend import Attend
 from flashvar.integrations.documents import Documents
-from flashvar.integrations.xformers import memory_efficient_attention
+from flashvar.integrations.xformers import (
+    memory_efficient_attention,
+    memory_efficient_attention_partial,
+    merge_attentions,
+)
 
 with warnings.catch_warnings():  # it is a prototype
     warnings.simplefilter("ignore")
@@ -100,6 +105,10 @@ def activate(backend: Any) -> None:
         pass
 
 
+def rotated(**given: Any) -> Any:
+    return rotary.RotaryEmbedding(8)(**given)
+
+
 def register(name: Any) -> None:
     pytest.importorskip("transformers", reason="the package transformers is not installed")
     if not isinstance(name, str) or name == "flashvar":  # others are names too, and would stay
@@ -158,6 +167,7 @@ def _three(names: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
 
 _XFORMERS = {**_three("query key value", ROWS), "attn_bias": None, "p": 0.0, "scale": None}
 _TABLES = {"cos": torch.randn(9, 4), "sin": torch.randn(9, 4)}
+_PARTS, _SUMS = [ROWS, ROWS], [torch.randn(2, 2, 5)] * 2
 _FIVE = {name: table[:5] for name, table in _TABLES.items()}
 # Each function with arguments that it takes.
 CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
@@ -282,6 +292,59 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         {"kv": torch.randn(2, 5, 2, 2, 8), **_TABLES, "interleaved": True},
     ),
     "apply_rotary_emb_torch": (rotary.apply_rotary_emb_torch, {"x": ROWS, **_FIVE}),
+    "rotate_half": (rotary.rotate_half, {"x": ROWS, "interleaved": False}),
+    "RotaryEmbedding": (
+        rotary.RotaryEmbedding,
+        {"dim": 8, "base": 1e4, "interleaved": False, "scale_base": None, "device": None},
+    ),
+    "RotaryEmbedding of q, k and v": (
+        rotated,
+        {"qkv": torch.randn(2, 5, 3, 2, 8), "max_seqlen": None, "num_heads_q": None},
+    ),
+    "RotaryEmbedding of q beside k and v": (
+        rotated,
+        {"qkv": ROWS.clone(), "kv": torch.randn(2, 5, 2, 2, 8), "seqlen_offset": 0},
+    ),
+    "rearrange": (einops_patterns.rearrange, {"tensor": ROWS, "pattern": "b s h d -> (b s) h d"}),
+    "rearrange with a length": (
+        einops_patterns.rearrange,
+        {"tensor": ROWS, "pattern": "b s h (d two) -> two b s h d", "two": 2},
+    ),
+    "repeat": (
+        einops_patterns.repeat,
+        {"tensor": ROWS, "pattern": "b s h d -> b s (h g) d", "g": 2},
+    ),
+    "memory_efficient_attention_partial": (memory_efficient_attention_partial, _XFORMERS),
+    "merge_attentions": (
+        merge_attentions,
+        {"attn_split": _PARTS, "lse_split": _SUMS, "write_lse": True, "output_dtype": None},
+    ),
+    "merge_attentions of stacked parts": (
+        merge_attentions,
+        {"attn_split": torch.stack(_PARTS), "lse_split": torch.stack(_SUMS)},
+    ),
+    "merge_states": (
+        flashvar.merge_states,
+        {"outs": _PARTS, "lses": _SUMS, "layout": "bshd", "backend": "auto"},
+    ),
+    "flash_attn_with_kvcache": (
+        flash_attn.flash_attn_with_kvcache,
+        {
+            **_three("k_cache v_cache", torch.randn(2, 9, 2, 8)),
+            **_three("q k v", torch.randn(2, 1, 2, 8)),
+            "rotary_cos": None,
+            "rotary_sin": None,
+            "cache_seqlens": torch.tensor([3, 4], dtype=torch.int32),
+        },
+    ),
+    "causal_conv1d": (
+        flashvar.causal_conv1d,
+        {"x": torch.randn(2, 5, 8), "weight": torch.randn(8, 3), "seq_idx": None},
+    ),
+    "causal_conv1d_fn": (
+        causal_conv1d.causal_conv1d_fn,
+        {"x": torch.randn(2, 8, 5), "weight": torch.randn(8, 3), "return_final_states": False},
+    ),
     "activate": (activate, {"backend": "auto"}),
     "register": (register, {"name": "flashvar"}),
 }
@@ -322,7 +385,8 @@ def test_served_or_refused(name: str, argument: str) -> None:
 def test_what_it_takes(name: str) -> None:
     call, given = CALLS[name]
     found = [x for x in tree_leaves(call(**given)) if isinstance(x, torch.Tensor)]
-    assert bool(found) is (name not in ("Attend.why_not", "activate", "register"))
+    without = ("Attend.why_not", "activate", "register", "RotaryEmbedding")
+    assert bool(found) is (name not in without)
     assert all(bool(x.isfinite().all()) for x in found)
 
 

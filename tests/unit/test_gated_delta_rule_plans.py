@@ -156,6 +156,19 @@ def test_what_a_plan_depends_on(plans: dict[Any, Any]) -> None:
         assert len(plans) == count
 
 
+def test_a_plan_depends_on_the_strides_of_every_tensor(plans: dict[Any, Any]) -> None:
+    given = made(seqlen=5, packed=(3, 2), dtype=torch.float32)
+    given |= {"A_log": torch.rand(2), "dt_bias": torch.rand(2)}
+    given["state_indices"] = torch.tensor([1, 0])
+    tensors = [name for name, value in given.items() if isinstance(value, torch.Tensor)]
+    assert len(tensors) == 10
+    gated_delta_rule(**given)
+    for count, name in enumerate(tensors, 2):
+        moved = torch.stack((given[name], given[name]), -1)[..., 0]
+        gated_delta_rule(**{**given, name: moved})
+        assert len(plans) == count, name
+
+
 def test_what_a_plan_of_a_backward_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
     plans: Plans[Any] = Plans()
     monkeypatch.setattr(run, "_backward_plans", plans)

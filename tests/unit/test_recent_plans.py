@@ -202,3 +202,10 @@ def test_one_of_many_calls_that_alternate_takes_a_place(monkeypatch: pytest.Monk
     ]
     kept.remember(KEY, (torch.ones(5),), 5)
     assert [kept.recent(KEY, (torch.ones(n),)) for n in (1, 2, 5)] == [None, (2, False), (5, False)]
+
+
+def test_plans_can_be_printed() -> None:
+    """Also those of tensors without memory, by a debugger or a report of pytest."""
+    kept: Plans[torch.Tensor] = Plans()
+    kept.keep(KEY, plans.prototype(torch.ones(3)))
+    assert repr(kept) == "Plans of 1 kinds of calls"

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, TypeAlias
 import torch
 
 from flashvar.errors import InvalidInputError, ShapeError
+from flashvar.ops.arguments import check_strided, count, refuses_unknown_kinds
 
 _TOKEN: Final = re.compile(r"\.\.\.|[A-Za-z][A-Za-z0-9_]*|[0-9]+|\S")
 _DOTS: Final = "..."
@@ -36,6 +37,7 @@ class _Pattern(NamedTuple):
         return [axis for group in self.after for axis in group]
 
 
+@refuses_unknown_kinds
 def rearrange(
     tensor: torch.Tensor | Sequence[torch.Tensor], pattern: str, **axes_lengths: int
 ) -> torch.Tensor:
@@ -58,6 +60,7 @@ def rearrange(
     return _apply(x, read)
 
 
+@refuses_unknown_kinds
 def repeat(
     tensor: torch.Tensor | Sequence[torch.Tensor], pattern: str, **axes_lengths: int
 ) -> torch.Tensor:
@@ -81,6 +84,7 @@ def _one(tensor: object) -> torch.Tensor:
     if isinstance(tensor, (list, tuple)) and tensor:
         return torch.stack([_one(part) for part in tensor])
     if isinstance(tensor, torch.Tensor):
+        check_strided("tensor", tensor)
         return tensor
     raise InvalidInputError(
         f"tensor must be a torch.Tensor or a list of them, got {type(tensor).__name__}: "
@@ -101,10 +105,15 @@ def _apply(x: torch.Tensor, read: _Pattern) -> torch.Tensor:
 
 def _read(x: torch.Tensor, pattern: str, given: dict[str, int]) -> _Pattern:
     """Parse the pattern: both sides with "..." expanded, and the lengths of all known axes."""
+    if not isinstance(pattern, str):
+        raise InvalidInputError(
+            f"pattern must be a string, got {type(pattern).__name__}: write axes as in "
+            "'b s ... -> (b s) ...'"
+        )
     sides = pattern.split("->")
     if len(sides) != 2:
         raise _bad(pattern, f"{len(sides) - 1} arrows", 'write one "->" between both sides')
-    lengths = dict(given)
+    lengths = {axis: count(axis, length) for axis, length in given.items()}
     before, after = (_parsed(side, pattern, lengths) for side in sides)
     rest = x.dim() - sum(group != _DOTS for group in before)
     if rest < 0 or (rest > 0 and _DOTS not in before):

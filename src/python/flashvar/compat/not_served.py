@@ -9,6 +9,7 @@ from typing import Final, NoReturn
 
 from flashvar.errors import NotServedError
 
+_HERE: Final = "flashvar.compat."
 _ATTENTION: Final = "flash_attn.flash_attn_func, flashvar.attention"
 _LINEAR: Final = "torch.nn.Linear, torch.nn.functional.gelu and .silu, under torch.compile"
 _NORMS: Final = "torch.nn.LayerNorm, torch.nn.RMSNorm"
@@ -49,6 +50,9 @@ NOT_SERVED: Final = {
 }
 # Name in a module that the replacement has -> what to use instead.
 NAMES_NOT_SERVED: Final = {
+    "flash_attn.bert_padding.IndexFirstAxis": "index_first_axis",
+    "flash_attn.bert_padding.IndexFirstAxisResidual": "index_first_axis_residual",
+    "flash_attn.bert_padding.IndexPutFirstAxis": "index_put_first_axis",
     "flash_attn.flash_attn_interface.FlashAttnFunc": "flash_attn_func",
     "flash_attn.flash_attn_interface.FlashAttnKVPackedFunc": "flash_attn_kvpacked_func",
     "flash_attn.flash_attn_interface.FlashAttnQKVPackedFunc": "flash_attn_qkvpacked_func",
@@ -98,6 +102,8 @@ class Refusal:
         del path, target
         if not _imports(sys._getframe(1)):
             return
+        # What `from flash_attn import modules` looks for, as our package has its own name.
+        name = name.removeprefix(_HERE)
         served_by = self._served_by(name)
         if served_by is not None:
             raise _refused(self._package, name, served_by)
@@ -113,7 +119,7 @@ class Refusal:
 
 def refuse_name(module: str, name: str) -> NoReturn:
     """Raise the error for a missing name of a module; called by the module's `__getattr__`."""
-    full = f"{module.removeprefix('flashvar.compat.')}.{name}"
+    full = f"{module.removeprefix(_HERE)}.{name}"
     if full in NAMES_NOT_SERVED:
         raise _refused("flash_attn", full, NAMES_NOT_SERVED[full])
     raise AttributeError(f"module {module!r} has no attribute {name!r}")

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, ShapeError
-from flashvar.ops.arguments import check_strided
+from flashvar.ops.arguments import as_device, check_strided
 from flashvar.ops.attention.varlen import attention_varlen
 
 __all__ = ["Documents"]
@@ -82,13 +82,7 @@ class Documents(NamedTuple):
                 f"lengths must be numbers of tokens, not negative, and less than 2^31 together, "
                 f"got {lengths!r}: pass one for each document"
             )
-        try:
-            where = None if device is None else torch.device(device)
-        except (TypeError, RuntimeError) as error:
-            raise DeviceError(
-                f"device must be a torch device, got {device!r}: pass the device of the tokens"
-            ) from error
-        cu_seqlens = torch.tensor(offsets, dtype=torch.int32, device=where)
+        cu_seqlens = torch.tensor(offsets, dtype=torch.int32, device=as_device(device))
         return cls(cu_seqlens, max(numbers), offsets[-1])
 
     def attention(

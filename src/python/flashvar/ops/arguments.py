@@ -107,6 +107,20 @@ def as_bool(name: str, flag: Any) -> bool:
         ) from None
 
 
+def as_device(device: Any) -> torch.device | None:
+    """A device by its name, as a torch.device; None, for the default one, is kept.
+
+    Raises:
+        DeviceError: torch has no such device.
+    """
+    try:
+        return None if device is None else torch.device(device)
+    except (TypeError, RuntimeError) as error:
+        raise DeviceError(
+            f"device must be a torch device, got {device!r}: pass that of the other tensors"
+        ) from error
+
+
 def count(name: str, number: Any) -> Any:
     """A count as a Python number; also a numpy integer or a tensor of one element.
 

@@ -65,6 +65,10 @@ class Plans(dict[Hashable, _Made]):
         self._recent: dict[Hashable, tuple[_Recent[_Made], ...]] = {}
         self._without_place = 0
 
+    def __repr__(self) -> str:
+        """How many there are: a prototype in a plan has no memory to print."""
+        return f"Plans of {len(self)} kinds of calls"
+
     def keep(self, key: Hashable, made: _Made) -> None:
         """Add a plan."""
         if len(self) >= PLANS_KEPT:

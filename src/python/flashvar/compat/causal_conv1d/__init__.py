@@ -23,7 +23,7 @@ from flashvar.compat.not_served import Refusal
 from flashvar.compat.rebinding import Rebinding, rebindable
 from flashvar.compat.stand_in import StandIn, modules_of
 from flashvar.errors import IntegrationError
-from flashvar.ops.arguments import count
+from flashvar.ops.arguments import as_bool, count
 from flashvar.ops.causal_conv1d import api
 from flashvar.ops.causal_conv1d.sequence_ids import check_packed, last_tokens
 
@@ -80,7 +80,7 @@ def causal_conv1d_fn(
         weight,
         bias,
         initial_state=initial_states,
-        return_final_state=bool(return_final_states),
+        return_final_state=as_bool("return_final_states", return_final_states),
         **options,
     )
     if not isinstance(found, tuple):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import NoReturn, cast
 
 import torch
 
 from flashvar.compat.einops_patterns import rearrange, repeat
+from flashvar.compat.not_served import refuse_name
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, ShapeError
 from flashvar.ops.arguments import check_strided, count, refuses_unknown_kinds
 
@@ -210,3 +211,8 @@ def _counts(name: str, mask: torch.Tensor, hidden_states: torch.Tensor) -> torch
             f"{mask.dtype} mask: pass mask == 0 for a mask that is added to scores"
         )
     return mask != 0
+
+
+def __getattr__(name: str) -> NoReturn:
+    """Raise; for names of FlashAttention the error suggests what to use instead."""
+    refuse_name(__name__, name)

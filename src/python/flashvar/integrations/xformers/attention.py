@@ -7,9 +7,10 @@ from typing import Any, Final
 
 import torch
 
-from flashvar.errors import DtypeError, InvalidInputError, ShapeError
+from flashvar.errors import InvalidInputError, ShapeError
 from flashvar.integrations.torch.sdpa import attend, attend_with_lse
 from flashvar.integrations.xformers.masks import DENSE, PACKED, begins_top_left
+from flashvar.integrations.xformers.output import check_dtype
 from flashvar.ops.arguments import check_strided
 from flashvar.ops.attention.api import attention
 from flashvar.ops.attention.varlen import attention_varlen
@@ -95,11 +96,7 @@ def _attention(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The output in the shape of query, and the log-sum-exp [batch, heads, seqlen_q] if wanted."""
     _check(query, key, value)
-    if output_dtype is not None and not isinstance(output_dtype, torch.dtype):
-        raise DtypeError(
-            f"output_dtype must be a torch.dtype, got {output_dtype!r}: leave it out for that of "
-            "query"
-        )
+    check_dtype(output_dtype, "query")
     q, k, v = _with_heads(query, key, value)
     kind = type(attn_bias).__name__
     common: dict[str, Any] = {"dropout_p": p, "scale": scale, "return_lse": return_lse}

@@ -8,8 +8,10 @@ from typing import TypeAlias
 import torch
 
 from flashvar.errors import ShapeError
-from flashvar.ops.arguments import check_strided
+from flashvar.integrations.xformers.output import check_dtype
+from flashvar.ops.arguments import as_bool, check_strided
 from flashvar.ops.merge_states.api import merge_states
+from flashvar.ops.merge_states.inputs import listed
 
 __all__ = ["merge_attentions"]
 
@@ -39,9 +41,11 @@ def merge_attentions(
         InvalidInputError: as `flashvar.merge_states`.
         BackendUnavailableError: as `flashvar.merge_states`.
     """
+    check_dtype(output_dtype, "the parts")
+    write_lse = as_bool("write_lse", write_lse)
     outs, lses = attn_split, lse_split
     if isinstance(outs, torch.Tensor) is not isinstance(lses, torch.Tensor):
-        outs, lses = list(outs), list(lses)
+        outs, lses = listed("attn_split", outs), listed("lse_split", lses)
     groups = _groups(outs)
     if groups is not None:
         outs, lses = _without_groups(outs, 2), _without_groups(lses, 1)
@@ -54,7 +58,7 @@ def merge_attentions(
 def _groups(outs: Parts) -> tuple[int, int] | None:
     """Groups and heads of each part; None without groups."""
     stacked = isinstance(outs, torch.Tensor)
-    for one in [outs] if isinstance(outs, torch.Tensor) else outs:
+    for one in [outs] if isinstance(outs, torch.Tensor) else listed("attn_split", outs):
         check_strided("attn_split", one)
         if one.dim() - stacked not in (4, 5):
             raise ShapeError(

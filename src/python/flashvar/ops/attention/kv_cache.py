@@ -184,7 +184,9 @@ def _check(given: Arguments) -> None:
                 f"{given.q.dtype}, got {tuple(one.shape)} in {one.dtype}: reshape or cast it"
             )
     if (given.rotary_cos is None) is not (given.rotary_sin is None):
-        raise InvalidInputError("rotary_cos and rotary_sin must come together: pass both, or none")
+        raise InvalidInputError(
+            "rotary_cos and rotary_sin must come together, got one alone: pass both, or none"
+        )
     if given.rotary_cos is not None and given.k is None:
         raise InvalidInputError(
             "rotary_cos must come with k and v, got none: rotate q with apply_rotary_emb"

@@ -15,11 +15,7 @@ from flashvar.ops.sequences import check_cu_seqlens, check_offsets
 
 def check_seq_idx(x: torch.Tensor, seq_idx: Any, layout: str, others: dict[str, Any]) -> None:
     """Refuse names of sequences that are none, and what they cannot stand beside."""
-    if not isinstance(seq_idx, torch.Tensor):
-        raise InvalidInputError(
-            f"seq_idx must be a torch.Tensor, got {type(seq_idx).__name__}: convert it with "
-            "torch.as_tensor()"
-        )
+    check_strided("seq_idx", seq_idx)
     check_unmapped("seq_idx", seq_idx)
     given = [name for name, value in others.items() if value is not None and value is not False]
     if given:

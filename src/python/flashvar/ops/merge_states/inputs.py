@@ -8,11 +8,18 @@ from typing import Any, Final
 import torch
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
-from flashvar.ops.arguments import check_backend, check_layout, check_operand
+from flashvar.ops.arguments import (
+    check_backend,
+    check_layout,
+    check_operand,
+    check_strided,
+    refuse_unknown_kinds,
+)
 from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.merge_states.problem import Parts
 
 LAYOUTS: Final = ("bshd", "bhsd", "bhsd->bshd")
+_DENSE: Final = "a dense one, or pass its values as packed rows"
 
 
 def given(outs: Any, lses: Any) -> tuple[list[Any], list[Any], bool]:
@@ -20,25 +27,32 @@ def given(outs: Any, lses: Any) -> tuple[list[Any], list[Any], bool]:
     stacked = isinstance(outs, torch.Tensor)
     if stacked and isinstance(lses, torch.Tensor):
         return [outs], [lses], True
-    lses = _listed("lses", lses)
+    lses = listed("lses", lses)
     if stacked and all(isinstance(one, torch.Tensor) for one in lses) and _alike(lses):
         return [outs], [torch.stack(lses)], True
-    return _listed("outs", outs), lses, False
+    return listed("outs", outs), lses, False
 
 
-def _listed(name: str, parts: Any) -> list[Any]:
+def listed(name: str, parts: Any) -> list[Any]:
+    """A sequence of parts, or one tensor with the parts in front, as a list."""
     if isinstance(parts, torch.Tensor):
+        check_strided(name, parts, _DENSE)
         if parts.dim() == 0:
             raise ShapeError(
                 f"{name} must have the parts in its first dimension, got a tensor without "
                 "dimensions: pass a sequence of tensors, or torch.stack() of it"
             )
-        return list(parts.unbind())
+        try:
+            return list(parts.unbind())
+        except TypeError as error:
+            refuse_unknown_kinds(error, (parts,))
+            raise
     if isinstance(parts, Sequence) and not isinstance(parts, (str, bytes)):
         return list(parts)
+    part = name.removesuffix("s")
     raise InvalidInputError(
         f"{name} must be a sequence of tensors or one tensor with the parts in front, got "
-        f"{type(parts).__name__}: pass [{name[:-1]}_a, {name[:-1]}_b]"
+        f"{type(parts).__name__}: pass [{part}_a, {part}_b]"
     )
 
 
@@ -58,8 +72,7 @@ def check_kinds(outs: Sequence[Any], lses: Sequence[Any], layout: Any, backend: 
     check_backend(backend)
     for name, tensors in (("outs", outs), ("lses", lses)):
         for index, x in enumerate(tensors):
-            to = "a dense one, or pass its values as packed rows"
-            check_operand(f"{name}[{index}]", x, to)
+            check_operand(f"{name}[{index}]", x, _DENSE)
 
 
 def check(outs: Sequence[Any], lses: Sequence[Any], stacked: bool, layout: str) -> None:

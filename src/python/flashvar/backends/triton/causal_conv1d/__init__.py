@@ -179,4 +179,5 @@ def _sizes(dim: int, wide: bool) -> dict[str, Any]:
         "BLOCK_ROWS": _ELEMENTS // columns,
         "BLOCK_DIM": columns,
         "num_warps": _WARPS,
+        "enable_fp_fusion": True,
     }

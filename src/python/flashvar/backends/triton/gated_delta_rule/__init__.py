@@ -108,4 +108,5 @@ def _recurrent(
             BLOCK_K=block_k,
             BLOCK_V=block_v,
             num_warps=_WARPS,
+            enable_fp_fusion=True,
         )

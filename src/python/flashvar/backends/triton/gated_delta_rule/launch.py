@@ -152,6 +152,7 @@ def backward(
                 **chunks.values,
                 **chunks.constants,
                 num_warps=_BACKWARD_WARPS,
+                enable_fp_fusion=True,
             )
         if chunks.slots * heads:
             begin(squares_kernel, (chunks.slots * heads,))(
@@ -162,6 +163,7 @@ def backward(
                 **chunks.values,
                 **chunks.constants,
                 num_warps=_BACKWARD_WARPS,
+                enable_fp_fusion=True,
             )
             begin(rows_kernel, (chunks.slots * q.shape[2],))(
                 *(q, k, inputs.g, inputs.a_log, inputs.dt_bias, inputs.cu_seqlens, found[2]),
@@ -174,6 +176,7 @@ def backward(
                 **chunks.values,
                 **chunks.constants,
                 num_warps=_BACKWARD_WARPS,
+                enable_fp_fusion=True,
             )
     d_a_log, d_dt_bias = (
         None if part is None or x is None else part.sum(0).to(x.dtype)
@@ -202,6 +205,7 @@ def _parts(chunks: Chunks, begin: Begin) -> _Parts:
             **chunks.norm,
             **chunks.constants,
             num_warps=_WARPS,
+            enable_fp_fusion=True,
         )
     return found
 
@@ -226,4 +230,5 @@ def _chain(
         **chunks.values,
         **chunks.constants,
         num_warps=_WARPS,
+        enable_fp_fusion=True,
     )

@@ -100,4 +100,5 @@ def _sizes(out: torch.Tensor) -> dict[str, Any]:
         "BLOCK_ROWS": max(_ELEMENTS // columns, 1),
         "BLOCK_DIM": columns,
         "num_warps": _WARPS,
+        "enable_fp_fusion": True,
     }

@@ -12,8 +12,14 @@ from typing import Any
 import torch
 
 from flashvar.compat.flash_attn.ops.triton.rotary import apply_rotary
-from flashvar.errors import DeviceError, InvalidInputError, ShapeError
-from flashvar.ops.arguments import check_strided, refuses_unknown_kinds
+from flashvar.errors import DeviceError, DtypeError, InvalidInputError, ShapeError
+from flashvar.ops.arguments import (
+    as_bool,
+    as_device,
+    check_strided,
+    count,
+    refuses_unknown_kinds,
+)
 from flashvar.ops.rotary.rotation import checked, rotate_rows
 from flashvar.ops.rotary.torch_library import rotate_in_place
 
@@ -44,7 +50,9 @@ def rotate_half(x: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
         raise ShapeError(
             f"x must have an even last dimension, got {tuple(x.shape)}: pass the part to rotate"
         )
-    if interleaved:
+    if x.dtype == torch.bool:
+        raise DtypeError("x must be of numbers, got torch.bool: cast it, as with .float()")
+    if as_bool("interleaved", interleaved):
         return torch.stack((-x[..., 1::2], x[..., 0::2]), -1).flatten(-2)
     first, second = x.chunk(2, -1)
     return torch.cat((-second, first), -1)
@@ -246,6 +254,17 @@ def _even_count(dim: object) -> int:
     )
 
 
+def _number(name: str, value: Any) -> float:
+    try:
+        if not isinstance(value, (str, bytes)):
+            return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise InvalidInputError(
+        f"{name} must be a number, got {type(value).__name__}: pass a float, or leave it out"
+    )
+
+
 class RotaryEmbedding(torch.nn.Module):  # type: ignore[misc]
     """Rotary embeddings in place, with tables that grow with the sequences.
 
@@ -276,9 +295,10 @@ class RotaryEmbedding(torch.nn.Module):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.dim = _even_count(dim)
-        self.base = float(base)
+        self.base = _number("base", base)
         self.interleaved = interleaved
-        self.scale_base = scale_base
+        self.scale_base = None if scale_base is None else _number("scale_base", scale_base)
+        device = as_device(device)
         self.register_buffer("inv_freq", self._compute_inv_freq(device), persistent=False)
         scale = None if scale_base is None else self._compute_scale(device)
         self.register_buffer("scale", scale, persistent=False)
@@ -388,8 +408,15 @@ class RotaryEmbedding(torch.nn.Module):  # type: ignore[misc]
             qkv, or (qkv, kv).
         """
         check_strided("qkv", qkv)
+        if qkv.dim() < 4:
+            raise ShapeError(
+                "qkv must have 4 or 5 dimensions, [batch, seqlen, (3,) heads, head_dim], got "
+                f"{tuple(qkv.shape)}: unsqueeze what is missing"
+            )
+        if not isinstance(seqlen_offset, torch.Tensor):
+            seqlen_offset = count("seqlen_offset", seqlen_offset)
         self._continued = isinstance(seqlen_offset, torch.Tensor) or seqlen_offset != 0
-        length = max_seqlen
+        length = None if max_seqlen is None else count("max_seqlen", max_seqlen)
         if length is None and not isinstance(seqlen_offset, torch.Tensor):
             length = qkv.shape[1] + seqlen_offset
         if length is not None:
