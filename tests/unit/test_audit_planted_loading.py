@@ -51,6 +51,18 @@ def relocated(*table: tuple[int, int, int], count: int | None = None) -> Wheel:
     return planted.library(tags=tags, more=(table_section,), segments=parts)
 
 
+def packed(*words: int, more: tuple[Section, ...] = ()) -> Wheel:
+    """The wheel with packed relocations (RELR)."""
+    content = struct.pack(f"<{len(words)}Q", *words)
+    one = relocated().library
+    assert one is not None
+    return planted.library(
+        tags=(BIND_NOW, (36, 0), (35, len(content)), (37, 8)),
+        more=(Section(".relr.dyn", 19, content, 0, 2), *more),
+        segments=one.segments,
+    )
+
+
 def wrapped(*swapped: int) -> Wheel:
     """The wheel that registers each container, these two for one another."""
     count = len(planted.own())
@@ -174,6 +186,22 @@ PARTS: dict[str, Fault] = {
         planted.library(more=(Section(".note.x", 7, NOTE.pack(4, 99, 3, b"GNU\0"), 0, 2),)),
         "expected a build's hash or properties in .note.x",
     ),
+    "headers elsewhere": (
+        more_parts(Segment(6, 4, ".rodata")),
+        "expected segment 0x6 at the place of the program headers",
+    ),
+    "steps elsewhere": (
+        more_parts(Segment(0x6474E554, 4, ".rodata")),
+        "expected segment 0x6474e554 at the place of .sframe",
+    ),
+    "section that is not loaded": (
+        planted.library(more=(Section(".evil", 1, b"unread"),)),
+        "expected names and short notes alone in sections that are not loaded, found 6 bytes",
+    ),
+    "long comment": (
+        planted.library(more=(Section(".comment", 1, bytes(70_000)),)),
+        "alone in sections that are not loaded, found 70,000 bytes in .comment",
+    ),
     "instructions of newer processors": (
         note(".note.gnu.property", 5, struct.pack("<4I", 0xC0008002, 4, 8, 0)),
         "that every processor of the platform has, found 0xc0008002",
@@ -194,6 +222,13 @@ WORDS: dict[str, Fault] = {
     "more relative ones than there are": (
         relocated((64, RELATIVE, 64), count=2),
         "expected DT_RELACOUNT to be 1",
+    ),
+    "packed, of code": (packed(0), "expected relocations of addresses of the library"),
+    "packed, outside": (packed(1 << 40), "expected relocations of writable data, found another"),
+    "packed, of no word": (packed(0xFFFF), "expected relocations of addresses of the library"),
+    "packed, twice": (
+        packed(24, 24),
+        "expected each word to be relocated once, found two for 0x18",
     ),
     "cut short": (
         planted.library(
@@ -257,6 +292,14 @@ NAMES: dict[str, Fault] = {
         planted.library(tags=(BIND_NOW, (3, 64))),
         "expected dynamic entry 0x3 at .got",
     ),
+    "older hash table": (
+        planted.library(tags=(BIND_NOW, (4, 64)), more=(Section(".hash", 5, bytes(16), 2, 2),)),
+        "expected known entries in the dynamic section, found the tag 0x4",
+    ),
+    "loader of another processor": (
+        planted.library(needed=("libc.so.6", "ld-linux-aarch64.so.1")),
+        "expected the libraries of the C runtime alone, found ld-linux-aarch64.so.1",
+    ),
     "exceptions of nobody": (
         planted.library(more=(Section(".eh_frame_hdr", 1, b"x" * 20, 0, 2),)),
         "expected .eh_frame_hdr to list the functions",
@@ -275,14 +318,22 @@ ENTRIES: dict[str, Fault] = {
 
 
 def of_code(*more: Section, info: bytes = b"", name: str = ".nv.info") -> Wheel:
-    """The wheel whose first image has more sections, or more attributes in one."""
+    """The wheel whose first image has other sections, or more, or more attributes in one."""
     whole = elf_file.parse(fabricated.device_code(FIRST, "80"), "cubin")
     parts = [
         Section(one.name, one.kind, bytes(one.content), one.link, one.flags, one.info)
         for one in whole.sections[1:-1]
     ]
     parts = [one._replace(content=one.content + info) if one.name == name else one for one in parts]
-    content = fabricated.elf(fabricated.CUDA, [*parts, *more], whole.flags, 8)
+    others = {one.name: one for one in more}
+    parts = [others.pop(one.name, one) for one in parts]
+    content = fabricated.elf(fabricated.CUDA, [*parts, *others.values()], whole.flags, 8)
+    return planted.device(fabricated.Image("80", content), *planted.own()[1:])
+
+
+def code_with_name() -> Wheel:
+    """The wheel whose first image has its code in a section of another name."""
+    content = fabricated.device_code(FIRST, "80").replace(b".text._Z", b".tixt._Z")
     return planted.device(fabricated.Image("80", content), *planted.own()[1:])
 
 
@@ -321,6 +372,10 @@ CODE: dict[str, Fault] = {
         of_code(Section(f".text.{NAME}", 1, bytes(2000))),
         "to be all of .text",
     ),
+    "kernel whose code has another name": (
+        code_with_name(),
+        "to be all of .text",
+    ),
     "100 KB of its own": (
         of_code(Section(f".nv.shared.{NAME}", 1, bytes(100_000))),
         "expected at most 49,152 bytes in .nv.shared",
@@ -340,6 +395,8 @@ def text(flags: int = 6, info: int = fabricated.REGISTERS << 24 | 1, name: str =
     return Section(f".text.{name}", 1, bytes(1000), 0, flags, info)
 
 
+# Its symbol in the table of strings.
+ELSEWHERE = bytes(24) + fabricated.SYMBOL.pack(1, 0x12, fabricated.KERNEL, 1, 0, 1000)
 ONE_PARAMETER = struct.pack("<BBHIHHIBBH", 4, 0x17, 12, 0, 0, 0, 48 << 18, 3, 0x19, 32)
 # Each is refused as code that ptxas did not write, and names what differs.
 FORMS: dict[str, Fault] = {
@@ -348,7 +405,10 @@ FORMS: dict[str, Fault] = {
     "version of ELF": (code_with(20, "<I", 7), "version 0x7"),
     "entry point": (code_with(24, "<Q", 64), "entry point 0x40"),
     "flags": (code_with(48, "<I", 0x86005004), "the flags 0x86005004 instead of 0x6005004"),
-    "kernel in another section": (of_code(text()), f"{NAME} elsewhere than in .text.{NAME}"),
+    "kernel in another section": (
+        of_code(Section(".symtab", 2, ELSEWHERE, 1)),
+        f"{NAME} elsewhere than in .text.{NAME}",
+    ),
     "kernel of another number": (
         of_code(text(info=fabricated.REGISTERS << 24 | 2)),
         "other registers in sh_info",

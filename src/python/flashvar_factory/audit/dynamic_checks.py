@@ -16,7 +16,7 @@ from flashvar_factory.inspect import dynamic, elf, symbol_hash, unwinding
 # (auxiliary, filter, audit), write into code (TEXTREL), or are of other systems.
 _TAGS = frozenset(
     {
-        *range(1, 15),  # NEEDED to SONAME
+        *(1, 2, 3, *range(5, 15)),  # NEEDED to SONAME, without HASH, which loaders may take instead
         *(20, 21, 23, 24),  # PLTREL to BIND_NOW, without TEXTREL
         *(25, 26, 27, 28, 30),  # INIT_ARRAY, FINI_ARRAY and their sizes, FLAGS
         *(35, 36, 37),  # RELRSZ, RELR, RELRENT
@@ -31,7 +31,6 @@ _FLAGS = {dynamic.FLAGS: 8, dynamic.FLAGS_1: 1}
 # The kind of section (sh_type) that an entry's table lies in; then, that an entry has the size of.
 _TABLES = {
     dynamic.SYMTAB: 11,
-    4: 5,  # HASH
     0x6FFFFEF5: 0x6FFFFFF6,  # GNU_HASH
     dynamic.VERSYM: 0x6FFFFFFF,
     dynamic.VERNEED: 0x6FFFFFFE,

@@ -82,11 +82,11 @@ def _said(described: Manifest, read: Metadata) -> Iterator[tuple[str, object, ob
     project, architecture = described.project, described.architecture
     yield "name, as its manifest writes it,", described.distribution, read.name
     yield "summary", binary_project.summary_of(project, architecture), read.summary
-    found = (read.description or "").strip()
+    found = (read.description or "").strip("\n")
     if not found and read.description_content_type is None:
         return
     readme = binary_project.readme_of(project, described.distribution, architecture)
-    yield "description", readme.strip(), found
+    yield "description", readme.strip("\n"), found
     kind = read.description_content_type
     yield "content type of the description", binary_project.README_TYPE, kind
 

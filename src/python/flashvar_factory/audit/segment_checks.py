@@ -13,8 +13,8 @@ _READ = 4
 # Of a part that is loaded: data that is read, code, data that is written.
 _ACCESS = (_READ, _READ | elf.EXECUTE, _READ | elf.WRITE)
 _SMALLEST, _LARGEST = 1 << 12, 1 << 21  # pages of processors, and what linkers align parts to
-_NOTE, _TLS, _FRAMES, _PROPERTY = 4, 7, 0x6474E550, 0x6474E553
-_NAMED = {_FRAMES: ".eh_frame_hdr", _PROPERTY: ".note.gnu.property"}
+_NOTE, _HEADERS, _TLS, _FRAMES, _PROPERTY, _STEPS = 4, 6, 7, 0x6474E550, 0x6474E553, 0x6474E554
+_NAMED = {_FRAMES: ".eh_frame_hdr", _PROPERTY: ".note.gnu.property", _STEPS: ".sframe"}
 _NOTES = 7  # kind of section
 _THREADS, _ALLOCATED = 0x400, 2  # of sh_flags
 # What a linker relocates and then protects, where it is there; and what programs write to.
@@ -82,6 +82,12 @@ def _of_sections(file: elf.Elf) -> Iterator[str]:
         if one.kind in _NAMED:
             name = _NAMED[one.kind]
             homes = [(it.offset, it.address, it.size) for it in file.named(name)]
+        elif one.kind == _HEADERS:
+            name = "the program headers"
+            start, end = file.tables[1]
+            homes = [(start, one.address, end - start)]
+            if file.offset_of(one.address, end - start) != start:
+                homes = []
         elif one.kind == _NOTE:
             name = "a section of notes"
             homes = [
