@@ -248,6 +248,10 @@ WORDS: dict[str, Fault] = {
         planted.library(more=(Section(".nvFatBinSegment", 1, b"", 0, WRITTEN),)),
         "expected one wrapper in .nvFatBinSegment for each of",
     ),
+    "device code without wrappers": (
+        relocated((24, RELATIVE, 0)),
+        "expected one wrapper in .nvFatBinSegment for each of",
+    ),
     "device code of another object file": (
         wrapped(0, 1),
         "expected wrappers in .nvFatBinSegment in the order of their containers",
