@@ -288,7 +288,7 @@ class Library:
         content = self._symbols(at, places[".text"], starts)
         sections[1] = sections[1]._replace(content=content)
         homes = {0x6FFFFEF5: ".gnu.hash", 5: ".dynstr", 6: ".dynsym", 0x6FFFFFF0: ".gnu.version"}
-        homes[0x6FFFFFFE] = ".gnu.version_r"
+        homes |= {0x6FFFFFFE: ".gnu.version_r", 4: ".hash"}
         tags = [
             (tag, value or places[homes[tag]]) if tag in homes else (tag, value)
             for tag, value in tags

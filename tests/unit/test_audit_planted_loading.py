@@ -22,6 +22,8 @@ FLAGS, OFFSET, MEMORY, ALIGNMENT = 4, 8, 40, 48  # of a program header
 LOADED, STACK = 0, 2  # parts of a fabricated library
 BIND_NOW = (30, 8)
 WRITTEN = 3  # flags of a section
+# Symbols of a fabricated library: the first, the one that it asks for, and what it exports.
+COUNT = 2 + len(fabricated.library(planted.described()).exported)
 RELATIVE, RESOLVER = 8, 37
 NOTE = struct.Struct("<III4s")
 
@@ -87,6 +89,15 @@ def wrapped(*swapped: int) -> Wheel:
 
     object.__setattr__(made, "change", change)
     return Wheel(planted.described(), made)
+
+
+def older(*reached: int, end: int = 0) -> Wheel:
+    """The wheel with a hash table of the older kind, of one bucket, that leads to these symbols."""
+    chains = [0] * COUNT
+    for number, following in zip(reached, (*reached[1:], end), strict=True):
+        chains[number] = following
+    content = struct.pack(f"<{3 + COUNT}I", 1, COUNT, reached[0], *chains)
+    return planted.library(tags=(BIND_NOW, (4, 0)), more=(Section(".hash", 5, content, 2, 2),))
 
 
 def symbol(row: int, offset: int, form: str, value: int) -> Wheel:
@@ -296,9 +307,17 @@ NAMES: dict[str, Fault] = {
         planted.library(tags=(BIND_NOW, (3, 64))),
         "expected dynamic entry 0x3 at .got",
     ),
-    "older hash table": (
-        planted.library(tags=(BIND_NOW, (4, 64)), more=(Section(".hash", 5, bytes(16), 2, 2),)),
-        "expected known entries in the dynamic section, found the tag 0x4",
+    "in no older hash table": (
+        older(*range(2, COUNT)),
+        "expected the exported symbols in the older hash table, found to differ: malloc",
+    ),
+    "endless in an older hash table": (
+        older(1, 2, end=1),
+        "expected a hash table of the symbols that",
+    ),
+    "older hash table cut short": (
+        planted.library(tags=(BIND_NOW, (4, 0)), more=(Section(".hash", 5, bytes(4), 2, 2),)),
+        "expected a hash table of the symbols that",
     ),
     "loader of another processor": (
         planted.library(needed=("libc.so.6", "ld-linux-aarch64.so.1")),
@@ -440,6 +459,12 @@ def test_fault(plant: Wheel | Callable[[Path], Path], sentence: str, tmp_path: P
 def test_symbols_of_sections_are_no_fault(tmp_path: Path) -> None:
     # As linkers for aarch64 write them.
     wheel = planted.library(starts=((8, 0), (9, 0))).write(tmp_path)
+    assert faults(wheel, planted.expected()) == []
+
+
+def test_an_older_hash_table_beside_the_other_is_no_fault(tmp_path: Path) -> None:
+    # As linkers write both where nothing is said.
+    wheel = older(*range(1, COUNT)).write(tmp_path)
     assert faults(wheel, planted.expected()) == []
 
 
