@@ -18,7 +18,7 @@ from audited import Fault, check_found_at_once, rows
 from fabricated import Image, Section, Wheel
 from planted import described
 
-from flashvar.binaries.manifest import Launch
+from flashvar.binaries.manifest import KernelRow, Launch
 from flashvar_factory.inspect import elf
 
 pytestmark = pytest.mark.usefixtures("auditwheel")
@@ -36,6 +36,10 @@ def with_ptx(image: Image) -> Wheel:
     """A development wheel with an image of PTX."""
     one = replace(described(), code_kinds=("sass", "ptx"), version="0.1.0+ptx")
     return Wheel(one, fabricated.library(one, *fabricated.images("80", one), image))
+
+
+def records(*rows: KernelRow) -> bytes:
+    return b"".join(fabricated.record(row.name, row) for row in rows)
 
 
 def launching(*kernels: str) -> Wheel:
@@ -73,6 +77,16 @@ def ptx(code: str, text: bytes) -> Image:
 
 CONTAINER = fabricated.fatbin(planted.own()[1])
 OF_DEVICE: Mapping[str, Fault] = {
+    "records of nobody": (
+        planted.library(
+            kernels=(), more=(Section(".x.kernels", 1, records(*KERNELS), 0, fabricated.ALLOCATED),)
+        ),
+        "expected the records of kernels in .flashvar.kernels alone, found .flashvar.kernels, .x.k",
+    ),
+    "records twice": (
+        planted.library(kernels=tuple(row.name for row in KERNELS) * 2),
+        "expected one record of each launch of attention_fwd_bf16_hdim32, found one twice",
+    ),
     "image twice": (
         planted.device(planted.own()[0], *planted.own()),
         "in the manifest and 2 images",

@@ -15,7 +15,7 @@ import planted
 import pytest
 from audited import Fault, check_found_at_once, rows
 from fabricated import Section, Wheel
-from planted import ENTRIES, INFO, MANIFEST, METADATA, WHEEL, described, edited, field
+from planted import ENTRIES, INFO, MANIFEST, METADATA, STEM, WHEEL, described, edited, field
 
 from flashvar.binaries.manifest import MinimumDriver, Toolkit
 from flashvar.binaries.variant import Kernel
@@ -25,6 +25,7 @@ from flashvar_factory.inspect import archive, variant_metadata
 
 pytestmark = pytest.mark.usefixtures("auditwheel")
 
+PLATFORM = "manylinux_2_28_x86_64"
 LICENSE = f"{INFO}/licenses/LICENSE"
 PARTS = [one["name"] for one in fabricated.bill(described())["components"]]
 CUDART, COMPILER = (f"components.{PARTS.index(name)}" for name in ("cudart-static", "GNU-c++"))
@@ -86,6 +87,10 @@ NAMES: Mapping[str, Fault] = {
     "label of a binary": (
         labelled,
         "expected a variant label in the name of the project's own wheel",
+    ),
+    "platform twice": (
+        planted.called(f"{STEM}-0.1.0-py3-none-{PLATFORM}.{PLATFORM}.whl"),
+        f"expected the file name {STEM}-0.1.0-py3-none-{PLATFORM}.whl, found another",
     ),
     "name with a dot": (renamed("flashvar.sm80"), "'evil.py': expected flashvar.sm80's library"),
     "name in capitals": (renamed("FlashVar_SM80"), "'evil.py': expected FlashVar_SM80's library"),
@@ -276,6 +281,7 @@ OF_SBOM: Mapping[str, Fault] = {
     "20,000 parts": (planted.sbom(many_parts), "expected at most 65,536 bytes"),
 }
 
+STATED = planted.stated("sm_80", "0.1.0").encode()
 MANY_AXES = tuple((f"a{number}", "x") for number in range(490))
 OF_MANIFEST: Mapping[str, Fault] = {
     **{
@@ -296,6 +302,14 @@ OF_MANIFEST: Mapping[str, Fault] = {
     "digits of another script": (
         edited(MANIFEST, '"code": "80"', '"code": "\uff18\uff10"'),
         "expected an architecture such as",
+    ),
+    "text of its build that no code returns": (
+        planted.library(info="", more=(Section(".comment", 1, STATED),)),
+        "as the library states them, None",
+    ),
+    "text of its build beside another": (
+        planted.library(info='{"architecture":"sm_86"}', more=(Section(".comment", 1, STATED),)),
+        "as the library states them, None",
     ),
     "schema that is true": (edited(MANIFEST, '"schema": 2', '"schema": true'), "found true"),
     "key of nobody": (edited(MANIFEST, '"abi": 2', '"abi": 2, "x": 1'), "x: expected no such key"),

@@ -213,6 +213,14 @@ PARTS: dict[str, Fault] = {
         planted.library(more=(Section(".comment", 1, bytes(70_000)),)),
         "alone in sections that are not loaded, found 70,000 bytes in .comment",
     ),
+    "hash of 1 MB": (
+        note(".note.gnu.build-id", 3, b"x" * 1_000_000),
+        "expected a hash of 8 to 64 bytes in .note.gnu.build-id, found 1,000,000 bytes",
+    ),
+    "no hash": (
+        note(".note.gnu.build-id", 3, b""),
+        "expected a hash of 8 to 64 bytes in .note.gnu.build-id, found 0 bytes",
+    ),
     "instructions of newer processors": (
         note(".note.gnu.property", 5, struct.pack("<4I", 0xC0008002, 4, 8, 0)),
         "that every processor of the platform has, found 0xc0008002",

@@ -47,6 +47,10 @@ def kernels(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
 
 
 def _on_host(library: Library, described: Manifest) -> Iterator[str]:
+    own = f".{described.project}.kernels"
+    records = [one.name for one in library.file.sections if one.name.endswith(".kernels")]
+    if records not in ([], [own]):
+        yield f"expected the records of kernels in {own} alone, found {some(records)}"
     named, held = {row.name for row in described.kernels}, set(library.launches)
     if named - held:
         missing = some(sorted(named - held))
@@ -57,6 +61,8 @@ def _on_host(library: Library, described: Manifest) -> Iterator[str]:
         launches = library.launches.get(row.name)
         if launches is None:
             continue
+        if len(set(launches)) < len(launches):
+            yield f"expected one record of each launch of {row.name}, found one twice"
         main = launches[0]
         yield from _differences(
             row.name,

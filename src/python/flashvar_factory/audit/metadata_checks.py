@@ -114,7 +114,9 @@ def wheel_file(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
         shown = ", ".join(generators) or "none"
         yield Finding("wheel", where, f"expected one Generator, as 'name version', found {shown}")
     label = f"-{wheel.name.label}" if wheel.name.label is not None else ""
-    name = f"{wheel.name.distribution}-{wheel.name.version}-{wheel.name.tag}{label}.whl"
+    python = wheel.name.tag.rpartition("-")[0]
+    tag = f"{python}-{'.'.join(dict.fromkeys(wheel.platforms))}"  # each platform once
+    name = f"{wheel.name.distribution}-{wheel.name.version}-{tag}{label}.whl"
     if wheel.path.name != name:
         yield Finding("wheel", wheel.path.name, f"expected the file name {name}, found another")
     tag = "py3-none-any" if is_pure else _TAG

@@ -23,6 +23,7 @@ _WRITTEN = (".data", ".bss")
 # Of the notes that are loaded, by kind: the hash of the build, and properties of the code.
 _BUILD_ID, _PROPERTIES = 3, 5
 _OWNER = b"GNU\0"
+_HASH_BYTES = range(8, 65)  # of a build
 # Properties by number, with the bits they may have: of x86, shadow stacks and branch targets; of
 # aarch64, branch targets and signed addresses; of x86, the instructions that are used, if at all.
 _FEATURES = {0xC0000000: 3, 0xC0000002: 3, 0xC0010001: 0xFFFFFFFF, 0xC0010002: 0xFFFFFFFF}
@@ -164,6 +165,8 @@ def _notes(library: Library) -> Iterator[str]:
                 break
             if len(text) < size or kind not in (_BUILD_ID, _PROPERTIES):
                 yield f"expected a build's hash or properties in {section.name}, found kind {kind}"
+            elif kind == _BUILD_ID and size not in _HASH_BYTES:
+                yield f"expected a hash of 8 to 64 bytes in {section.name}, found {size:,} bytes"
             elif kind == _PROPERTIES:
                 yield from _properties(text, section.name)
             at += 16 + -(-size // unit) * unit
