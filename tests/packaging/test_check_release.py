@@ -147,6 +147,11 @@ FILES: dict[str, tuple[str, Fault, str]] = {
         lambda case: add(case, "notes.txt"),
         "not a file of",
     ),
+    "sdist of another kind": (
+        "files",
+        lambda case: rename(case, SDIST, ".tar.gz", ".zip"),
+        "not a file of",
+    ),
     "folder": ("files", lambda case: (case.one / "more").mkdir(), "not a file of"),
     "wheel of another platform": (
         "files",
@@ -202,9 +207,7 @@ FILES: dict[str, tuple[str, Fault, str]] = {
     ),
     "SBOM of another library": (
         "audit",
-        lambda case: case.edit(
-            BINARY, r"\.cdx\.json$", '"SHA-256", "content": "', '"SHA-256", "content": "0'
-        ),
+        lambda case: case.edit(BINARY, r"\.cdx\.json$", '"content": "', '"content": "0'),
         "found faults",
     ),
     "no SBOM": ("SBOM", without_sbom, "found none; build it again"),
@@ -301,6 +304,15 @@ def without_merge_states(case: Case) -> None:
     case.record(counts_by_file=rows)
 
 
+def failures_twice(case: Case) -> None:
+    """Readers that take the last of two keys see no failures."""
+    text = (case.root / RECORD).read_text(encoding="utf-8")
+    changed = text.replace('"counts": {', '"counts": {"failed": 9}, "counts": {')
+    assert changed != text
+    (case.root / RECORD).write_text(changed, encoding="utf-8")
+    case.commit()
+
+
 RENEWED = "nox -s build-dev -- arch=sm_80 ptx=1 hdim=all && nox -s gpu -- --results tests/gpu/"
 TREES: dict[str, tuple[str, Fault, str]] = {
     "dirty tree": ("sources", dirty, "notes.txt"),
@@ -350,6 +362,29 @@ TREES: dict[str, tuple[str, Fault, str]] = {
         lambda case: case.record(counts={"passed": 18, "failed": 1}),
         "1 of its tests failed",
     ),
+    "record with failures that its sum hides": (
+        "GPU records",
+        lambda case: case.record(
+            counts_by_file={"test_attention_features.py cuda": {"passed": 22, "failed": 3}}
+        ),
+        "3 of its tests failed",
+    ),
+    "record with tests that broke off": (
+        "GPU records",
+        lambda case: case.record(counts={"passed": 25, "skipped": 1, "crashed": 2}),
+        "2 of its tests failed",
+    ),
+    "record that does not add up": (
+        "GPU records",
+        lambda case: case.record(counts={"passed": 4000, "skipped": 1}),
+        "the outcomes that it counts are not those of its files",
+    ),
+    "record of fewer tests than none": (
+        "GPU records",
+        lambda case: case.record(counts={"passed": 25, "skipped": 1, "failed": 3, "error": -3}),
+        "found none; renew it",
+    ),
+    "record with a key twice": ("GPU records", failures_twice, "found none; renew it"),
     "record of a part of the tests": (
         "GPU records",
         lambda case: case.record(left_to_other_shards=7),
@@ -391,6 +426,18 @@ def test_checkout_that_is_no_release(
     plant(case)
     assert check(case) == 9
     refused(capsys.readouterr().err, name, words)
+
+
+@pytest.mark.parametrize("build", ["one", "two"])
+def test_a_file_that_is_too_large(
+    build: str, case: Case, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (getattr(case, build) / case.names[BINARY]).open("wb") as opened:
+        opened.truncate(1 << 34)
+    assert check(case) == 9
+    error = capsys.readouterr().err
+    assert "expected at most 1,073,741,824 bytes, found 17,179,869,184" in error
+    assert "publish nothing of it" in error
 
 
 def test_notes_say_what_ran_nowhere(

@@ -19,18 +19,19 @@ from urllib.parse import quote
 import simulated
 import zstandard
 
-from flashvar.binaries.manifest import ABI, KernelRow, LibraryFile, Manifest
+from flashvar.binaries.manifest import ABI, KernelRow, Launch, LibraryFile, Manifest
 from flashvar.binaries.variant import SECOND, Kernel
 from flashvar_factory.build import binary_project, sbom
 from flashvar_factory.config.expand import Selection, expand
 from flashvar_factory.config.schema import Config
-from flashvar_factory.inspect import archive, symbol_hash
+from flashvar_factory.inspect import archive, symbol_hash, variant_metadata
 
 X86_64, CUDA = 62, 190
 NOTES = 7  # a kind of section
 SYMBOL = struct.Struct("<IBBHQQ")
 GLOBAL_FUNCTION, WEAK, KERNEL, SECTION = 0x12, 0x20, 0x10, 3
 ALLOCATED, EXECUTABLE = 2, 4  # flags of sections
+LOADED_CODE = ALLOCATED | EXECUTABLE
 
 
 class Section(NamedTuple):
@@ -134,15 +135,20 @@ def cubin(
 ) -> bytes:
     """A cubin with kernels of these sizes, and a function that is none."""
     strings, offsets = _strings([*functions, "helper"])
-    table, info = SYMBOL.pack(0, 0, 0, 0, 0, 0), b""
-    for index, (offset, size) in enumerate(zip(offsets, functions.values(), strict=False), start=1):
-        table += SYMBOL.pack(offset, GLOBAL_FUNCTION, KERNEL, 1, 0, size)
+    table, info, texts = SYMBOL.pack(0, 0, 0, 0, 0, 0), b"", []
+    for index, (offset, (name, size)) in enumerate(
+        zip(offsets, functions.items(), strict=False), start=1
+    ):
+        # Behind the tables of strings and symbols, and shared memory.
+        table += SYMBOL.pack(offset, GLOBAL_FUNCTION, KERNEL, index + 3, 0, size)
+        stated = (registers or 0) << 24 if number < 90 else 0
+        texts.append(Section(f".text.{name}", 1, bytes(size), 0, LOADED_CODE, stated | index))
         if registers is not None:
             info += struct.pack("<BBHII", 4, 0x2F, 8, index, registers)
             info += struct.pack("<BBHII", 4, 0x11, 8, index, stack)
     table += SYMBOL.pack(offsets[-1], GLOBAL_FUNCTION, 0, 1, 0, 8)
     shared = Section(".nv.shared", 0x7000000A)
-    sections = [Section(".strtab", 3, strings), Section(".symtab", 2, table, 1), shared]
+    sections = [Section(".strtab", 3, strings), Section(".symtab", 2, table, 1), shared, *texts]
     if info:
         sections.append(Section(".nv.info", 0x70000000, info, 2))
     if threads is not None:
@@ -202,10 +208,18 @@ def fatbin(*images: Image) -> bytes:
 
 
 def record(name: str, row: KernelRow | None = None) -> bytes:
-    """What a library records of a kernel."""
-    tile = (*(row.tile if row else ()), 0, 0, 0, 0)[:4]
-    threads, shared_memory = (row.threads, row.shared_memory) if row else (128, 0)
-    return struct.pack("<64s208x2i4i", name.encode(), threads, shared_memory, *tile)
+    """What a library records of a kernel: its launches, of which one has no name where none has."""
+    plain = Launch(
+        "", "", "", *((row.tile, row.threads, row.shared_memory) if row else ((), 128, 0))
+    )
+    return b"".join(
+        struct.pack(
+            "<64s32s16s160s2i4i",
+            *(text.encode() for text in (name, one.kernel, one.family, one.when)),
+            *(one.threads, one.shared_memory, *(*one.tile, 0, 0, 0, 0)[:4]),
+        )
+        for one in (row.launches if row else ()) or (plain,)
+    )
 
 
 @dataclass(frozen=True)
@@ -274,7 +288,7 @@ class Library:
         content = self._symbols(at, places[".text"], starts)
         sections[1] = sections[1]._replace(content=content)
         homes = {0x6FFFFEF5: ".gnu.hash", 5: ".dynstr", 6: ".dynsym", 0x6FFFFFF0: ".gnu.version"}
-        homes[0x6FFFFFFE] = ".gnu.version_r"
+        homes |= {0x6FFFFFFE: ".gnu.version_r", 4: ".hash"}
         tags = [
             (tag, value or places[homes[tag]]) if tag in homes else (tag, value)
             for tag, value in tags
@@ -510,7 +524,9 @@ class Wheel:
             f"{info}/WHEEL": wheel.encode(),
             f"{info}/entry_points.txt": entry.encode(),
             f"{info}/licenses/LICENSE": b"Apache\n",
-            f"{info}/sboms/{one.distribution}.cdx.json": json.dumps(bill(one)).encode(),
+            f"{info}/sboms/{one.distribution}.cdx.json": (
+                json.dumps(bill(one), indent=1) + "\n"
+            ).encode(),
             **self.more,
         }
 
@@ -529,4 +545,4 @@ class Wheel:
 def variant(label: str, *architectures: str) -> dict[str, bytes]:
     """The variant.json of a fabricated wheel."""
     document = {"variants": {label: {"nvidia": {"sm_arch": list(architectures)}}}}
-    return {"flashvar_sm80-0.1.0.dist-info/variant.json": json.dumps(document).encode()}
+    return {"flashvar_sm80-0.1.0.dist-info/variant.json": variant_metadata.text(document).encode()}

@@ -122,7 +122,7 @@ def sbom(change: Callable[[Any], None]) -> Wheel:
     """The wheel with another SBOM."""
     document = json.loads(Wheel(described()).files()[SBOM])
     change(document)
-    return with_files(**{SBOM: json.dumps(document)})
+    return with_files(**{SBOM: json.dumps(document, indent=1) + "\n"})
 
 
 def called(name: str) -> Callable[[Path], Path]:

@@ -350,8 +350,8 @@ OF_SBOM: Mapping[str, Fault] = {
     "not JSON": (added(SBOM, b"{"), "expected JSON"),
     "deep": (added(SBOM, b"[" * 60_000), "expected JSON"),
     "key twice": (edited(SBOM, "{", '{"bomFormat": "CycloneDX", '), "a key twice in one object"),
-    "list": (added(SBOM, b"[]"), "expected CycloneDX as this factory writes it"),
-    "empty": (added(SBOM, b"{}"), "expected CycloneDX as this factory writes it"),
+    "list": (added(SBOM, b"[]\n"), "expected CycloneDX as this factory writes it"),
+    "empty": (added(SBOM, b"{}\n"), "expected CycloneDX as this factory writes it"),
     "other format": (sbom(lambda one: one.update(specVersion="1.2")), "expected format"),
     "other name": (of_sbom(name="x"), "expected component ('flashvar-sm80', '0.1.0')"),
     "other version": (of_sbom(version="9"), "expected component"),
@@ -464,7 +464,7 @@ OF_MANIFEST: Mapping[str, Fault] = {
         "expected dirty to be true or false, found None",
     ),
     "dirty that the SBOM denies": (
-        with_files(**{SBOM: json.dumps(fabricated.bill(described()))}),
+        with_files(**{SBOM: json.dumps(fabricated.bill(described()), indent=1) + "\n"}),
         "expected library",
     ),
     "subset without a label": (

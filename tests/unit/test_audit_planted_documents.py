@@ -15,15 +15,18 @@ import planted
 import pytest
 from audited import Fault, check_found_at_once, rows
 from fabricated import Section, Wheel
-from planted import ENTRIES, INFO, MANIFEST, METADATA, WHEEL, described, edited, field
+from planted import ENTRIES, INFO, MANIFEST, METADATA, STEM, WHEEL, described, edited, field
 
 from flashvar.binaries.manifest import MinimumDriver, Toolkit
+from flashvar.binaries.variant import Kernel
 from flashvar_factory.build import sbom
 from flashvar_factory.errors import PackagingError
 from flashvar_factory.inspect import archive, variant_metadata
 
 pytestmark = pytest.mark.usefixtures("auditwheel")
 
+PLATFORM = "manylinux_2_28_x86_64"
+LICENSE = f"{INFO}/licenses/LICENSE"
 PARTS = [one["name"] for one in fabricated.bill(described())["components"]]
 CUDART, COMPILER = (f"components.{PARTS.index(name)}" for name in ("cudart-static", "GNU-c++"))
 ROOT = "metadata.component"
@@ -85,6 +88,10 @@ NAMES: Mapping[str, Fault] = {
         labelled,
         "expected a variant label in the name of the project's own wheel",
     ),
+    "platform twice": (
+        planted.called(f"{STEM}-0.1.0-py3-none-{PLATFORM}.{PLATFORM}.whl"),
+        f"expected the file name {STEM}-0.1.0-py3-none-{PLATFORM}.whl, found another",
+    ),
     "name with a dot": (renamed("flashvar.sm80"), "'evil.py': expected flashvar.sm80's library"),
     "name in capitals": (renamed("FlashVar_SM80"), "'evil.py': expected FlashVar_SM80's library"),
 }
@@ -101,7 +108,7 @@ OF_METADATA: Mapping[str, Fault] = {
     "form feed": (edited(METADATA, "Summary: ", "Summary: \x0c"), "'summary' must be a single"),
     "line of an envelope": (
         edited(METADATA, "Metadata-V", "From x\nMetadata-V"),
-        "expected repeated or unknown fields [], found ['From x']",
+        "expected fields alone, found the line of an envelope first",
     ),
     "newer version": (
         edited(METADATA, "Metadata-Version: 2.4", "Metadata-Version: 2.5"),
@@ -128,6 +135,24 @@ OF_METADATA: Mapping[str, Fault] = {
     "platform": (
         header("Platform: any"),
         "expected repeated or unknown fields [], found ['Platform']",
+    ),
+    "blanks behind the description": (
+        planted.added(METADATA, Wheel(described()).files()[METADATA] + b" " * 900_000),
+        "expected description",
+    ),
+    "separators behind the description": (
+        planted.added(METADATA, Wheel(described()).files()[METADATA] + "\x1c\u2028\x85".encode()),
+        "expected description",
+    ),
+    "empty line in WHEEL": (edited(WHEEL, "Root-Is", "\nRoot-Is"), "found [('', '')"),
+    "empty line before the fields": (edited(WHEEL, "Wheel-V", "\nWheel-V"), "found [('', '')"),
+    "PTX in a licence": (
+        planted.added(LICENSE, b"Apache\n.version 9.0\n.target sm_80\n"),
+        "expected device code in the library alone, found PTX in this file",
+    ),
+    "device code in a licence": (
+        planted.added(LICENSE, b"Apache\n" + fabricated.fatbin(planted.own()[0])),
+        "expected device code in the library alone, found device code in this file",
     ),
     "zero byte": (edited(METADATA, "# flash", "# \0flash"), "expected description"),
     "80,000 Pythons": (
@@ -249,9 +274,15 @@ OF_SBOM: Mapping[str, Fault] = {
         "expected dependencies",
     ),
     "part of a tool": (dependency(0, ["evil"]), "expected dependencies"),
+    "blanks": (
+        planted.added(planted.SBOM, Wheel(described()).files()[planted.SBOM] + b" " * 60_000),
+        "expected the text that the factory writes, found other blanks",
+    ),
     "20,000 parts": (planted.sbom(many_parts), "expected at most 65,536 bytes"),
 }
 
+STATED = planted.stated("sm_80", "0.1.0").encode()
+MANY_AXES = tuple((f"a{number}", "x") for number in range(490))
 OF_MANIFEST: Mapping[str, Fault] = {
     **{
         f"registers, {name}": (registers(value), "expected an integer that is not negative")
@@ -272,8 +303,20 @@ OF_MANIFEST: Mapping[str, Fault] = {
         edited(MANIFEST, '"code": "80"', '"code": "\uff18\uff10"'),
         "expected an architecture such as",
     ),
+    "text of its build that no code returns": (
+        planted.library(info="", more=(Section(".comment", 1, STATED),)),
+        "as the library states them, None",
+    ),
+    "text of its build beside another": (
+        planted.library(info='{"architecture":"sm_86"}', more=(Section(".comment", 1, STATED),)),
+        "as the library states them, None",
+    ),
     "schema that is true": (edited(MANIFEST, '"schema": 2', '"schema": true'), "found true"),
     "key of nobody": (edited(MANIFEST, '"abi": 2', '"abi": 2, "x": 1'), "x: expected no such key"),
+    "490 axes": (
+        planted.row(axes=MANY_AXES, name=Kernel("attention_fwd", MANY_AXES).name),
+        "kernels[0]: expected at most 16 axes, found 490",
+    ),
     "axis of nobody": (
         edited(MANIFEST, '"dtype": "bf16"', '"dtype": "bf16", "x": 1'),
         "expected 'attention_fwd_bf16_x1_hdim32', after the op and its axes",

@@ -22,6 +22,8 @@ FLAGS, OFFSET, MEMORY, ALIGNMENT = 4, 8, 40, 48  # of a program header
 LOADED, STACK = 0, 2  # parts of a fabricated library
 BIND_NOW = (30, 8)
 WRITTEN = 3  # flags of a section
+# Symbols of a fabricated library: the first, the one that it asks for, and what it exports.
+COUNT = 2 + len(fabricated.library(planted.described()).exported)
 RELATIVE, RESOLVER = 8, 37
 NOTE = struct.Struct("<III4s")
 
@@ -51,6 +53,18 @@ def relocated(*table: tuple[int, int, int], count: int | None = None) -> Wheel:
     return planted.library(tags=tags, more=(table_section,), segments=parts)
 
 
+def packed(*words: int, more: tuple[Section, ...] = ()) -> Wheel:
+    """The wheel with packed relocations (RELR)."""
+    content = struct.pack(f"<{len(words)}Q", *words)
+    one = relocated().library
+    assert one is not None
+    return planted.library(
+        tags=(BIND_NOW, (36, 0), (35, len(content)), (37, 8)),
+        more=(Section(".relr.dyn", 19, content, 0, 2), *more),
+        segments=one.segments,
+    )
+
+
 def wrapped(*swapped: int) -> Wheel:
     """The wheel that registers each container, these two for one another."""
     count = len(planted.own())
@@ -75,6 +89,15 @@ def wrapped(*swapped: int) -> Wheel:
 
     object.__setattr__(made, "change", change)
     return Wheel(planted.described(), made)
+
+
+def older(*reached: int, end: int = 0) -> Wheel:
+    """The wheel with a hash table of the older kind, of one bucket, that leads to these symbols."""
+    chains = [0] * COUNT
+    for number, following in zip(reached, (*reached[1:], end), strict=True):
+        chains[number] = following
+    content = struct.pack(f"<{3 + COUNT}I", 1, COUNT, reached[0], *chains)
+    return planted.library(tags=(BIND_NOW, (4, 0)), more=(Section(".hash", 5, content, 2, 2),))
 
 
 def symbol(row: int, offset: int, form: str, value: int) -> Wheel:
@@ -174,6 +197,30 @@ PARTS: dict[str, Fault] = {
         planted.library(more=(Section(".note.x", 7, NOTE.pack(4, 99, 3, b"GNU\0"), 0, 2),)),
         "expected a build's hash or properties in .note.x",
     ),
+    "headers elsewhere": (
+        more_parts(Segment(6, 4, ".rodata")),
+        "expected segment 0x6 at the place of the program headers",
+    ),
+    "steps elsewhere": (
+        more_parts(Segment(0x6474E554, 4, ".rodata")),
+        "expected segment 0x6474e554 at the place of .sframe",
+    ),
+    "section that is not loaded": (
+        planted.library(more=(Section(".evil", 1, b"unread"),)),
+        "expected names and short notes alone in sections that are not loaded, found 6 bytes",
+    ),
+    "long comment": (
+        planted.library(more=(Section(".comment", 1, bytes(70_000)),)),
+        "alone in sections that are not loaded, found 70,000 bytes in .comment",
+    ),
+    "hash of 1 MB": (
+        note(".note.gnu.build-id", 3, b"x" * 1_000_000),
+        "expected a hash of 8 to 64 bytes in .note.gnu.build-id, found 1,000,000 bytes",
+    ),
+    "no hash": (
+        note(".note.gnu.build-id", 3, b""),
+        "expected a hash of 8 to 64 bytes in .note.gnu.build-id, found 0 bytes",
+    ),
     "instructions of newer processors": (
         note(".note.gnu.property", 5, struct.pack("<4I", 0xC0008002, 4, 8, 0)),
         "that every processor of the platform has, found 0xc0008002",
@@ -195,6 +242,13 @@ WORDS: dict[str, Fault] = {
         relocated((64, RELATIVE, 64), count=2),
         "expected DT_RELACOUNT to be 1",
     ),
+    "packed, of code": (packed(0), "expected relocations of addresses of the library"),
+    "packed, outside": (packed(1 << 40), "expected relocations of writable data, found another"),
+    "packed, of no word": (packed(0xFFFF), "expected relocations of addresses of the library"),
+    "packed, twice": (
+        packed(24, 24),
+        "expected each word to be relocated once, found two for 0x18",
+    ),
     "cut short": (
         planted.library(
             tags=(BIND_NOW, (7, 0), (8, 25), (9, 24)),
@@ -211,6 +265,10 @@ WORDS: dict[str, Fault] = {
     ),
     "device code that nobody registers": (
         planted.library(more=(Section(".nvFatBinSegment", 1, b"", 0, WRITTEN),)),
+        "expected one wrapper in .nvFatBinSegment for each of",
+    ),
+    "device code without wrappers": (
+        relocated((24, RELATIVE, 0)),
         "expected one wrapper in .nvFatBinSegment for each of",
     ),
     "device code of another object file": (
@@ -257,6 +315,22 @@ NAMES: dict[str, Fault] = {
         planted.library(tags=(BIND_NOW, (3, 64))),
         "expected dynamic entry 0x3 at .got",
     ),
+    "in no older hash table": (
+        older(*range(2, COUNT)),
+        "expected the exported symbols in the older hash table, found to differ: malloc",
+    ),
+    "endless in an older hash table": (
+        older(1, 2, end=1),
+        "expected a hash table of the symbols that",
+    ),
+    "older hash table cut short": (
+        planted.library(tags=(BIND_NOW, (4, 0)), more=(Section(".hash", 5, bytes(4), 2, 2),)),
+        "expected a hash table of the symbols that",
+    ),
+    "loader of another processor": (
+        planted.library(needed=("libc.so.6", "ld-linux-aarch64.so.1")),
+        "expected the libraries of the C runtime alone, found ld-linux-aarch64.so.1",
+    ),
     "exceptions of nobody": (
         planted.library(more=(Section(".eh_frame_hdr", 1, b"x" * 20, 0, 2),)),
         "expected .eh_frame_hdr to list the functions",
@@ -275,14 +349,22 @@ ENTRIES: dict[str, Fault] = {
 
 
 def of_code(*more: Section, info: bytes = b"", name: str = ".nv.info") -> Wheel:
-    """The wheel whose first image has more sections, or more attributes in one."""
+    """The wheel whose first image has other sections, or more, or more attributes in one."""
     whole = elf_file.parse(fabricated.device_code(FIRST, "80"), "cubin")
     parts = [
         Section(one.name, one.kind, bytes(one.content), one.link, one.flags, one.info)
         for one in whole.sections[1:-1]
     ]
     parts = [one._replace(content=one.content + info) if one.name == name else one for one in parts]
-    content = fabricated.elf(fabricated.CUDA, [*parts, *more], whole.flags, 8)
+    others = {one.name: one for one in more}
+    parts = [others.pop(one.name, one) for one in parts]
+    content = fabricated.elf(fabricated.CUDA, [*parts, *others.values()], whole.flags, 8)
+    return planted.device(fabricated.Image("80", content), *planted.own()[1:])
+
+
+def code_with_name() -> Wheel:
+    """The wheel whose first image has its code in a section of another name."""
+    content = fabricated.device_code(FIRST, "80").replace(b".text._Z", b".tixt._Z")
     return planted.device(fabricated.Image("80", content), *planted.own()[1:])
 
 
@@ -321,6 +403,10 @@ CODE: dict[str, Fault] = {
         of_code(Section(f".text.{NAME}", 1, bytes(2000))),
         "to be all of .text",
     ),
+    "kernel whose code has another name": (
+        code_with_name(),
+        "to be all of .text",
+    ),
     "100 KB of its own": (
         of_code(Section(f".nv.shared.{NAME}", 1, bytes(100_000))),
         "expected at most 49,152 bytes in .nv.shared",
@@ -340,6 +426,8 @@ def text(flags: int = 6, info: int = fabricated.REGISTERS << 24 | 1, name: str =
     return Section(f".text.{name}", 1, bytes(1000), 0, flags, info)
 
 
+# Its symbol in the table of strings.
+ELSEWHERE = bytes(24) + fabricated.SYMBOL.pack(1, 0x12, fabricated.KERNEL, 1, 0, 1000)
 ONE_PARAMETER = struct.pack("<BBHIHHIBBH", 4, 0x17, 12, 0, 0, 0, 48 << 18, 3, 0x19, 32)
 # Each is refused as code that ptxas did not write, and names what differs.
 FORMS: dict[str, Fault] = {
@@ -348,7 +436,10 @@ FORMS: dict[str, Fault] = {
     "version of ELF": (code_with(20, "<I", 7), "version 0x7"),
     "entry point": (code_with(24, "<Q", 64), "entry point 0x40"),
     "flags": (code_with(48, "<I", 0x86005004), "the flags 0x86005004 instead of 0x6005004"),
-    "kernel in another section": (of_code(text()), f"{NAME} elsewhere than in .text.{NAME}"),
+    "kernel in another section": (
+        of_code(Section(".symtab", 2, ELSEWHERE, 1)),
+        f"{NAME} elsewhere than in .text.{NAME}",
+    ),
     "kernel of another number": (
         of_code(text(info=fabricated.REGISTERS << 24 | 2)),
         "other registers in sh_info",
@@ -376,6 +467,12 @@ def test_fault(plant: Wheel | Callable[[Path], Path], sentence: str, tmp_path: P
 def test_symbols_of_sections_are_no_fault(tmp_path: Path) -> None:
     # As linkers for aarch64 write them.
     wheel = planted.library(starts=((8, 0), (9, 0))).write(tmp_path)
+    assert faults(wheel, planted.expected()) == []
+
+
+def test_an_older_hash_table_beside_the_other_is_no_fault(tmp_path: Path) -> None:
+    # As linkers write both where nothing is said.
+    wheel = older(*range(1, COUNT)).write(tmp_path)
     assert faults(wheel, planted.expected()) == []
 
 

@@ -12,6 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import fabricated
 import planted
@@ -101,9 +102,9 @@ def deep(opened: zipfile.ZipFile, files: planted.Files) -> None:
         opened.writestr(planted.member_info(f"{number}/{'a/' * 2040}b"), b"")
 
 
-def changed(change: Change, *more: Section) -> Wheel:
+def changed(change: Change, *more: Section, **others: Any) -> Wheel:
     """The wheel whose library has more sections, and is changed; where all is, is known."""
-    one = planted.Built(**{**vars(fabricated.library(described())), "more": more})
+    one = planted.Built(**{**vars(fabricated.library(described())), "more": more, **others})
     object.__setattr__(one, "change", lambda data: change(data, elf.parse(bytes(data), "library")))
     return Wheel(described(), one)
 

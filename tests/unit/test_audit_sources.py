@@ -233,6 +233,10 @@ FAULTS: dict[str, tuple[Callable[[Files], None], str]] = {
         add("flashvar/cli.py", b"# coding: evil\nmain = None\n"),
         "expected a module that compiles",
     ),
+    "slow coding": (
+        add("flashvar/cli.py", b"# coding: punycode\n-" + b"a" * 1_000_000),
+        "expected a module that compiles, found: the encoding punycode",
+    ),
     "deep module": (
         add("flashvar/cli.py", b"-" * 100_000 + b"1"),
         "expected a module that compiles",

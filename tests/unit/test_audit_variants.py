@@ -37,7 +37,7 @@ def document() -> Document:
 
 
 def test_nothing_against_it(tmp_path: Path) -> None:
-    assert found(tmp_path, json.dumps(document()).encode()) == []
+    assert found(tmp_path, variant_metadata.text(document()).encode()) == []
 
 
 FAULTS: dict[str, tuple[Callable[[Document], object], str]] = {
@@ -69,6 +69,19 @@ def test_fault(plant: Callable[[Document], object], sentence: str, tmp_path: Pat
     changed = json.loads(json.dumps(document()))
     plant(changed)
     assert any(sentence in fault for fault in found(tmp_path, json.dumps(changed).encode()))
+
+
+def test_blanks_are_faults(tmp_path: Path) -> None:
+    (fault,) = found(tmp_path, json.dumps(document()).encode())
+    assert "expected the text that the factory writes" in fault
+
+
+@pytest.mark.parametrize("label", ["sm_80", "80", "sm80_cu12", "null", "x", "sm80..."])
+def test_label_of_something_else(label: str, tmp_path: Path) -> None:
+    properties = variant_metadata.properties_of(PAPER)
+    text = variant_metadata.text(variant_metadata.content({label: properties})).encode()
+    (fault,) = found(tmp_path, text, f"-{label}")
+    assert f"expected the label sm80 of what is in it, found {label}; rename the file" in fault
 
 
 @pytest.mark.parametrize(

@@ -221,6 +221,16 @@ def test_a_pipe_among_metadata_is_not_waited_for(file: str, tmp_path: Path) -> N
     assert len(found) == (file != "entry_points.txt")
 
 
+@pytest.mark.parametrize("file", ["entry_points.txt", "METADATA", "INSTALLER"])
+def test_metadata_of_32_gigabytes_is_not_read(file: str, tmp_path: Path) -> None:
+    folder = put_distribution(tmp_path, "somebody")
+    (folder / "entry_points.txt").write_text("[flashvar.binaries]\nsm_80 = a\n", encoding="utf-8")
+    with (folder / file).open("wb") as opened:
+        opened.truncate(1 << 35)
+    found = list(registry.in_wheels([str(tmp_path)]))
+    assert len(found) == (file != "entry_points.txt")
+
+
 def test_an_entry_point_that_is_repeated_is_one(tmp_path: Path) -> None:
     folder = put_distribution(tmp_path, "somebody")
     text = "[flashvar.binaries]\n" + "sm_80 = a\n" * 1000

@@ -211,6 +211,14 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
         index.write(tmp_path, tmp_path / "site")
 
 
+def test_a_file_that_is_too_large(tmp_path: Path) -> None:
+    paper_wheels.plain(tmp_path)
+    with (tmp_path / "flashvar-9.0-py3-none-any.whl").open("wb") as opened:
+        opened.truncate(1 << 34)
+    with pytest.raises(PackagingError, match="expected at most 1,073,741,824 bytes, found 17,"):
+        index.write(tmp_path, tmp_path / "site")
+
+
 def test_not_a_wheel(tmp_path: Path) -> None:
     (tmp_path / "flashvar-1.0-py3-none-any.whl").write_bytes(b"PK broken")
     with pytest.raises(PackagingError, match="expected a whole zip archive") as refused:

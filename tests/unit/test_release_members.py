@@ -67,6 +67,12 @@ def test_a_file_name_is_a_member(name: str, member: Member) -> None:
     assert members.read(Path(name)) == member
 
 
+def test_an_sdist_of_another_kind_is_no_member_of_a_release() -> None:
+    member = members.read(Path(f"flashvar-{VERSION}.zip"))
+    assert member is not None
+    assert member.platform != members.SDIST
+
+
 @pytest.mark.parametrize(
     "name", ["notes.txt", "flashvar.whl", f"flashvar-{VERSION}-py3-none-any-null.whl"]
 )

@@ -24,13 +24,15 @@ JSON = simple_json.CONTENT_TYPE
 
 
 @contextmanager
-def answering(status: int, kind: str, content: str) -> Iterator[str]:
-    """An index that answers everything so; its address."""
+def answering(status: int, kind: str, content: str, place: str = "") -> Iterator[str]:
+    """An index that answers everything so, or sends to another place; its address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status)
             self.send_header("Content-Type", kind)
+            if place:
+                self.send_header("Location", place)
             self.end_headers()
             self.wfile.write(content.encode())
 
@@ -131,6 +133,15 @@ def test_what_cannot_be_read_is_not_absent(what: str, files: list[Path]) -> None
     with pytest.raises(PackagingError, match="expected the JSON of the simple API") as caught:
         absent(files, status, kind, content)
     assert words in str(caught.value)
+
+
+def test_an_index_that_sends_elsewhere(files: list[Path]) -> None:
+    with (
+        answering(404, JSON, "") as other,
+        answering(302, JSON, "", other.replace("127.0.0.1", "localhost.")) as address,
+        pytest.raises(PackagingError, match=r"a redirect to http://localhost\.:"),
+    ):
+        published.absent(files, address)
 
 
 def test_an_index_that_is_not_there(files: list[Path]) -> None:

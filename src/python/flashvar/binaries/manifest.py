@@ -30,6 +30,7 @@ RAN: Final = ("own", "ptx", "never")
 
 # A manifest of all kernels that can be built has a few hundred kilobytes.
 _LARGEST: Final = 16 << 20
+_AXES: Final = 16  # of an op; ours have two
 _LIBRARY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*\.so")
 # The fixed keys of a kernel's row; every other key is an axis.
 FIXED_KERNEL_KEYS: Final = frozenset(
@@ -338,6 +339,8 @@ def _kernel(table: Table) -> KernelRow:
         if isinstance(value, bool) or not isinstance(value, str | int):
             raise wrong(table.path(key), "an axis value, a string or an integer", value)
         axes.append((key, value))
+    if len(axes) > _AXES:
+        raise wrong(table.where, f"at most {_AXES} axes", len(axes))
     kernel = Kernel(table.text("op"), tuple(axes))
     name = table.text("name")
     if name != kernel.name:

@@ -35,6 +35,7 @@ ENTRY_POINT_GROUP: Final = "flashvar.binaries"
 LIB_DIR: Final = "FLASHVAR_LIB_DIR"
 # The INSTALLER of a development build that was installed in place of a wheel.
 DEVELOPMENT: Final = "flashvar_factory"
+_LARGEST: Final = 16 << 20  # bytes of a file of metadata
 
 
 @dataclass(frozen=True)
@@ -289,12 +290,16 @@ def _read(distribution: metadata.Distribution, file: str) -> str:
 
 
 def _is_no_file(distribution: metadata.Distribution, file: str) -> bool:
-    """Whether a name among metadata is no file: a named pipe would be waited for."""
+    """Whether a name among metadata is no file, or one too large to be read.
+
+    A named pipe would be waited for.
+    """
     folder = getattr(distribution, "_path", None)  # of what is no folder, such as an archive, none
     if not isinstance(folder, Path):
         return False
     try:
-        return not stat.S_ISREG((folder / file).stat().st_mode)
+        found = (folder / file).stat()
+        return not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST
     except OSError:
         return False
 

@@ -7,6 +7,7 @@ variants.toml, says that it is one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +37,8 @@ from flashvar_factory.audit.report import Report
 from flashvar_factory.errors import AuditError
 
 Check = Callable[[Wheel, Expectations], Iterator[Finding]]
+
+_LISTED: Final = 200  # faults that a check lists of one wheel
 
 
 def budget(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
@@ -128,11 +131,22 @@ def require_sdists(findings: Mapping[Path, Sequence[Finding]]) -> None:
 
 def _findings(wheel: Wheel, expected: Expectations, checks: Iterable[Check]) -> Iterator[Finding]:
     """An archive that is damaged or escapes is judged no further: the rest would be guesses."""
-    unsafe = list(archive_checks.archive(wheel, expected))
+    unsafe = list(_first(archive_checks.archive, wheel, expected))
     yield from unsafe
     for check in checks:
         if not unsafe or check is budget:
-            yield from check(wheel, expected)
+            yield from _first(check, wheel, expected)
+
+
+def _first(check: Check, wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
+    """What a check finds, as far as anybody reads it: a hostile file has a million faults."""
+    found = check(wheel, expected)
+    yield from islice(found, _LISTED)
+    if next(found, None) is not None:
+        more = (
+            f"expected at most {_LISTED} faults of one kind to list, found more; mend these first"
+        )
+        yield Finding(check.__name__, wheel.path.name, more)
 
 
 def _is_ours(wheel: Wheel, expected: Expectations) -> bool:

@@ -35,7 +35,7 @@ def differences(
     for field in sorted({*wanted, *found} - {*_JUDGED}):
         right, stated = wanted.get(field), found.get(field)
         if isinstance(stated, str):
-            stated = stated.strip()
+            stated = stated.strip("\n")
         name = "Python" if field == "requires_python" else field.replace("_", " ")
         yield name, right, stated
     every = (
@@ -61,7 +61,7 @@ def _fields(project: Mapping[str, Any], folder: Path, release: str) -> dict[str,
         "name": project["name"],
         "version": release if "version" in project.get("dynamic", []) else project.get("version"),
         "summary": project.get("description"),
-        "description": text.strip(),
+        "description": text.strip("\n"),
         "description_content_type": kind,
         "keywords": project.get("keywords"),
         "classifiers": project.get("classifiers"),

@@ -14,8 +14,7 @@ from flashvar_factory.audit.facts import Library, Wheel
 from flashvar_factory.audit.finding import Finding, dotted, some
 from flashvar_factory.audit.manifests import pairs
 from flashvar_factory.errors import PackagingError
-from flashvar_factory.inspect import fatbin, json_text
-from flashvar_factory.inspect import ptx as ptx_text
+from flashvar_factory.inspect import device_code, fatbin, json_text
 
 _WORDS = {fatbin.SASS: "machine code", fatbin.PTX: "PTX"}
 # Bytes of the name of a source file, and of options; ours have 120.
@@ -106,7 +105,7 @@ def _entries(library: Library) -> Iterator[Finding]:
                 f"expected the flags of a fatbin entry for 64 bits and Linux, and no unknown ones, "
                 f"found {image.entry_flags:#x}",
             )
-        elif len(image.entry_words) > _ENTRY_WORDS or ptx_text.ANYWHERE.search(image.entry_words):
+        elif len(image.entry_words) > _ENTRY_WORDS or device_code.within(image.entry_words):
             yield Finding(
                 "architecture",
                 library.path,
@@ -165,13 +164,14 @@ def ptx(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     for library, described in pairs(wheel):
         count = sum(image.kind == fatbin.PTX for image in library.images)
         is_release = "+" not in wheel.name.version
-        if is_release and any(image.holds_ptx for image in library.images):
-            yield Finding(
-                "ptx",
-                library.path,
-                "expected no PTX embedded in machine code, found some; compile without -G and "
-                "--source-in-ptx",
-            )
+        for form in sorted({image.holds for image in library.images if image.holds is not None}):
+            if is_release or form != "PTX":
+                yield Finding(
+                    "ptx",
+                    library.path,
+                    f"expected no {form.removeprefix('a ')} embedded in machine code, found some; "
+                    "compile without -G and --source-in-ptx",
+                )
         if count and (is_release or "ptx" not in described.code_kinds):
             wanted = "no PTX in a release" if is_release else "no PTX, as the manifest says"
             yield Finding(

@@ -31,7 +31,7 @@ _FLAGS = {dynamic.FLAGS: 8, dynamic.FLAGS_1: 1}
 # The kind of section (sh_type) that an entry's table lies in; then, that an entry has the size of.
 _TABLES = {
     dynamic.SYMTAB: 11,
-    4: 5,  # HASH
+    4: symbol_hash.SYSTEM_V,  # HASH
     0x6FFFFEF5: 0x6FFFFFF6,  # GNU_HASH
     dynamic.VERSYM: 0x6FFFFFFF,
     dynamic.VERNEED: 0x6FFFFFFE,
@@ -231,15 +231,23 @@ def _lookups(library: Library) -> Iterator[str]:
         yield "expected a GNU hash table of its symbols, found none; link with --hash-style=gnu"
         return
     names = [symbol.name for symbol in file.symbols(table)]
+    older = file.of_kind(symbol_hash.SYSTEM_V)
+    every = tuple(sorted(name for name in names if name))
     try:
-        found = symbol_hash.found(hashes, names, library.path)
+        # Some loaders take the older one, where it is there.
+        tables = [("GNU", symbol_hash.found(hashes, names, library.path), library.dynamic.exported)]
+        if older is not None:
+            tables.append(("older", symbol_hash.found_by_older(older, names, library.path), every))
     except BuildError as error:
         yield str(error).removeprefix(f"{library.path}: ")
         return
-    exported = library.dynamic.exported
-    if tuple(sorted(found)) != exported:
-        differing = some(sorted({*found} ^ {*exported})) or "one twice"
-        yield f"expected the exported symbols in the GNU hash table, found to differ: {differing}"
+    for which, found, wanted in tables:
+        if tuple(sorted(found)) != wanted:
+            differing = some(sorted({*found} ^ {*wanted})) or "one twice"
+            yield (
+                f"expected the exported symbols in the {which} hash table, found to differ: "
+                f"{differing}"
+            )
 
 
 def _is_code(file: elf.Elf, address: int) -> bool:

@@ -14,6 +14,7 @@ from flashvar_factory.errors import BuildError, PackagingError
 from flashvar_factory.inspect import (
     archive,
     cubin,
+    device_code,
     dynamic,
     elf,
     entry_points,
@@ -60,7 +61,7 @@ class Image:
     functions: tuple[cubin.Function, ...] | None  # None: PTX, or not opened
     toolkit: str | None = None  # that made the machine code, where it left a note
     stack: int | None = None  # bytes per thread: the most that any function takes
-    holds_ptx: bool = False  # within machine code, as compilers keep it for debuggers
+    holds: str | None = None  # device code within machine code: PTX, as debuggers read it
     before_13: bool | None = None  # machine code in the format of CUDA 12; None: cannot be told
     differences: tuple[str, ...] = ()  # from what compilers write
 
@@ -240,7 +241,7 @@ def _image(image: fatbin.Image, where: str) -> Image:
         functions=held.functions,
         toolkit=held.toolkit,
         stack=held.stack,
-        holds_ptx=ptx.ANYWHERE.search(opened) is not None,
+        holds=device_code.within(opened, start=1),
         before_13=held.before_13,
         differences=held.differences,
     )

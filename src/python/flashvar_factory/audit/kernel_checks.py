@@ -26,6 +26,10 @@ _TARGET = re.compile(r"6TargetILi(?P<number>\d+)ELi(?P<shared_memory>\d+)EE")
 _ARGUMENT = re.compile(r"E?(?:Li(?P<integer>\d+)E|N(?P<nested>[0-9A-Za-z_]*?)E)")
 
 _SLOT = 8  # bytes: what a stack grows by
+# Of every architecture: registers of a thread and of a block, threads of a block and of a warp, and
+# the registers that a thread gets at a time.
+_REGISTERS, _FILE, _THREADS, _WARP, _UNIT = 255, 1 << 16, 1024, 32, 8
+_NAME_BYTES = 31  # of a device function in the library's records, which cut longer ones
 
 
 def kernels(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
@@ -35,13 +39,18 @@ def kernels(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
             *_on_host(library, described),
             *_on_device(library, described),
             *_figures(library, described, expected),
-            *_names(library, described, expected),
+            *_names(described, expected),
+            *_launched(described),
         ]
         for message in faults:
             yield Finding("kernels", library.path, message)
 
 
 def _on_host(library: Library, described: Manifest) -> Iterator[str]:
+    own = f".{described.project}.kernels"
+    records = [one.name for one in library.file.sections if one.name.endswith(".kernels")]
+    if records not in ([], [own]):
+        yield f"expected the records of kernels in {own} alone, found {some(records)}"
     named, held = {row.name for row in described.kernels}, set(library.launches)
     if named - held:
         missing = some(sorted(named - held))
@@ -52,6 +61,8 @@ def _on_host(library: Library, described: Manifest) -> Iterator[str]:
         launches = library.launches.get(row.name)
         if launches is None:
             continue
+        if len(set(launches)) < len(launches):
+            yield f"expected one record of each launch of {row.name}, found one twice"
         main = launches[0]
         yield from _differences(
             row.name,
@@ -146,6 +157,13 @@ def _of_image(row: KernelRow, functions: Sequence[Function], stack: int | None) 
         yield from _differences(row.name, origin, registers=(max(registers), row.registers))
     if stack is not None:
         yield from _differences(row.name, origin, stack_bytes=(stack, row.stack_bytes))
+    for each, size in ((one.registers or 0, one.threads or 0) for one in functions):
+        block = -(-each // _UNIT) * _UNIT * -(-size // _WARP) * _WARP
+        if each > _REGISTERS or size > _THREADS or block > _FILE:
+            yield (
+                f"expected {_FILE:,} registers in a block of {row.name} at most, {_REGISTERS} in a "
+                f"thread and {_THREADS:,} threads, found {each} in each of {size}"
+            )
     blocks = [one.threads for one in functions if one.threads is not None]
     threads = [row.threads, *(one.threads for one in row.launches)]
     if blocks and min(blocks) < min(threads):
@@ -160,9 +178,26 @@ def _of_image(row: KernelRow, functions: Sequence[Function], stack: int | None) 
         )
 
 
-def _names(library: Library, described: Manifest, expected: Expectations) -> Iterator[str]:
+def _launched(described: Manifest) -> Iterator[str]:
+    """Functions are called as the launches say, and each of these has one."""
+    for row in described.kernels:
+        wanted = {one.kernel.partition(",")[0] for one in row.launches}
+        marks = {
+            name if len(name) >= _NAME_BYTES else f"{len(name)}{name}": name for name in wanted
+        }
+        used = [{mark for mark in marks if mark in function} for function in row.functions]
+        strange = [name for name, found in zip(row.functions, used, strict=True) if not found]
+        if marks and strange:
+            yield (
+                f"expected a function of {row.name} to be {' or '.join(sorted(wanted))}, as it "
+                f"launches, found {some(strange)}"
+            )
+        for mark in sorted(marks.keys() - set().union(*used)):
+            yield f"expected a function {marks[mark]} of {row.name}, which it launches, found none"
+
+
+def _names(described: Manifest, expected: Expectations) -> Iterator[str]:
     """The template arguments in the names of a kernel's functions are its axes."""
-    del library
     config = expected.config
     pairs_of = {(row.op, axis) for row in described.kernels for axis, _ in row.axes}
     number = 10 * described.architecture.major + described.architecture.minor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ def ledger(wheel: Wheel) -> dict[Key, Row]:
     described = {library.path: manifest for library, manifest in pairs(wheel)}
     for library in wheel.libraries:
         manifest = described.get(library.path)
-        kernels = manifest.kernels if manifest else ()
+        kernels = [(row, frozenset(row.functions)) for row in manifest.kernels] if manifest else []
         for image in library.images:
             for key, share in _shares(image, _owners(image, kernels)):
                 row = rows[key]
@@ -48,11 +48,13 @@ def ledger(wheel: Wheel) -> dict[Key, Row]:
     return dict(sorted(rows.items(), key=lambda item: _order(item[0])))
 
 
-def _owners(image: Image, kernels: tuple[KernelRow, ...]) -> dict[str, KernelRow]:
+def _owners(
+    image: Image, kernels: Sequence[tuple[KernelRow, frozenset[str]]]
+) -> dict[str, KernelRow]:
     """Whose the functions of an image are: of those that share one, the kernel that has all."""
     held = {function.name for function in image.functions or ()}
-    last = sorted(kernels, key=lambda row: held <= set(row.functions))
-    return {name: row for row in last for name in row.functions}
+    last = sorted(kernels, key=lambda kernel: held <= kernel[1])
+    return {name: row for row, functions in last for name in held & functions}
 
 
 def _shares(image: Image, owners: dict[str, KernelRow]) -> Iterator[tuple[Key, Row]]:

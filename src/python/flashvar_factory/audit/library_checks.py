@@ -22,8 +22,6 @@ _LAST_ERROR: Final = "last_error"
 _BESIDE: Final = ("workspace", "explain")
 _SYSTEM: Final = frozenset(
     {
-        "ld-linux-aarch64.so.1",
-        "ld-linux-x86-64.so.2",
         "libc.so.6",
         "libdl.so.2",
         "libgcc_s.so.1",
@@ -32,6 +30,7 @@ _SYSTEM: Final = frozenset(
         "librt.so.1",
     }
 )
+_LOADERS: Final = {"aarch64": "ld-linux-aarch64.so.1", "x86_64": "ld-linux-x86-64.so.2"}
 _SYSTEM_VERSIONS: Final = re.compile(r"(GLIBC|GCC)_[0-9.]+")
 # What compilers ask for without needing it.
 _OPTIONAL: Final = frozenset(
@@ -98,6 +97,7 @@ def dependencies(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     for library in wheel.libraries:
         calls_torch = library.path in coupled
         known = _SYSTEM | torch_coupling.LIBRARIES if calls_torch else _SYSTEM
+        known |= {_LOADERS.get(library.dynamic.machine, "")}
         for name in library.dynamic.needed:
             if name not in known:
                 yield Finding(

@@ -15,6 +15,7 @@ _RETURNS: Final = {
     "aarch64": re.compile(rb"(?:.\x24\x03\xd5)?(?P<number>.{3}\x52)\xc0\x03\x5f\xd6", re.DOTALL),
 }
 _LONGEST: Final = 12
+_CONSTANTS: Final = ".rodata"
 _BUILD_INFO: Final = re.compile(
     rb'\{"architecture": "(?P<architecture>sm_\d{2,3})", "version": "(?P<version>[^"\0]{1,200})", '
     rb'"source_hash": "(?P<hash>[0-9a-f]{64})"\}\0'
@@ -37,9 +38,15 @@ def abi(library: Library, described: Manifest) -> int | None:
 
 
 def build_info(library: Library) -> tuple[str, str, str] | None:
-    """Architecture, version and source hash; None where the library has not one such text."""
+    """Architecture, version and source hash; None where the library has not one such text.
+
+    It is among the constants, which its code returns.
+    """
     found = list(_BUILD_INFO.finditer(library.file.data))
-    if len(found) != 1:
+    homes = [(one.offset, one.offset + len(one.content)) for one in library.file.named(_CONSTANTS)]
+    if len(found) != 1 or not any(
+        start <= found[0].start() and found[0].end() <= stop for start, stop in homes
+    ):
         return None
     architecture, version, digest = (part.decode(errors="replace") for part in found[0].groups())
     return architecture, version, digest

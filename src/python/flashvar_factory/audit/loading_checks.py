@@ -10,8 +10,7 @@ from itertools import pairwise
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Library, Wheel
 from flashvar_factory.audit.finding import Finding
-from flashvar_factory.inspect import dynamic, elf, fatbin, ptx
-from flashvar_factory.inspect.cubin import MACHINE as CUDA
+from flashvar_factory.inspect import device_code, dynamic, elf, fatbin
 
 _INTERPRETER = 3
 # Those above, notes, headers, data of threads, and what GNU adds: unwinding, properties, tables.
@@ -19,9 +18,13 @@ _SEGMENTS = frozenset({1, 2, _INTERPRETER, 4, 6, 7, *range(0x6474E550, 0x6474E55
 _DEBUGGING = (".debug", ".zdebug", ".gnu_debug")
 _SYSTEMS = (0, 3)  # of e_ident: no system's in particular, and Linux's
 _PAGE = 4096
-_CUDA_ELF = re.compile(
-    re.escape(elf.MAGIC) + rb".{11}" + re.escape(CUDA.to_bytes(2, "little")), re.DOTALL
+_ALLOCATED = 2  # of sh_flags
+# What linkers write that is not loaded: of compilers and for probes; names of sections and symbols.
+_UNLOADED = re.compile(
+    r"\.(?:comment|note\..+|annobin\.notes|(?:gnu\.build|gnu|ARM)\.attributes.*)"
 )
+_OF_NAMES = (".shstrtab", ".strtab", ".symtab", ".symtab_shndx")
+_UNLOADED_BYTES = 1 << 16
 
 
 def loading(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
@@ -112,11 +115,23 @@ def _sections(library: Library) -> Iterator[str]:
             yield f"expected {one.name} where the segment of its address is, found it elsewhere"
         if one.name.startswith(_DEBUGGING):
             yield f"expected no debug information, found {one.name}; strip the library"
+        elif not _is_usual(one):
+            yield (
+                "expected names and short notes alone in sections that are not loaded, found "
+                f"{one.size:,} bytes in {one.name}; strip the library"
+            )
         if one.name in fatbin.SECTIONS and one.size and not one.allocated:
             yield f"expected {one.name} in a loaded segment, found it in none"
     counts = Counter(one.name for one in file.sections if one.name)
     for name in sorted(name for name, count in counts.items() if count > 1):
         yield f"expected one section {name}, found {counts[name]}"
+
+
+def _is_usual(section: elf.Section) -> bool:
+    """Whether a section is loaded, or one of those that linkers leave in a file."""
+    if not section.kind or section.flags & _ALLOCATED or section.name in _OF_NAMES:
+        return True
+    return _UNLOADED.fullmatch(section.name) is not None and section.size <= _UNLOADED_BYTES
 
 
 def _hidden(library: Library) -> Iterator[str]:
@@ -132,12 +147,8 @@ def _hidden(library: Library) -> Iterator[str]:
         for name in fatbin.SECTIONS
         for one in file.named(name)
     ]
-    for what, pattern in (
-        ("PTX", ptx.ANYWHERE),
-        ("device code", re.compile(re.escape(fatbin.START))),
-        ("a cubin", _CUDA_ELF),
-    ):
-        places = [match.start() for match in pattern.finditer(file.data)]
-        outside = [at for at in places if not any(start <= at < stop for start, stop in device)]
-        if outside:
-            yield f"expected {what} in {fatbin.SECTIONS[0]} alone, found it at byte {outside[0]}"
+    for what, places in device_code.FORMS.items():
+        for at in places(file.data):
+            if not any(start <= at < stop for start, stop in device):
+                yield f"expected {what} in {fatbin.SECTIONS[0]} alone, found it at byte {at}"
+                break

@@ -14,6 +14,7 @@ from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Wheel
 from flashvar_factory.audit.finding import Finding
 from flashvar_factory.build import binary_project, sbom
+from flashvar_factory.inspect import device_code
 
 _METADATA = ("METADATA", "RECORD", "WHEEL", "entry_points.txt")
 _LICENSE = re.compile(r"licenses/[^/]+")
@@ -42,6 +43,11 @@ def members(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
         )
     for name in sorted(wanted - found):
         yield Finding("members", name, "expected this file, found none; build the wheel again")
+    for name, content in wheel.files.items():
+        form = device_code.within(content)
+        if form is not None:
+            message = f"expected device code in the library alone, found {form} in this file"
+            yield Finding("members", name, message)
     if wheel.name.label is not None:
         yield Finding(
             "members",

@@ -82,11 +82,11 @@ def _said(described: Manifest, read: Metadata) -> Iterator[tuple[str, object, ob
     project, architecture = described.project, described.architecture
     yield "name, as its manifest writes it,", described.distribution, read.name
     yield "summary", binary_project.summary_of(project, architecture), read.summary
-    found = (read.description or "").strip()
+    found = (read.description or "").strip("\n")
     if not found and read.description_content_type is None:
         return
     readme = binary_project.readme_of(project, described.distribution, architecture)
-    yield "description", readme.strip(), found
+    yield "description", readme.strip("\n"), found
     kind = read.description_content_type
     yield "content type of the description", binary_project.README_TYPE, kind
 
@@ -114,7 +114,9 @@ def wheel_file(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
         shown = ", ".join(generators) or "none"
         yield Finding("wheel", where, f"expected one Generator, as 'name version', found {shown}")
     label = f"-{wheel.name.label}" if wheel.name.label is not None else ""
-    name = f"{wheel.name.distribution}-{wheel.name.version}-{wheel.name.tag}{label}.whl"
+    python = wheel.name.tag.rpartition("-")[0]
+    tag = f"{python}-{'.'.join(dict.fromkeys(wheel.platforms))}"  # each platform once
+    name = f"{wheel.name.distribution}-{wheel.name.version}-{tag}{label}.whl"
     if wheel.path.name != name:
         yield Finding("wheel", wheel.path.name, f"expected the file name {name}, found another")
     tag = "py3-none-any" if is_pure else _TAG

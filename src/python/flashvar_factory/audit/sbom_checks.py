@@ -50,6 +50,10 @@ def bill(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
                     f"expected at most {sbom.LIMIT:,} bytes, found {len(content):,}"
                 )
             document = json_text.parse(content, where)
+            if (json.dumps(document, indent=1) + "\n").encode() != content:
+                raise PackagingError(
+                    "expected the text that the factory writes, found other blanks or signs"
+                )
             rows = list(_rows(document, library, described, expected))
         except PackagingError as error:
             yield Finding("sbom", where, str(error).removeprefix(f"{where}: "))

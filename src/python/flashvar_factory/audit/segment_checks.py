@@ -13,8 +13,8 @@ _READ = 4
 # Of a part that is loaded: data that is read, code, data that is written.
 _ACCESS = (_READ, _READ | elf.EXECUTE, _READ | elf.WRITE)
 _SMALLEST, _LARGEST = 1 << 12, 1 << 21  # pages of processors, and what linkers align parts to
-_NOTE, _TLS, _FRAMES, _PROPERTY = 4, 7, 0x6474E550, 0x6474E553
-_NAMED = {_FRAMES: ".eh_frame_hdr", _PROPERTY: ".note.gnu.property"}
+_NOTE, _HEADERS, _TLS, _FRAMES, _PROPERTY, _STEPS = 4, 6, 7, 0x6474E550, 0x6474E553, 0x6474E554
+_NAMED = {_FRAMES: ".eh_frame_hdr", _PROPERTY: ".note.gnu.property", _STEPS: ".sframe"}
 _NOTES = 7  # kind of section
 _THREADS, _ALLOCATED = 0x400, 2  # of sh_flags
 # What a linker relocates and then protects, where it is there; and what programs write to.
@@ -23,6 +23,7 @@ _WRITTEN = (".data", ".bss")
 # Of the notes that are loaded, by kind: the hash of the build, and properties of the code.
 _BUILD_ID, _PROPERTIES = 3, 5
 _OWNER = b"GNU\0"
+_HASH_BYTES = range(8, 65)  # of a build
 # Properties by number, with the bits they may have: of x86, shadow stacks and branch targets; of
 # aarch64, branch targets and signed addresses; of x86, the instructions that are used, if at all.
 _FEATURES = {0xC0000000: 3, 0xC0000002: 3, 0xC0010001: 0xFFFFFFFF, 0xC0010002: 0xFFFFFFFF}
@@ -82,6 +83,12 @@ def _of_sections(file: elf.Elf) -> Iterator[str]:
         if one.kind in _NAMED:
             name = _NAMED[one.kind]
             homes = [(it.offset, it.address, it.size) for it in file.named(name)]
+        elif one.kind == _HEADERS:
+            name = "the program headers"
+            start, end = file.tables[1]
+            homes = [(start, one.address, end - start)]
+            if file.offset_of(one.address, end - start) != start:
+                homes = []
         elif one.kind == _NOTE:
             name = "a section of notes"
             homes = [
@@ -158,6 +165,8 @@ def _notes(library: Library) -> Iterator[str]:
                 break
             if len(text) < size or kind not in (_BUILD_ID, _PROPERTIES):
                 yield f"expected a build's hash or properties in {section.name}, found kind {kind}"
+            elif kind == _BUILD_ID and size not in _HASH_BYTES:
+                yield f"expected a hash of 8 to 64 bytes in {section.name}, found {size:,} bytes"
             elif kind == _PROPERTIES:
                 yield from _properties(text, section.name)
             at += 16 + -(-size // unit) * unit

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tokenize
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -88,6 +90,9 @@ def _compiled(wheel: Wheel) -> Iterator[Finding]:
 def _compile_error(content: bytes, name: str) -> str | None:
     """What keeps a module from compiling; cached, as a release has each module several times."""
     try:
+        codec, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+        if codec not in ("utf-8", "utf-8-sig"):  # some take the square of the time
+            return f"the encoding {codec}"
         compile(content, name, "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return str(error)

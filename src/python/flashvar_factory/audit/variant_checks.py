@@ -28,9 +28,18 @@ def variant(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     except PackagingError as error:
         yield Finding("variant", where, str(error).removeprefix(f"{where}: "))
         return
-    held = [variant_metadata.properties_of(described) for _, described in pairs(wheel)]
-    wanted = variant_metadata.content({label: held[0] if held else {}})
+    held = [described for _, described in pairs(wheel)]
+    right = held[0].kind.extra.replace("-", "_") if held else variant_metadata.NULL
+    if label != right:
+        message = f"expected the label {right} of what is in it, found {label}; rename the file"
+        yield Finding("variant", wheel.path.name, message)
+    wanted = variant_metadata.content(
+        {label: variant_metadata.properties_of(held[0]) if held else {}}
+    )
     for key in sorted(wanted.keys() | (found.keys() if isinstance(found, dict) else set())):
         value = found.get(key) if isinstance(found, dict) else None
         if value != wanted.get(key):
             yield Finding("variant", where, f"expected {key} {wanted.get(key)}, found {value}")
+    if found == wanted and text != variant_metadata.text(wanted):
+        message = "expected the text that the factory writes, found other blanks or another order"
+        yield Finding("variant", where, message)

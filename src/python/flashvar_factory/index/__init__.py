@@ -11,6 +11,7 @@ from typing import Final
 from flashvar_factory.errors import PackagingError
 from flashvar_factory.index import pages, simple_json, yanks
 from flashvar_factory.index.entries import Entry, project_of, read
+from flashvar_factory.inspect import zip_file
 
 PATTERNS: Final = ("*.whl", "*.tar.gz", "*-variants.json")
 PAGE: Final = "index.html"
@@ -70,6 +71,11 @@ def _files(folders: Sequence[Path]) -> dict[str, Path]:
         for file in sorted(file for pattern in PATTERNS for file in folder.glob(pattern)):
             if not file.is_file():  # a named pipe would be waited for
                 raise PackagingError(f"{file}: expected a regular file, found something else")
+            if file.stat().st_size > zip_file.FILE_BYTES:
+                raise PackagingError(
+                    f"{file}: expected at most {zip_file.FILE_BYTES:,} bytes, found "
+                    f"{file.stat().st_size:,}"
+                )
             other = found.setdefault(file.name, file)
             if other != file and other.read_bytes() != file.read_bytes():
                 raise PackagingError(

@@ -72,7 +72,7 @@ def read(data: memoryview, where: str) -> Cubin:
     file = elf.parse(data, where)
     if file.machine != MACHINE:
         raise BuildError(f"{where}: expected a cubin, found an ELF file for machine {file.machine}")
-    if file.unclaimed is not None and any(file.data[file.unclaimed :]):
+    if file.unclaimed is not None and elf.data_in(file.data, file.unclaimed) is not None:
         raise BuildError(
             f"{where}: expected a cubin of sections alone, found data at byte {file.unclaimed} of "
             f"{len(data)} that is in none"
@@ -128,7 +128,7 @@ def _kernels(file: elf.Elf, registers: Mapping[int, int]) -> Iterator[Function]:
 def _require_whole(symbol: elf.Symbol, file: elf.Elf) -> None:
     """BuildError where a kernel is not the whole of its section, or takes more memory than any."""
     homes = file.named(f".text.{symbol.name}")
-    if [(0, one.size) for one in homes] not in ([], [(symbol.value, symbol.size)]):
+    if [(0, len(one.content)) for one in homes] != [(symbol.value, symbol.size)]:
         raise BuildError(
             f"{file.where}: expected {symbol.name} to be all of .text.{symbol.name}, found "
             f"{symbol.size:,} bytes at {symbol.value:#x}"

@@ -19,6 +19,10 @@ _ACCESS, _CODE = 7, 6  # of sh_flags: of all, of code, which is loaded, read and
 _TEXT: Final = ".text."
 _SYMBOL_BITS: Final = 24  # of sh_info of code: the kernel's symbol; above it its registers
 _STATES_REGISTERS: Final = 90  # below it, sh_info does so
+_SECTIONS: Final = re.compile(
+    r"|\.(?:(?:sh)?strtab|symtab(?:_shndx)?|(?:note\.)?nv\..+|text\..+|debug_frame"
+    r"|rela?\.(?:nv\.|text\.|debug_frame).*)"
+)
 _DEBUGGING: Final = re.compile(r"\.debug_(?!frame\b)|\.nv_debug|\.rela?\.debug_(?!frame\b)")
 
 
@@ -27,8 +31,8 @@ def differences(file: elf.Elf, number: int, registers: Mapping[int, int]) -> Ite
     yield from _header(file, number)
     symbols = {index: one for index, one in enumerate(_symbols(file)) if one.other & 0x10}
     for index, symbol in symbols.items():
-        homes = [i for i, one in enumerate(file.sections) if one.name == f"{_TEXT}{symbol.name}"]
-        if homes and [symbol.section] != homes:
+        homes = file.numbers.get(f"{_TEXT}{symbol.name}", [])
+        if [symbol.section] != homes:
             yield f"{symbol.name} elsewhere than in {_TEXT}{symbol.name}"
         for one in (file.sections[i] for i in homes):
             stated = one.info >> _SYMBOL_BITS
@@ -40,6 +44,8 @@ def differences(file: elf.Elf, number: int, registers: Mapping[int, int]) -> Ite
             yield f"{one.name} that is not code by its flags, {one.flags:#x}"
         if _DEBUGGING.match(one.name):
             yield f"debug information, {one.name}"
+        elif _SECTIONS.fullmatch(one.name) is None:
+            yield f"a section of no use to drivers, {one.name}"
 
 
 def _header(file: elf.Elf, number: int) -> Iterator[str]:

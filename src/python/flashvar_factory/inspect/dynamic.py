@@ -20,6 +20,7 @@ FILTER, AUXILIARY, AUDIT, DEPAUDIT = 0x7FFFFFFF, 0x7FFFFFFD, 0x6FFFFEFC, 0x6FFFF
 
 _DYNAMIC, _DYNSYM, _VERNEED, _VERSYM = 6, 11, 0x6FFFFFFE, 0x6FFFFFFF  # kinds of sections
 _TAGS: Final = 1 << 14  # ours has 40
+_SECTIONS, _SEGMENTS = 1 << 10, 1 << 6  # ours have 30 and 10
 _TAG = struct.Struct("<qQ")
 _NEED = struct.Struct("<HHIII")  # version, entries, library, first entry, next
 _NEED_VERSION = struct.Struct("<IHHII")  # hash, flags, index, name, next
@@ -69,6 +70,8 @@ def read(file: elf.Elf, where: str) -> Dynamic:
 
 
 def _read(file: elf.Elf, where: str) -> Dynamic:
+    elf.limit(len(file.sections), "sections", where, _SECTIONS)
+    elf.limit(len(file.segments), "segments", where, _SEGMENTS)
     rows, strings = tags(file)
     names, asked = _needs(file)
     symbols, undefined, versioned = _symbols(file, names)

@@ -21,6 +21,7 @@ MAGIC: Final = b"\x7fELF\x02\x01\x01"
 ANY_MAGIC: Final = b"\x7fELF"
 # Of one table of a file; the largest libraries of others have a third of it.
 ENTRIES: Final = 1 << 20
+NAME_BYTES: Final = 1 << 26  # of the names of one table
 LOAD, DYNAMIC, GNU_STACK, GNU_RELRO = 1, 2, 0x6474E551, 0x6474E552  # kinds of segments
 EXECUTE, WRITE = 1, 2  # flags of segments
 
@@ -31,6 +32,7 @@ _SYMBOL = struct.Struct("<IBBHQQ")  # name, info, other, section, value, size
 _SYSTEM, _ABI_VERSION, _PADDING = 7, 8, 9  # their places in e_ident
 _STRTAB: Final = 3
 _LONGEST_NAME: Final = 8192  # bytes: of a mangled name
+_PIECE: Final = 1 << 16  # bytes that are looked through at a time
 # Kinds of sections without bytes in the file: .bss, and a cubin's own global and shared memory.
 NO_BITS: Final = 8
 _NO_BITS: Final = frozenset({NO_BITS, 0x70000007, 0x7000000A, 0x70000015})
@@ -107,7 +109,15 @@ class Elf:
 
     def named(self, name: str) -> list[Section]:
         """All sections of a name."""
-        return [one for one in self.sections if one.name == name]
+        return [self.sections[i] for i in self.numbers.get(name, ())]
+
+    @cached_property
+    def numbers(self) -> dict[str, list[int]]:
+        """The numbers of the sections of each name."""
+        found: dict[str, list[int]] = {}
+        for number, one in enumerate(self.sections):
+            found.setdefault(one.name, []).append(number)
+        return found
 
     @property
     def unclaimed(self) -> int | None:
@@ -115,7 +125,7 @@ class Elf:
         contents = ((one.offset, one.offset + len(one.content)) for one in self.sections)
         end = 0
         for start, stop in sorted([*self.tables, *contents]):
-            if start > end and any(self.data[end:start]):
+            if start > end and data_in(self.data[end:start]) is not None:
                 return end
             end = max(end, stop)
         return end if end < len(self.data) else None
@@ -136,9 +146,11 @@ class Elf:
         if len(section.content) % _SYMBOL.size:
             raise _damaged(self.where, f"{section.name} cut within a symbol")
         limit(len(section.content) // _SYMBOL.size, f"symbols in {section.name}", self.where)
-        strings = self.strings_of(section)
+        strings, names = self.strings_of(section), 0
         for name, info, other, index, value, size in _SYMBOL.iter_unpack(section.content):
             text = text_at(strings, name, self.where) if name else ""
+            names += len(text)
+            limit(names, f"bytes of names in {section.name}", self.where, NAME_BYTES)
             yield Symbol(text, info & 15, info >> 4, other & 3, other, index, value, size)
 
     def offset_of(self, address: int, size: int) -> int | None:
@@ -227,6 +239,16 @@ def section(path: Path, name: str) -> bytes | None:
     """
     found = parse(path.read_bytes(), path).named(name)
     return bytes(found[0].content) if found else None
+
+
+def data_in(content: memoryview, start: int = 0) -> int | None:
+    """The place of the first byte from `start` on that is not zero; None where all are."""
+    for at in range(start, len(content), _PIECE):
+        piece = bytes(content[at : at + _PIECE])
+        data = piece.lstrip(b"\0")
+        if data:
+            return at + len(piece) - len(data)
+    return None
 
 
 def limit(count: int, what: str, where: str | Path, most: int = ENTRIES) -> None:

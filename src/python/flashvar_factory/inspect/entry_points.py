@@ -22,10 +22,12 @@ def parse(text: str) -> dict[str, list[tuple[str, str]]]:
 
 
 def headers(text: str) -> list[tuple[str, str]]:
-    """The lines of WHEEL, each with its name; a line of another form has the name ""."""
+    """The lines of WHEEL, each with its name; a line of another form has the name "".
+
+    Also an empty one that others follow: readers of messages stop there.
+    """
     rows = []
-    for line in text.split("\n"):
-        if line:
-            name, colon, value = line.partition(": ")
-            rows.append((name, value) if colon else ("", line))
+    for line in text.rstrip("\n").split("\n"):
+        name, colon, value = line.partition(": ")
+        rows.append((name, value) if colon else ("", line))
     return rows

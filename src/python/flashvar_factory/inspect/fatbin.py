@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from flashvar_factory.errors import BuildError, ToolchainError
+from flashvar_factory.inspect import elf
 
 SECTIONS: Final = (".nv_fatbin", "__nv_relfatbin")
 SASS: Final = "sass"
@@ -28,6 +29,7 @@ _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 # Of a library: a hundred images with 100 MB are many.
 IMAGES: Final = 4096
 TOTAL_BYTES: Final = 1 << 30
+_ZEROS: Final = 1 << 12  # between containers
 
 _CONTAINER = struct.Struct("<8sQ")  # START, bytes of the entries
 # kind, version, bytes of the header, of the payload, of it without padding if compressed, options,
@@ -89,11 +91,14 @@ def places(section: memoryview, where: str) -> list[int]:
 
 def _containers(section: memoryview, where: str) -> Iterator[tuple[int, int]]:
     """The beginning and the end of each container."""
-    position = 0
+    position = count = 0
     while position < len(section):
         padding = bytes(section[position : position + 8])
         if not any(padding):
-            position += 8  # containers are aligned
+            data = elf.data_in(section, position)
+            zeros = (len(section) if data is None else data) - position
+            elf.limit(zeros, "zeros between containers of device code", where, _ZEROS)
+            position += -(-zeros // 8) * 8 if data is None else zeros // 8 * 8  # they are aligned
             continue
         if START.startswith(padding) and padding != START:
             raise _cut_short(where, position)
@@ -109,6 +114,8 @@ def _containers(section: memoryview, where: str) -> Iterator[tuple[int, int]]:
         end = position + _CONTAINER.size + size
         if end > len(section):
             raise _cut_short(where, position + _CONTAINER.size)
+        count += 1
+        elf.limit(count, "containers of device code", where, IMAGES)
         yield position, end
         position = end
 
@@ -138,7 +145,7 @@ def _entries(entries: memoryview, where: str) -> Iterator[Image]:
             )
         squeezed = bool(flags & (_ZSTD | _LZ4))
         stored = compressed if squeezed else size
-        if not 0 < stored <= size or any(entries[start + stored : position]):
+        if not 0 < stored <= size or elf.data_in(entries[start + stored : position]) is not None:
             raise BuildError(
                 f"{where}: expected {stored} of {size} bytes to be an image of device code and the "
                 "rest zeros, found other bytes"

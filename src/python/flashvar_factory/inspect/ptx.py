@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from flashvar_factory.errors import BuildError
@@ -13,9 +14,11 @@ _HEAD: Final = re.compile(
 )
 # PTX within other bytes. Comments may stand where blanks may. All is bounded, as every place in a
 # file may be a beginning.
-ANYWHERE: Final = re.compile(
-    rb"\.target(?:\s|//[^\n\0]{0,200}\n|/\*[^*\0]{0,200}\*/){1,100}(?:sm|compute)_\d"
+_TARGET: Final = re.compile(rb"\.target(?=[\s/])")
+_OF_ARCHITECTURE: Final = re.compile(
+    rb"(?:\s|//[^\n\0]{0,200}\n|/\*[^*\0]{0,200}\*/){1,100}(?:sm|compute)_\d"
 )
+_BEGINNINGS: Final = 4096  # that are looked at: of other files none has ten
 _SHOWN: Final = 40
 
 
@@ -35,3 +38,17 @@ def read(text: memoryview, where: str) -> Ptx:
             f"{bytes(text[:_SHOWN])!r}"
         )
     return Ptx((int(match["major"]), int(match["minor"])), match["code"].decode())
+
+
+def places(data: bytes | memoryview) -> Iterator[int]:
+    """Where PTX is within other bytes; where very much may be, all behind counts as one."""
+    for number, match in enumerate(_TARGET.finditer(data)):
+        if number == _BEGINNINGS or _OF_ARCHITECTURE.match(data, match.end()):
+            yield match.start()
+        if number == _BEGINNINGS:
+            return
+
+
+def within(data: bytes | memoryview) -> bool:
+    """Whether there is any."""
+    return next(places(data), None) is not None

@@ -9,9 +9,10 @@ from typing import Final
 from flashvar_factory.errors import BuildError
 from flashvar_factory.inspect import elf
 
-GNU: Final = 0x6FFFFFF6  # kind of section
+GNU, SYSTEM_V = 0x6FFFFFF6, 5  # kinds of sections
 
 _HEADER = struct.Struct("<4I")  # buckets, first symbol, words of the filter, shift
+_OLDER = struct.Struct("<2I")  # buckets, symbols
 _WORD: Final = 64  # bits of the filter's words
 _LAST: Final = 1  # of a hash: the last of its bucket
 
@@ -48,6 +49,27 @@ def found(section: elf.Section, names: Sequence[str], where: str) -> list[str]:
             index = 0 if held & _LAST else index + 1
         if len(reached) > len(names):  # buckets that lead into one another
             raise _damaged(where)
+    return reached
+
+
+def found_by_older(section: elf.Section, names: Sequence[str], where: str) -> list[str]:
+    """The same by a table of the older kind, which leads to what is asked for too."""
+    table = section.content
+    if len(table) < _OLDER.size:
+        raise _damaged(where)
+    count, chained = _OLDER.unpack_from(table)
+    if not count or chained != len(names) or len(table) != _OLDER.size + 4 * (count + chained):
+        raise _damaged(where)
+    buckets = struct.unpack_from(f"<{count}I", table, _OLDER.size)
+    chains = struct.unpack_from(f"<{chained}I", table, _OLDER.size + 4 * count)
+    reached: list[str] = []
+    for place, index in enumerate(buckets):
+        while index:
+            if index >= chained or len(reached) > chained:  # chains that lead into one another
+                raise _damaged(where)
+            if system_v(names[index]) % count == place:
+                reached.append(names[index])
+            index = chains[index]
     return reached
 
 

@@ -12,6 +12,7 @@ from flashvar.binaries.manifest import Manifest
 from flashvar_factory.errors import PackagingError
 
 NAMESPACE: Final = "nvidia"
+NULL: Final = "null"  # the label of the wheel without a binary
 # Installers answer this plugin themselves: nothing is downloaded.
 PROVIDER: Final = MappingProxyType(
     {
@@ -38,6 +39,11 @@ def document(variants: Mapping[str, Properties]) -> str:
     """`variant.json` of one label, or the list of all of them; checked against the schema."""
     found = content(variants)
     check(found)
+    return text(found)
+
+
+def text(found: Mapping[str, Any]) -> str:
+    """The document of this content."""
     return json.dumps(found, indent=2) + "\n"
 
 

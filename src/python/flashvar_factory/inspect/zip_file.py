@@ -15,6 +15,7 @@ import unicodedata
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import date as day_of
 from pathlib import Path
 from typing import Final
 
@@ -185,9 +186,12 @@ def _member(data: memoryview, position: int, end: int, content_end: int) -> tupl
 
 def _is_moment(date: int, time: int) -> bool:
     """Whether the two numbers of DOS are a day and a time of it."""
-    month, day = date >> 5 & 15, date & 31
     hour, minute, half = time >> 11, time >> 5 & 63, time & 31
-    return 1 <= month <= 12 and day >= 1 and hour < 24 and minute < 60 and half < 30
+    try:
+        day_of(1980 + (date >> 9), date >> 5 & 15, date & 31)
+    except ValueError:
+        return False
+    return hour < 24 and minute < 60 and half < 30
 
 
 def _name(raw: bytes, flags: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from flashvar_factory.build import sbom
 from flashvar_factory.config import toml_table
 from flashvar_factory.errors import AuditError, PackagingError
 from flashvar_factory.index import simple_json
-from flashvar_factory.release import attestations, published
+from flashvar_factory.release import attestations, published, steps
 from flashvar_factory.release.attestations import Publisher
 
 # A line of sha256sum, of text or of binary mode.
@@ -117,7 +116,7 @@ def require(outcomes: Mapping[Path, tuple[Outcome, ...]], required: Set[str]) ->
 
 
 def _hash(file: Path, trusted: Trusted) -> Iterator[Outcome]:
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    digest = steps.digest(file)
     if trusted.hashes is None:
         yield Outcome("hash", f"{digest}; name what lists it with --hashes", made=False)
         return

@@ -6,7 +6,6 @@ outcome of every test. It counts as long as nothing that decides the kernels has
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from flashvar.errors import FlashvarError
 from flashvar_factory.build import source
 from flashvar_factory.config import schema
 from flashvar_factory.errors import ReleaseError
+from flashvar_factory.inspect import json_text
 
 # By convention of a project, as its sources are.
 FOLDER: Final = Path("tests", "gpu", "results")
@@ -27,7 +27,7 @@ TRITON: Final = "triton"
 _TRITON_SOURCES: Final = "src/python/{project}/backends/triton"
 _CUDA: Final = "cuda"
 _SHOWN: Final = 3
-_FAILURES: Final = ("failed", "error")
+_FINE: Final = ("passed", "skipped")  # outcomes of a test
 _NEVER: Final = "never"  # of manifest.RAN
 
 
@@ -58,6 +58,7 @@ class Record:
     passed: Mapping[str, int]  # tests by backend
     files: frozenset[str]  # of tests that passed, those of Triton's kernels aside
     failed: int
+    added_up: bool  # the outcomes of all tests are the sums of those of each file
     binaries: tuple[Binary, ...]
 
 
@@ -105,22 +106,26 @@ def read(root: Path) -> list[Record]:
     return [
         one
         for path in sorted((root / FOLDER).glob("*.json"))
-        if (one := _read(path, path.relative_to(root).as_posix())) is not None
+        if path.is_file() and (one := _read(path, path.relative_to(root).as_posix())) is not None
     ]
 
 
 def _read(path: Path, name: str) -> Record | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json_text.parse(path.read_bytes(), name)
         system = found["system"]
         device, forced = system["devices"][0], found.get("forced_architecture")
         passed: Counter[str] = Counter()
+        total: Counter[str] = Counter()
         files = set()
         for row, counts in found["counts_by_file"].items():
             file, _, backend = row.rpartition(" ")
-            passed[backend] += counts.get("passed", 0)
-            if counts.get("passed", 0) and backend != TRITON:
+            outcomes = _outcomes(counts)
+            total += outcomes
+            passed[backend] += outcomes["passed"]
+            if outcomes["passed"] and backend != TRITON:
                 files.add(file)
+        stated = _outcomes(found["counts"])
         own = Architecture(*device["capability"])
         served = BinaryKind(own) if _text(forced) is None else BinaryKind.parse(forced)
         return Record(
@@ -135,11 +140,22 @@ def _read(path: Path, name: str) -> Record | None:
             and not system["interpreted"],
             passed=passed,
             files=frozenset(files),
-            failed=sum(found["counts"].get(outcome, 0) for outcome in _FAILURES),
+            failed=sum(
+                count for outcome, count in (stated | total).items() if outcome not in _FINE
+            ),
+            added_up=stated == total,
             binaries=tuple(map(_binary, found["binaries"])),
         )
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, FlashvarError):
         return None  # of another kind of run
+
+
+def _outcomes(counts: Mapping[str, Any]) -> Counter[str]:
+    """How many tests had each outcome."""
+    for count in counts.values():
+        if type(count) is not int or count < 0:
+            raise ValueError(f"expected numbers of tests, found {count!r}")
+    return Counter(dict(counts))
 
 
 def _binary(row: Mapping[str, Any]) -> Binary:
@@ -187,6 +203,8 @@ def _reasons(root: Path, need: Need, record: Record) -> Iterator[str]:
     untried = [name for name in need.ops if not any(map(_tests_of(name).match, record.files))]
     if untried:
         yield f"it ran no test of {', '.join(untried)}"
+    if not record.added_up:
+        yield "the outcomes that it counts are not those of its files"
     binaries = need.binaries(record)
     if not binaries:
         yield "it names no binary, and so no commit"

@@ -20,6 +20,7 @@ from flashvar_factory.errors import PackagingError, ReleaseError
 from flashvar_factory.inspect import archive, core_metadata
 
 SDIST: Final = "sdist"
+_SDIST: Final = ".tar.gz"  # an sdist of another kind is a member of no release
 ANY: Final = "any"
 
 
@@ -71,7 +72,8 @@ def read(file: Path) -> Member | None:
         distribution, release = parse_sdist_filename(file.name)
     except (InvalidSdistFilename, InvalidVersion):
         return None
-    return Member(distribution, SDIST, str(release))
+    kind = SDIST if file.name.endswith(_SDIST) else file.suffix
+    return Member(distribution, kind, str(release))
 
 
 def described(file: Path) -> Manifest | None:

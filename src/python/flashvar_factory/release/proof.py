@@ -28,7 +28,7 @@ from flashvar_factory.config.schema import Config
 from flashvar_factory.config.selection_arguments import SelectionArguments
 from flashvar_factory.errors import ReleaseError, SmokeError
 from flashvar_factory.index import serve
-from flashvar_factory.inspect import json_text
+from flashvar_factory.inspect import json_text, zip_file
 from flashvar_factory.release import (
     checkout,
     gpu_records,
@@ -273,7 +273,15 @@ def prove(candidate: Candidate) -> dict[str, Any]:
 
 
 def _files(folder: Path) -> tuple[Path, ...]:
-    return tuple(path for path in sorted(folder.iterdir()) if path.is_file())
+    """The files of a folder; ReleaseError where one is larger than any check reads."""
+    found = tuple(path for path in sorted(folder.iterdir()) if path.is_file())
+    for path in found:
+        if (size := path.stat().st_size) > zip_file.FILE_BYTES:
+            raise ReleaseError(
+                f"{path}: expected at most {zip_file.FILE_BYTES:,} bytes, found {size:,}; publish "
+                "nothing of it"
+            )
+    return found
 
 
 def _faults(candidate: Candidate, checks: Mapping[str, Check]) -> dict[str, str]:

@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 from urllib.parse import urlsplit
 
 from flashvar.errors import ConfigurationError
@@ -65,8 +65,9 @@ def hashes(index: str, project: str) -> dict[str, str]:
     """The SHA-256 of every file that an index lists of a project; none of one it does not know."""
     address = f"{index.rstrip('/')}/{project}/"
     request = urllib.request.Request(address, headers={"Accept": simple_json.CONTENT_TYPE})
+    opener = urllib.request.build_opener(_Redirects)
     try:
-        with urllib.request.urlopen(request, timeout=_PATIENCE) as answer:
+        with opener.open(request, timeout=_PATIENCE) as answer:
             kind, content = answer.headers.get_content_type(), answer.read(_LIMIT + 1)
     except urllib.error.HTTPError as error:
         error.close()
@@ -95,9 +96,31 @@ def parse(content: bytes, address: str) -> dict[str, str]:
     return found
 
 
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows an index to addresses that nobody between may answer."""
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        """The request of `newurl`; URLError where others may answer it."""
+        if not _is_safe(newurl):
+            raise urllib.error.URLError(f"a redirect to {newurl}, which others may answer")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _is_safe(address: str) -> bool:
+    parts = urlsplit(address)
+    return parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _THIS_MACHINE)
+
+
 def _check_address(index: str) -> None:
-    parts = urlsplit(index)
-    if parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _THIS_MACHINE):
+    if _is_safe(index):
         return
     raise ConfigurationError(
         f"--index {index}: expected an https:// address, found another; as https://pypi.org/simple"

@@ -15,6 +15,7 @@ from typing import Any, Final
 from flashvar_factory.build import source
 
 RECORDS: Final = "records"
+_PIECE: Final = 1 << 20  # bytes of a file that are hashed at a time
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,11 @@ def identity(step: Step) -> str:
 
 def digest(file: Path) -> str:
     """The SHA-256 of a file, in hex."""
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    found = hashlib.sha256()
+    with file.open("rb") as opened:
+        while piece := opened.read(_PIECE):
+            found.update(piece)
+    return found.hexdigest()
 
 
 def digests(files: Iterable[Path]) -> dict[str, str]:

@@ -10,15 +10,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from flashvar.binaries import manifest
 from flashvar.binaries.manifest import Manifest
 from flashvar_factory.errors import PackagingError
 from flashvar_factory.inspect import archive, variant_metadata
 from flashvar_factory.inspect.variant_metadata import Properties
-
-NULL: Final = "null"
 
 
 @dataclass(frozen=True)
@@ -58,13 +55,15 @@ def write(wheels: Path, output: Path, project: str) -> list[Path]:
     for stale in (*output.glob(f"{project}-*.whl"), *output.glob(f"{project}-*-variants.json")):
         stale.unlink()
     files = archive.read(plain)
-    made = [_write_wheel(output, files, name, NULL, {}, None)]
+    made = [_write_wheel(output, files, name, variant_metadata.NULL, {}, None)]
     made += [
         _write_wheel(output, files, name, binary.label, binary.properties, binary)
         for binary in binaries
     ]
     listed = output / f"{name.distribution}-{name.version}-variants.json"
-    listed.write_text(variant_metadata.document({**properties, NULL: {}}), encoding="utf-8")
+    listed.write_text(
+        variant_metadata.document({**properties, variant_metadata.NULL: {}}), encoding="utf-8"
+    )
     return [*made, listed]
 
 
