@@ -176,9 +176,18 @@ MACHINES = {
         sim.system(sim.MI300, **ROCM), ("triton",), (CUDA_90, "torch is built for ROCm 6.4")
     ),
     "T4, bf16": Machine(
-        sim.system(sim.T4), (None,), ("triton", "needs capability 8.0 or higher, the device is 7.5")
+        sim.system(sim.T4),
+        (None,),
+        ("triton", "needs capability 8.0 or higher, the device is 7.5"),
+        exit_code=1,  # nothing serves gated_delta_rule
     ),
-    "T4, fp16": Machine(sim.system(sim.T4), ("triton",), ("cuda sm_75", "no wheel"), dtype="fp16"),
+    "T4, fp16": Machine(
+        sim.system(sim.T4),
+        ("triton",),
+        ("cuda sm_75", "no wheel"),
+        exit_code=1,  # as above
+        dtype="fp16",
+    ),
     "V100": Machine(
         sim.system(sim.V100), (None,), ("triton", "the device is 7.0"), exit_code=1, dtype="fp16"
     ),

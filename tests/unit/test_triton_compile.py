@@ -27,6 +27,7 @@ DEVICES = {
     (10, 0): 232448,
     (12, 0): 101376,
 }
+WITHOUT_TENSOR_CORES = {(7, 5): 65536}
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 TENSOR_CORES = {8: "mma.sync", 9: "wgmma.mma_async", 10: "tcgen05.mma", 12: "mma.sync"}
 FLOATS = ("p_lse", "p_lse_log2", "p_delta", "p_sinks", "p_slopes", "p_grad_bias")
@@ -110,7 +111,7 @@ def alike(
 def chosen(
     direction: str, capability: tuple[int, int], head_dim: int, bias_bytes: int = 0
 ) -> tiles.Tile:
-    shared_memory = DEVICES[capability]
+    shared_memory = (DEVICES | WITHOUT_TENSOR_CORES)[capability]
     return tiles.choose(direction, capability, shared_memory, head_dim, head_dim, bias_bytes)
 
 
@@ -154,6 +155,19 @@ def test_compiles_and_fits(
     assert TENSOR_CORES[capability[0]] in kernel.asm["ptx"]
     # What passes through the loop arrives asynchronously, 16 bytes at a time.
     assert re.search(r"cp\.async\.cg\.shared\.global .*, 0x10, ", kernel.asm["ptx"])
+
+
+@pytest.mark.parametrize("capability", WITHOUT_TENSOR_CORES, ids=str)
+@pytest.mark.parametrize(
+    ("direction", "features"),
+    [("forward", ""), ("backward_q", ""), ("backward_kv", ""), ("backward_bias", "bias")],
+)
+def test_fits_without_tensor_cores(
+    direction: str, features: str, capability: tuple[int, int]
+) -> None:
+    kernel = compiled(direction, capability, 128, "fp16", features=features)
+    at_most = bound(direction, capability, 128, 2 if features else 0)
+    assert kernel.metadata.shared <= at_most <= WITHOUT_TENSOR_CORES[capability]
 
 
 @pytest.mark.parametrize("direction", tiles.DIRECTIONS)
@@ -209,7 +223,7 @@ def test_split_covers_the_head_dim_with_little_padding() -> None:
     ("capability", "shared_memory"),
     [
         *((capability, 99 * 1024) for capability in DEVICES),
-        *(((8, 0), 48 * 1024), ((7, 5), 48 * 1024), ((13, 7), 48 * 1024)),
+        *(((8, 0), 48 * 1024), ((7, 5), 64 * 1024), ((13, 7), 48 * 1024)),
     ],
     ids=str,
 )
@@ -223,12 +237,13 @@ def test_every_device_gets_a_tile_that_fits(
         assert needed <= shared_memory, (direction, head_dim, bias_bytes)
 
 
-@pytest.mark.parametrize("capability", DEVICES, ids=str)
+@pytest.mark.parametrize("capability", {**DEVICES, **WITHOUT_TENSOR_CORES}, ids=str)
 def test_the_tables_first_choice_fits_where_it_was_written_for(
     capability: tuple[int, int],
 ) -> None:
     for direction, head_dim in product(tiles.DIRECTIONS, (64, 128, 192, 256)):
-        first = tiles._TABLE[capability][direction][head_dim][0]
+        by_head_dim = tiles._TABLE[capability][direction]
+        first = next(found[0] for limit, found in by_head_dim.items() if head_dim <= limit)
         assert chosen(direction, capability, head_dim) == first, (direction, head_dim)
 
 

@@ -37,7 +37,8 @@ SPEC: Final = OpSpec(
     compiled=MappingProxyType(
         {FORWARD: ("bf16", "fp16"), BACKWARD: ("bf16",), UPDATE: ("bf16", "fp16")}
     ),
-    triton=MappingProxyType({"bf16": (8, 0), "fp16": (7, 5), "fp32": (7, 5)}),
+    # Without tensor cores the chunks need more shared memory than a block has on 7.5.
+    triton=MappingProxyType(dict.fromkeys(("bf16", "fp16", "fp32"), (8, 0))),
     warmup="flashvar.ops.gated_delta_rule.warmup",
     speed=MappingProxyType(
         {

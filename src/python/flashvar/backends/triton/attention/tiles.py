@@ -43,6 +43,24 @@ _FORWARD_WITH_BIAS: Final[_Table] = {
     128: (Tile(64, 64, 8, 2), Tile(64, 32, 8, 2)),
     256: (Tile(64, 32, 8, 2),),
 }
+# Without tensor cores for Triton, 64 KiB of shared memory per block, and nothing asynchronous.
+_TURING: Final[_Tables] = {
+    "forward": {
+        64: (Tile(32, 32, 4, 1),),
+        128: (Tile(16, 32, 4, 1),),
+        256: (Tile(16, 16, 4, 1),),
+    },
+    "forward_with_bias": {256: (Tile(16, 16, 4, 1),)},
+    "backward_q": {
+        64: (Tile(16, 32, 4, 1),),
+        256: (Tile(16, 16, 8, 1),),
+    },
+    "backward_kv": {
+        64: (Tile(16, 32, 4, 1),),
+        256: (Tile(16, 16, 8, 1),),
+    },
+    "backward_bias": {256: (Tile(16, 16, 8, 1),)},
+}
 # The first choices spill few registers or none (ptxas of Triton 3.7 and 3.9).
 _AMPERE: Final[_Tables] = {
     "forward": {
@@ -135,6 +153,7 @@ _BLACKWELL: Final[_Tables] = {
     "backward_bias": _BIAS,
 }
 _TABLE: Final[dict[tuple[int, int], _Tables]] = {
+    (7, 5): _TURING,
     (8, 0): _AMPERE,
     (8, 6): _SMALL,
     (8, 7): _AMPERE,
@@ -153,6 +172,8 @@ _LAST_RESORT: Final = (Tile(32, 32, 4, 1), Tile(16, 16, 1, 1))
 _SHARED_OPERANDS_SINCE: Final = (9, 0)
 _SHARED_OPERANDS_BEFORE: Final = (12, 0)
 _TENSOR_MEMORY_SINCE: Final = (10, 0)
+# Before that, products are computed in float32 of operands that are all in shared memory.
+_TENSOR_CORES_SINCE: Final = (8, 0)
 # Upper bound of the bytes of barriers and row sums of a program.
 _BARRIERS: Final = 4096
 
@@ -204,6 +225,9 @@ def shared_bytes(
     bias_bytes: int = 0,
 ) -> int:
     """Upper bound of Triton's shared memory in bytes, for 16-bit inputs of padded head dims."""
+    if capability < _TENSOR_CORES_SINCE:
+        operands = _float32_operands(direction, tile, padded, padded_v)
+        return operands + bias_bytes * tile.block_q * tile.block_kv + _BARRIERS
     both = 2 * (padded + padded_v)
     scores = tile.block_q * tile.block_kv
     # If the tensor cores read shared memory, the block in use needs its own buffer.
@@ -226,3 +250,16 @@ def shared_bytes(
         streamed = buffers * tile.block_q * (both + 8)
         return tile.block_kv * both + streamed + 4 * scores + rest
     return (tile.block_q + tile.block_kv) * both * buffers + 4 * scores + rest
+
+
+def _float32_operands(direction: str, tile: Tile, padded: int, padded_v: int) -> int:
+    """Upper bound of the bytes of the operands, one of those that are streamed at a time."""
+    both, larger = padded + padded_v, max(padded, padded_v)
+    scores = tile.block_q * tile.block_kv
+    if direction == "forward":
+        return 4 * (tile.block_q * padded + tile.block_kv * larger + scores)
+    if direction == "backward_q":
+        return 4 * (tile.block_q * both + tile.block_kv * larger + scores)
+    if direction == "backward_kv":
+        return 4 * (tile.block_kv * both + tile.block_q * larger + scores)
+    return 4 * ((tile.block_q + tile.block_kv) * larger + scores)
