@@ -1,4 +1,4 @@
-"""How long pip takes to install a wheel that is already here: those of dist/, others of build/peers/.
+"""How long pip takes to install a wheel that is already here: of dist/, and of build/peers/.
 
 Nothing is downloaded, and nothing that a wheel requires is installed. Each goes into an empty
 folder, the first time to fill the file cache. `pip download --no-deps --dest build/peers

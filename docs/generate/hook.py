@@ -54,6 +54,7 @@ GENERATED = {
     "models": rates.models,
     "sizes": rates.sizes,
     "sizes of others": rates.sizes_of_others,
+    "installing": rates.installing,
     **{f"rates of {name}": op_rates.of_op(name) for name in timed_ops()},
     "ratios of linear attention": op_rates.linear_attention_to_peers,
     "pictures": pictures.pictures,

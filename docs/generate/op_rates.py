@@ -11,6 +11,8 @@ from rates import NONE, RESULTS, caption, day_and_commit, documents, relative
 from tables import table
 
 OURS: Final = "flashvar"
+# In headings, for tables that fit a page.
+_SHORT: Final = {"fla": "FLA"}
 
 
 def of_op(name: str) -> Callable[[Path], str]:
@@ -67,7 +69,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         cells.setdefault(row["cell"], {})[row["contender"]] = row["rate"]
     peers = [one for one in dict.fromkeys(row["contender"] for row in rows) if one != OURS]
-    names = [_name(peer) for peer in peers]
+    names = [_SHORT.get(peer, _name(peer)) for peer in peers]
     heading = ("call", OURS, *names, *(f"vs {name}" for name in names))
     lines = [
         (
