@@ -338,7 +338,7 @@ def installing(root: Path) -> str:
             for row in sorted(document["rows"], key=lambda row: float(row["cpu_s"]))
         ]
         parts.append(
-            f"CPU time of pip for a wheel that is already downloaded, without the packages that it "
+            "CPU time of pip for a wheel that is already downloaded, without the packages that it "
             f"requires, {day_and_commit(file, document['environment'])}.\n\n"
             + table(("wheel", "seconds"), rows)
         )
