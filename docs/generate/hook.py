@@ -56,7 +56,7 @@ GENERATED = {
     "sizes of others": rates.sizes_of_others,
     "installing": rates.installing,
     **{f"rates of {name}": op_rates.of_op(name) for name in timed_ops()},
-    "ratios of linear attention": op_rates.linear_attention_to_peers,
+    "ratios of linear attention": op_rates.ratios_of_linear_attention,
     "pictures": pictures.pictures,
     "chart": pictures.chart,
     "integrations": pages.integrations,

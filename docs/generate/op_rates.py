@@ -54,6 +54,11 @@ def of_linear_attention(root: Path) -> str:
     )
 
 
+def ratios_of_linear_attention(root: Path) -> str:
+    """That table under a caption."""
+    return f"Measured {of_linear_attention(root)}.\n\n{linear_attention_to_peers(root)}"
+
+
 def _tables(root: Path, name: str) -> Iterator[str]:
     for file, document in documents(root, "ops"):
         rows = [row for row in document["rows"] if row["op"] == name and "rate" in row]
