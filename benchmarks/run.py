@@ -58,6 +58,8 @@ The JSON file, schema 2, here as `result_file.read` gives it:
                machine changes it less), rounds, heavy_modules (loaded by it)
     size       wheel, distribution, platform, bytes, installed_bytes, library_bytes,
                library_compressed_bytes
+    install    wheel, distribution, version, median_s, cpu_s (a busy machine changes it less),
+               rounds, megabytes
     index      case, median_s, rounds, wheels, megabytes
     audit      wheel, median_s, rounds, megabytes, kernels, faults
 """
@@ -90,6 +92,7 @@ _MODULES: Final = {
     "build": "build",
     "import": "import_time",
     "size": "size",
+    "install": "install",
     "index": "index",
     "audit": "audit",
 }

@@ -11,6 +11,8 @@ from rates import NONE, RESULTS, caption, day_and_commit, documents, relative
 from tables import table
 
 OURS: Final = "flashvar"
+# In headings, for tables that fit a page.
+_SHORT: Final = {"fla": "FLA"}
 
 
 def of_op(name: str) -> Callable[[Path], str]:
@@ -52,6 +54,11 @@ def of_linear_attention(root: Path) -> str:
     )
 
 
+def ratios_of_linear_attention(root: Path) -> str:
+    """That table under a caption."""
+    return f"Measured {of_linear_attention(root)}.\n\n{linear_attention_to_peers(root)}"
+
+
 def _tables(root: Path, name: str) -> Iterator[str]:
     for file, document in documents(root, "ops"):
         rows = [row for row in document["rows"] if row["op"] == name and "rate" in row]
@@ -67,7 +74,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         cells.setdefault(row["cell"], {})[row["contender"]] = row["rate"]
     peers = [one for one in dict.fromkeys(row["contender"] for row in rows) if one != OURS]
-    names = [_name(peer) for peer in peers]
+    names = [_SHORT.get(peer, _name(peer)) for peer in peers]
     heading = ("call", OURS, *names, *(f"vs {name}" for name in names))
     lines = [
         (

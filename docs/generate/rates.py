@@ -358,14 +358,30 @@ def sizes_of_others(root: Path) -> str:
     origin = day_and_commit(file, document["environment"])
     return (
         f"flashvar's wheels of {origin}; those of others are in `benchmarks/peer_sizes.toml`. "
-        "You need `flashvar` and one more wheel. flash-attn has no wheel on PyPI.\n\n"
+        "You need `flashvar` and one more wheel.\n\n"
         f"{table(heading, [*ours, *others])}"
     )
 
 
+def installing(root: Path) -> str:
+    """CPU time of pip for each wheel."""
+    parts = []
+    for file, document in documents(root, "install"):
+        rows = [
+            (f"{row['distribution']} {row['version']}", f"{row['cpu_s']:.1f}")
+            for row in sorted(document["rows"], key=lambda row: float(row["cpu_s"]))
+        ]
+        parts.append(
+            "CPU time of pip for a wheel that is already downloaded, without the packages that it "
+            f"requires, {day_and_commit(file, document['environment'])}.\n\n"
+            + table(("wheel", "seconds"), rows)
+        )
+    return "\n\n".join(parts)
+
+
 def size_in_words(root: Path) -> str:
     """README.md's sentence about the binary wheels."""
-    ((_, document),) = documents(root, "size")
+    ((file, document),) = documents(root, "size")
     found = {
         f"`{row['distribution'].removeprefix('flashvar-')}`": row["bytes"] / 1e6
         for row in document["rows"]
@@ -374,7 +390,8 @@ def size_in_words(root: Path) -> str:
     *most, last = found
     return (
         f"With every kernel, the wheels for {', '.join(most)} and {last} are "
-        f"{min(found.values()):.1f} to {max(found.values()):.1f} MB to download."
+        f"{min(found.values()):.1f} to {max(found.values()):.1f} MB to download: "
+        f"{day_and_commit(file, document['environment'])}."
     )
 
 

@@ -25,10 +25,9 @@ PYPROJECT = """\
 [project]
 name = "flashvar"
 description = "Attention kernels"
-readme = "README.md"
 keywords = ["attention", "cuda"]
 classifiers = ["Typing :: Typed"]
-dynamic = ["version", "optional-dependencies"]
+dynamic = ["version", "readme", "optional-dependencies"]
 license-files = ["LICENSE"]
 license = "Apache-2.0"
 requires-python = ">=3.10"
@@ -44,6 +43,7 @@ FACTORY = """\
 [project]
 name = "flashvar-factory"
 dynamic = ["version"]
+readme = "README.md"
 license = "Apache-2.0"
 dependencies = ["packaging"]
 
@@ -75,7 +75,8 @@ def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "pyproject.toml": PYPROJECT,
         "variants.toml": (ROOT / "variants.toml").read_text(encoding="utf-8"),
         "LICENSE": "Apache\n",
-        "README.md": "Text.\n",
+        "README.md": "[Text](docs/text.md).\n",  # an index is told no address that it lacks
+        "packages/factory/README.md": "Wheels.\n",
         "packages/factory/pyproject.toml": FACTORY,
         "src/python/wheel_factory/__init__.py": "",
         "CMakeLists.txt": "project(x)\n",
@@ -267,13 +268,14 @@ def of_the_factory() -> Files:
     info = "flashvar_factory-1.0.dist-info"
     lines = ["Metadata-Version: 2.4", "Name: flashvar-factory", "Version: 1.0"]
     lines += ["License-Expression: Apache-2.0", "Requires-Dist: packaging", "Provides-Extra: audit"]
+    lines.append("Description-Content-Type: text/markdown")
     marker = "(python_version < '3.14' or os_name == 'nt') and extra == 'audit'"
     lines.append(f"Requires-Dist: zstandard; {marker}")
     files = {f"wheel_factory/home/flashvar/{name}": text for name, text in MODULES.items()}
     files |= {
         "wheel_factory/__init__.py": "",
         "wheel_factory/home/variants.toml": (ROOT / "variants.toml").read_text(encoding="utf-8"),
-        f"{info}/METADATA": "\n".join([*lines, "", ""]),
+        f"{info}/METADATA": "\n".join([*lines, "", "Wheels.", ""]),
         f"{info}/WHEEL": f"{WHEEL}Tag: py3-none-any\n",
         f"{info}/entry_points.txt": "[console_scripts]\nwheel-factory = wheel_factory:main\n",
     }
@@ -293,6 +295,10 @@ OF_THE_FACTORY: dict[str, tuple[Callable[[Files], None], str]] = {
     "requirement": (
         edit("flashvar_factory-1.0.dist-info/METADATA", "packaging", "evil"),
         "expected requirements 'packaging', found 'evil'",
+    ),
+    "description": (
+        edit("flashvar_factory-1.0.dist-info/METADATA", "Wheels.", "Buy now."),
+        "expected description 'Wheels.', found 'Buy now.'",
     ),
     "script": (
         edit("flashvar_factory-1.0.dist-info/entry_points.txt", "wheel-f", "pip = x:y\nwheel-f"),

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import itertools
 import os
 import re
+import shlex
 import subprocess
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 from documented import PROGRAMS, ROOT, Block, blocks, pages, program, shown_after
 from shell import Shell, commands, mutants, shows, unnoticed, why_not_of_ci, why_wrong
 
+import flashvar
 from flashvar import cli
 from flashvar_factory.config import schema, selection_arguments
 
@@ -86,6 +92,34 @@ def test_python_for_a_gpu_can_be_read(page: Path) -> None:
     compile(program(page, on_gpu=True), page.name, "exec")
 
 
+def calls_that_do_not_fit(text: str) -> Iterator[str]:
+    """Calls of flashvar's functions by names or with arguments that they do not have."""
+    for call in ast.walk(ast.parse(text)):
+        if not isinstance(call, ast.Call) or not ast.unparse(call.func).startswith("flashvar."):
+            continue
+        try:
+            function = attrgetter(ast.unparse(call.func).partition(".")[2])(flashvar)
+            named = {one.arg: one.value for one in call.keywords if one.arg is not None}
+            inspect.signature(function).bind(*call.args, **named)
+        except (AttributeError, TypeError) as error:
+            yield f"{ast.unparse(call)}: {error}"
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if program(page, on_gpu=True)], ids=ids)
+def test_calls_of_flashvar_fit_its_functions(page: Path) -> None:
+    """Also those for a GPU, which is not here."""
+    gpu = [block for block in blocks(page) if block.language == "python" and block.needs]
+    assert [wrong for block in gpu for wrong in calls_that_do_not_fit(block.text)] == []
+
+
+@pytest.mark.parametrize(
+    "call", ["attend(q, k, v)", "attention(q)", "attention(q, k, v, casual=1)"]
+)
+def test_a_call_that_does_not_fit_is_found(call: str) -> None:
+    assert list(calls_that_do_not_fit(f"flashvar.{call}")) != []
+    assert list(calls_that_do_not_fit("flashvar.attention(q, k, v, causal=True)")) == []
+
+
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=ids)
 def test_links_of_the_root_lead_somewhere(page: Path) -> None:
     linked = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
@@ -137,6 +171,16 @@ def without_gpu(block: Block) -> Block:
     return block if said is None else replace(block, marks=(("exits", "1"), ("prints", said)))
 
 
+# Runs a file up to where it has read its arguments.
+PARSED = """
+import argparse, runpy, sys
+parse = argparse.ArgumentParser.parse_args
+argparse.ArgumentParser.parse_args = lambda parser: sys.exit(parse(parser) is None)
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 @pytest.mark.parametrize("block", HERE.values(), ids=ids)
 def test_commands_do_what_the_page_says(
     block: Block, shell: Shell, pytestconfig: pytest.Config
@@ -147,6 +191,10 @@ def test_commands_do_what_the_page_says(
         typed = [list(mutants(command)) for command in commands(block.text)]
         wrong = [one for found in typed for one in (found if every else found[:1])]
         assert [one for one in wrong if shell.run(one)[0] == 0] == []
+        for command in commands(block.text):
+            python, *words = shlex.split(command)
+            code, output = shell.run(shlex.join([python, "-c", PARSED, *words]))
+            assert code == 0, output
         return
     one, shown = without_gpu(block), "" if block.needs else shown_after(block)
     assert unnoticed(one, shell, shown, every=every) == []

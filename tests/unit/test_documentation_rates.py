@@ -113,6 +113,20 @@ def test_what_an_integration_adds_is_said_of_its_record(tmp_path: Path) -> None:
     assert "Registering takes 0.07 ms" in said
 
 
+def test_installing_is_in_order(tmp_path: Path) -> None:
+    rows = [
+        {"distribution": "large", "version": "1", "cpu_s": 21.04},
+        {"distribution": "flashvar", "version": "2", "cpu_s": 1.26},
+    ]
+    folder = tmp_path / "benchmarks" / "results"
+    folder.mkdir(parents=True)
+    document = {"benchmark": "install", "environment": ENVIRONMENT, "rows": rows}
+    result_file.write(folder / "made.json", document)
+    found = import_module("rates").installing(tmp_path)
+    assert found.splitlines()[-2:] == ["| flashvar 2 | 1.3 |", "| large 1 | 21.0 |"]
+    assert "commit 0123456789 (`" in found
+
+
 def test_calls_through_integrations_have_names_for_readers(tmp_path: Path) -> None:
     rows = [
         {"way": "sdpa, no-gradient", "median_us": 15.0, "added_us": 3.3},

@@ -1,7 +1,9 @@
 """Attention within the documents of a batch, through flashvar.attention_varlen, without a mask.
 
-    documents = Documents.of_ids(batch["document_ids"])  # once a batch
-    out = documents.attention(q, k, v, causal=True)  # in every layer
+The boundaries are found once per batch, and used in every layer:
+
+    documents = Documents.of_ids(batch["document_ids"])
+    out = documents.attention(q, k, v, causal=True)
 """
 
 from __future__ import annotations
