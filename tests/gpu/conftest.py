@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,12 @@ _NO_DEVICE = "torch sees no CUDA device"
 _SEED = pytest.StashKey[int]()
 _RECORD = pytest.StashKey[list[dict[str, Any]]]()
 _LEFT_OUT = pytest.StashKey[int]()
+# A run with one of these has reached its last test.
+_AT_THE_END = (
+    pytest.ExitCode.OK,
+    pytest.ExitCode.TESTS_FAILED,
+    pytest.ExitCode.NO_TESTS_COLLECTED,
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -58,6 +65,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # As Ctrl-C: what was run until then is written.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     config.addinivalue_line(
         "markers", "large: takes much of a device's memory; the last part of --shard has these"
     )
@@ -235,7 +244,7 @@ def _chosen(config: pytest.Config) -> list[str]:
     return [*found, *places]
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     target = session.config.getoption("--results")
     if target:
         from record import write
@@ -245,5 +254,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             "shard": session.config.getoption("--shard"),
             "left_to_other_shards": session.config.stash[_LEFT_OUT],
             "chosen": _chosen(session.config),
+            "ended_early": exitstatus not in _AT_THE_END,
         }
         write(Path(target), about, session.config.stash[_RECORD])

@@ -79,6 +79,7 @@ def merge(target: Path, parts: list[Path]) -> dict[str, Any]:
         **documents[0],
         "shard": f"{len(documents)} together",
         "left_to_other_shards": 0,
+        "ended_early": any(document["ended_early"] for document in documents),
         **summary(record),
     }
     merged["cases"] = record

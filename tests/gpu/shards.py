@@ -34,6 +34,7 @@ _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]
 # Exit codes of pytest: some test failed, it was interrupted, and nothing was selected.
 _FAILED, _INTERRUPTED, _NO_TESTS = 1, 2, 5
+_TIME_TO_WRITE = 10  # seconds
 
 
 def main() -> int:
@@ -72,8 +73,7 @@ def main() -> int:
             codes.append(running[count].wait())
         except KeyboardInterrupt:
             for part, process in running.items():
-                process.kill()
-                if process.wait() < 0:  # by this signal, or one to the whole group
+                if not _ended(process):
                     print(f"process {part} had not ended:", *_log(folder, part)[-1:])
             codes = [_INTERRUPTED]
         for part, code in enumerate(codes, start=1):
@@ -95,6 +95,17 @@ def main() -> int:
     print(failures(merged["cases"]))
     print(f"--seed {options.seed}: {merged['counts']} in {time.monotonic() - began:.0f} s")
     return 0 if all(code in (0, _NO_TESTS) for code in codes) else 1
+
+
+def _ended(process: subprocess.Popen[str]) -> bool:
+    """Ends a process, which has some seconds to write what it has of its record."""
+    process.terminate()
+    try:
+        return process.wait(_TIME_TO_WRITE) >= 0
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return False
 
 
 def _log(folder: str, part: int) -> list[str]:

@@ -39,9 +39,11 @@ LIBRARY = "flashvar_sm80/libflashvar_sm80.so"
 MANIFEST = "flashvar_sm80/manifest.json"
 WORDS = ("wheels", "op=attention_fwd", "hdim=32", "dtype=bf16")
 
-# The ABI of a binary around the device code of a real one; a fault is added at its end.
+# The ABI of a binary around the device code of a real one; a fault is added at its end. WRAPPERS:
+# what nvcc writes for each container of device code: magic and version, its address, no file.
 SOURCE = """\
-__asm__(".section .nv_fatbin,\\"a\\"\\n.incbin \\"fatbin\\"\\n"
+__asm__(".section .nv_fatbin,\\"a\\"\\ncontainers: .incbin \\"fatbin\\"\\n"
+        ".section .nvFatBinSegment,\\"aw\\"\\n" WRAPPERS
         ".section .flashvar.kernels,\\"a\\"\\n.incbin \\"kernels\\"\\n.text\\n");
 unsigned flashvar_abi_version(void) { return 2; }
 const char* flashvar_build_info(void) { return BUILD_INFO; }
@@ -122,7 +124,13 @@ def compiled(built: Built, tmp_path: Path) -> Callable[[str], bytes]:
         (tmp_path / "torch.c").write_text(TORCH, encoding="utf-8")
         info = re.search(rb'\{"architecture": [^}]*\}', built.plain[LIBRARY])
         assert info is not None
+        section = memoryview((tmp_path / "fatbin").read_bytes())
+        wrappers = [
+            f".long 0x466243b1, 1\n.quad containers + {start}, 0\n"
+            for start in fatbin.places(section, "fatbin")
+        ]
         define = f"#define BUILD_INFO {json.dumps(info[0].decode())}\n"
+        define += f"#define WRAPPERS {json.dumps(''.join(wrappers))}\n"
         (tmp_path / "library.c").write_text(define + SOURCE + text, encoding="utf-8")
         for command in (
             "-o libtorch.so -Wl,-soname,libtorch.so torch.c",

@@ -390,6 +390,11 @@ TREES: dict[str, tuple[str, Fault, str]] = {
         lambda case: case.record(left_to_other_shards=7),
         "a part of the tests",
     ),
+    "record of a run that was terminated": (
+        "GPU records",
+        lambda case: case.record(ended_early=True),
+        "a part of the tests",
+    ),
     "record of tests that were chosen": (
         "GPU records",
         lambda case: case.record(chosen=["-k", "test_forward"]),

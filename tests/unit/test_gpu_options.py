@@ -57,6 +57,32 @@ def test_a_rehearsal_runs_on_the_cpu(tmp_path: Path, python: str) -> None:
     assert all(isinstance(one, int) and one >= 1 for one in seconds)
 
 
+# A plugin that terminates the run after its third test.
+TERMINATED = """
+import os, signal
+
+ended = []
+
+
+def pytest_runtest_logfinish(nodeid):
+    ended.append(nodeid)
+    if len(ended) == 3:
+        os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_a_run_that_is_terminated_has_a_record_that_says_so(tmp_path: Path, python: str) -> None:
+    (tmp_path / "terminated.py").write_text(TERMINATED, encoding="utf-8")
+    target, file = tmp_path / "record.json", "tests/gpu/test_attention_features.py"
+    path = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import pytest; "
+    words = ("-q", "-p", "terminated", "-p", "no:cacheprovider", f"--results={target}")
+    done = run(python, "-c", f"{path}sys.exit(pytest.main({[file, *words]!r}))")
+    assert done.returncode == 2, done.stdout  # pytest's own, of Ctrl-C
+    document = result_file.read(target)
+    assert document["ended_early"] is True
+    assert len(document["cases"]) == 3
+
+
 # Of one file: what other files import takes seconds.
 CHOSEN = (
     *("--", "--ignore-glob=*/test_[!a]*", "--ignore-glob=*/test_attention_[!f]*"),
@@ -83,6 +109,7 @@ def test_shards_together_are_the_whole(recorded: dict[str, Any]) -> None:
     assert recorded["counts"] == {"skipped": len(cases)}
     assert list(recorded["not_run"].values()) == [len(cases)]
     assert recorded["seed"] == 5
+    assert recorded["ended_early"] is False
     assert any(one.startswith("-k test_forward") for one in recorded["chosen"])
 
 

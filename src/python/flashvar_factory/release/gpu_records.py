@@ -137,6 +137,7 @@ def _read(path: Path, name: str) -> Record | None:
             native=served.architecture.capability == own.capability,
             whole=found.get("left_to_other_shards") == 0
             and not found.get("chosen")
+            and not found.get("ended_early")
             and not system["interpreted"],
             passed=passed,
             files=frozenset(files),
