@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from documented import ROOT, pages
 from flashvar.binaries import advice
 from flashvar.errors import InstallError
 from flashvar.installing import offers
+from flashvar.machine import distributions
 from flashvar.selection.request import Overrides, Request
 from flashvar.selection.rules import select
 
@@ -38,11 +38,8 @@ def test_until_there_is_a_release_wheels_are_made(monkeypatch: pytest.MonkeyPatc
 def test_a_missing_runtime_gets_what_works(
     published: bool, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def absent(name: str) -> None:
-        raise metadata.PackageNotFoundError(name)
-
     monkeypatch.setattr(advice, "PUBLISHED", published)
-    monkeypatch.setattr(metadata, "metadata", absent)
+    monkeypatch.setattr(distributions, "find", lambda name: None)
     with pytest.raises(InstallError, match=re.escape(f": {command} first")):
         offers.of_installed("linux_x86_64")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import struct
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from flashvar.binaries import extras, loader, registry
 from flashvar.binaries import manifest as manifests
 from flashvar.binaries.extras import NO_EXTRAS
 from flashvar.cli import diagnosis
-from flashvar.errors import BinaryError, ManifestError
+from flashvar.errors import BinaryError, InstallError, ManifestError
+from flashvar.installing import offers
+from flashvar.integrations.requirement import unmet
 from flashvar.machine import system
 from flashvar.selection.request import Request
 from flashvar.selection.resolve import choose
@@ -229,6 +232,74 @@ def test_metadata_of_32_gigabytes_is_not_read(file: str, tmp_path: Path) -> None
         opened.truncate(1 << 35)
     found = list(registry.in_wheels([str(tmp_path)]))
     assert len(found) == (file != "entry_points.txt")
+
+
+def put_odd(path: Path, kind: str) -> None:
+    path.unlink(missing_ok=True)
+    if kind == "a FIFO":
+        os.mkfifo(path)
+    elif kind == "32 gigabytes":
+        with path.open("wb") as opened:
+            opened.truncate(1 << 35)
+    elif kind == "a folder":
+        path.mkdir()
+    elif kind == "not UTF-8":
+        path.write_bytes(NOT_UTF8)
+    else:
+        path.symlink_to({"endless": "/dev/zero", "a dangling link": "nowhere"}[kind])
+
+
+@pytest.mark.parametrize(
+    "kind", ["a FIFO", "32 gigabytes", "endless", "a folder", "not UTF-8", "a dangling link"]
+)
+def test_odd_metadata_of_each_distribution_that_is_asked_for(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("flashvar", "triton", "transformers"):
+        put_odd(put_distribution(tmp_path, name) / "METADATA", kind)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert system.gather_for_cpu().triton == "unknown"
+    assert extras.of_installed("linux_x86_64") == NO_EXTRAS
+    with pytest.raises(InstallError, match=r"damaged, cut short, .*; install flashvar here again"):
+        offers.of_installed("linux_x86_64")
+    assert "found an unknown version (" in str(unmet("transformers", "5", "old"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "autoload", "words"),
+    [
+        ("a FIFO", None, r"those of other are broken \(no regular file\): .*entry_points.txt"),
+        ("endless", "1", r"those of other are broken \(no regular file\)"),
+        ("32 gigabytes", None, r"those of other are broken \(more than 16777216 bytes\)"),
+        ("a folder", None, "imported"),
+        ("a dangling link", None, "imported"),
+        ("a FIFO", "0", "imported"),
+    ],
+)
+def test_torch_is_not_imported_where_that_would_not_end(
+    kind: str,
+    autoload: str | None,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def stop(name: str) -> None:
+        raise ModuleNotFoundError(f"{name} is imported", name="torch")
+
+    folder = put_distribution(tmp_path, "other", b"Name: other\n")
+    put_odd(folder / "entry_points.txt", kind)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD", raising=False)
+    if autoload is not None:
+        monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", autoload)
+    monkeypatch.setattr(system, "import_module", stop)
+    monkeypatch.delitem(sys.modules, "torch")
+    system.gather.cache_clear()
+    found = system.gather()
+    system.gather.cache_clear()
+    assert found.problem is not None
+    assert re.search(words, found.problem)
+    assert found.torch_repair == (None if words == "imported" else "reinstall other, or remove it")
 
 
 def test_an_entry_point_that_is_repeated_is_one(tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ import torch
 from small_models import inputs, output, small_model
 
 import flashvar
+from flashvar.compat.distribution import EmptyDistribution
 from flashvar.errors import IntegrationError, InvalidInputError
-from flashvar.integrations import requirement
 from flashvar.integrations import transformers as transformers
+from flashvar.machine import distributions
 
 LENGTH = 12
 
@@ -74,7 +75,8 @@ def test_missing_and_old_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_an_old_package_is_named_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers.masking_utils", None)  # 4.40 has none
-    monkeypatch.setattr(requirement.metadata, "version", lambda package: "4.40.0")
+    old = EmptyDistribution("transformers", "transformers", "4.40.0")
+    monkeypatch.setattr(distributions, "find", lambda package: old)
     with pytest.raises(ImportError, match=r"transformers 5\.6 or newer, found 4\.40\.0 \("):
         transformers.register()
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Final
 
 from flashvar.binaries.variant import BinaryKind
+from flashvar.machine import distributions
 
 # Markers of the requirements that flashvar_factory.config.extras writes, all for Linux.
 EXTRA: Final = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")
@@ -32,13 +32,13 @@ NO_EXTRAS: Final = Extras()
 
 def of_installed(platform: str) -> Extras:
     """The extras of the installed flashvar, for a platform such as "linux_x86_64"."""
-    try:
-        installed = metadata.metadata("flashvar")
-        provided = installed.get_all("Provides-Extra") or []
-        required = installed.get_all("Requires-Dist") or []
-    except (metadata.PackageNotFoundError, UnicodeDecodeError, AttributeError):
-        # flashvar is not installed, or its METADATA is damaged or missing.
+    installed = distributions.find("flashvar")
+    if installed is None:
         return NO_EXTRAS
+    fields = distributions.fields(installed)
+    provided, required = (
+        fields.get_all(name) or [] for name in ("Provides-Extra", "Requires-Dist")
+    )
     return read(provided, required, platform)
 
 

@@ -7,9 +7,7 @@ selection needs, so selection opens no library.
 from __future__ import annotations
 
 import json
-import os
 import re
-import stat
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Final
 from flashvar.binaries.strict_json import Table, wrong
 from flashvar.binaries.variant import Architecture, BinaryKind, Kernel, joined
 from flashvar.errors import ManifestError
+from flashvar.machine import files
 
 FILE_NAME: Final = "manifest.json"
 SCHEMA: Final = 2
@@ -196,26 +195,13 @@ class Manifest:
 def read(path: Path) -> Manifest:
     """Parse the manifest at `path`; a ManifestError names the file."""
     try:
-        return parse(_text(path))
+        return parse(files.text(path, _LARGEST))
     except FileNotFoundError:
         raise ManifestError(f"{path}: expected a manifest, found no file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ManifestError(f"{path}: expected a readable manifest, found: {error}") from error
     except ManifestError as error:
         raise ManifestError(f"{path}: {error}") from error
-
-
-def _text(path: Path) -> str:
-    """The text of a file; OSError if it is not a regular file, or larger than a manifest may be."""
-    # Non-blocking: opening a FIFO would wait for a writer.
-    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    with os.fdopen(number, "rb") as file:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
-            raise OSError("it is no regular file")
-        data = file.read(_LARGEST + 1)
-    if len(data) > _LARGEST:
-        raise OSError(f"it has more than {_LARGEST} bytes")
-    return data.decode("utf-8")
 
 
 def parse(text: str) -> Manifest:

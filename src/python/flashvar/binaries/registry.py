@@ -29,13 +29,13 @@ from flashvar.binaries.extras import NO_EXTRAS, Extras
 from flashvar.binaries.manifest import Manifest
 from flashvar.binaries.variant import Architecture, BinaryKind
 from flashvar.errors import ManifestError
+from flashvar.machine import distributions
 from flashvar.machine.system import platform_tag
 
 ENTRY_POINT_GROUP: Final = "flashvar.binaries"
 LIB_DIR: Final = "FLASHVAR_LIB_DIR"
 # The INSTALLER of a development build that was installed in place of a wheel.
 DEVELOPMENT: Final = "flashvar_factory"
-_LARGEST: Final = 16 << 20  # bytes of a file of metadata
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ def in_wheels(path: Sequence[str] | None = None) -> Iterator[Candidate]:
         if not entries:
             continue
         name, version = _name(distribution)
-        is_development = _read(distribution, "INSTALLER").strip() == DEVELOPMENT
+        is_development = distributions.text(distribution, "INSTALLER").strip() == DEVELOPMENT
         for architecture, folder in entries:
             directory = Path(str(distribution.locate_file(folder)))
             repair = (
@@ -257,51 +257,21 @@ def in_wheels(path: Sequence[str] | None = None) -> Iterator[Candidate]:
 
 def _name(distribution: metadata.Distribution) -> tuple[str, str]:
     """Name and version of a distribution for messages; also works with damaged METADATA."""
-    if _is_no_file(distribution, "METADATA"):
-        return "without a name", "of unknown version"
-    try:
-        fields = distribution.metadata
-        return fields["Name"] or "without a name", fields["Version"] or "of unknown version"
-    except (OSError, UnicodeDecodeError, AttributeError, KeyError):
-        return "without a name", "of unknown version"
+    fields = distributions.fields(distribution)
+    return fields["Name"] or "without a name", fields["Version"] or "of unknown version"
 
 
 def _entries(distribution: metadata.Distribution) -> list[tuple[str, str]]:
     """Name and value of a distribution's entry points in our group; empty if not readable."""
     section = ""
     entries = []
-    for line in map(str.strip, _read(distribution, "entry_points.txt").splitlines()):
+    for line in map(str.strip, distributions.text(distribution, "entry_points.txt").splitlines()):
         if line.startswith("["):
             section = line
         elif section == f"[{ENTRY_POINT_GROUP}]" and "=" in line and line.isprintable():
             name, _, value = line.partition("=")
             entries.append((name.strip(), value.strip()))
     return list(dict.fromkeys(entries))
-
-
-def _read(distribution: metadata.Distribution, file: str) -> str:
-    """A file of a distribution's metadata; empty if it cannot be read."""
-    if _is_no_file(distribution, file):
-        return ""
-    try:
-        return distribution.read_text(file) or ""
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
-def _is_no_file(distribution: metadata.Distribution, file: str) -> bool:
-    """Whether a name among metadata is no file, or one too large to be read.
-
-    A named pipe would be waited for.
-    """
-    folder = getattr(distribution, "_path", None)  # of what is no folder, such as an archive, none
-    if not isinstance(folder, Path):
-        return False
-    try:
-        found = (folder / file).stat()
-        return not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST
-    except OSError:
-        return False
 
 
 def _embedded() -> Iterator[Candidate]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from importlib import metadata
 from typing import Final
 
 from flashvar.binaries import advice
 from flashvar.binaries.extras import EXTRA, MACHINE
 from flashvar.binaries.variant import CUDA, Architecture, BinaryKind
 from flashvar.errors import InstallError, UnservedDeviceError
+from flashvar.machine import distributions
 from flashvar.selection.compatibility import dotted
 
 # `flashvar-sm89 ==0.1.0 ; marker`, as build backends write requirements.
@@ -51,17 +51,17 @@ def of_installed(platform: str) -> tuple[Offer, ...]:
     Raises:
         InstallError: flashvar is not installed here, or its metadata is damaged or cut short.
     """
-    try:
-        required = metadata.metadata("flashvar").get_all("Requires-Dist") or []
-    except (metadata.PackageNotFoundError, UnicodeDecodeError, AttributeError) as error:
+    installed = distributions.find("flashvar")
+    if installed is None:
         raise InstallError(
-            "expected flashvar to be installed in this environment, found no metadata of it "
-            f"({type(error).__name__}): {advice.install_runtime()} first"
-        ) from error
+            "expected flashvar to be installed in this environment, found no metadata of it: "
+            f"{advice.install_runtime()} first"
+        )
+    required = distributions.fields(installed).get_all("Requires-Dist") or []
     if not any(EXTRA.search(one) for one in required):
         raise InstallError(
             "expected the metadata of flashvar to name its binaries in extras, found none: it is "
-            "cut short, or of a build without them; install flashvar here again"
+            "damaged, cut short, or of a build without them; install flashvar here again"
         )
     return read(required, platform)
 

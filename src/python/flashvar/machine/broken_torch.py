@@ -2,15 +2,29 @@
 
 Torch reads the entry points of every installed package, and loads those of the group
 `torch.backends`. One that cannot be read or loaded makes the import of torch fail, with an error
-that does not name the package.
+that does not name the package; a named pipe makes it wait without end.
 """
 
 from __future__ import annotations
 
-from importlib import metadata
+import os
+import sys
+from collections.abc import Callable
+from importlib import metadata, util
 from typing import Final
 
+from flashvar.machine import distributions
+
 _GROUP: Final = "torch.backends"
+_FILE: Final = "entry_points.txt"
+_AUTOLOAD: Final = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+
+
+def foresee() -> tuple[str, str] | None:
+    """What an import of torch would not get past, and what repairs it; None: it ends."""
+    if "torch" in sys.modules or util.find_spec("torch") is None:
+        return None
+    return _broken_entry_points(lambda package: distributions.obstacle(package, _FILE))
 
 
 def explain(error: Exception) -> tuple[str, str | None]:
@@ -18,37 +32,48 @@ def explain(error: Exception) -> tuple[str, str | None]:
     if isinstance(error, ModuleNotFoundError) and error.name == "torch":
         return str(error), None
     return (
-        _unreadable_entry_points()
+        _broken_entry_points(_parse_error)
         or _backend_that_failed(error)
         or (str(error), "pip install --force-reinstall torch")
     )
 
 
-def _unreadable_entry_points() -> tuple[str, str] | None:
+def _broken_entry_points(
+    flaw: Callable[[metadata.Distribution], str | None],
+) -> tuple[str, str] | None:
+    """The first package whose entry points have a flaw, if torch reads them at all."""
+    if os.environ.get(_AUTOLOAD) == "0":
+        return None
     for package in metadata.distributions():
-        try:
-            package.entry_points  # noqa: B018  reading parses them
-        except Exception as error:  # whatever the parser stumbles over
+        found = flaw(package)
+        if found is not None:
             name = _name(package)
             where = getattr(package, "_path", None)  # has no public name
-            file = "entry_points.txt" if where is None else str(where / "entry_points.txt")
+            file = _FILE if where is None else str(where / _FILE)
             why = f"it reads the entry points of every package, and those of {name} are broken"
-            return f"{why} ({error}): {file}", f"reinstall {name}, or remove it"
+            return f"{why} ({found}): {file}", f"reinstall {name}, or remove it"
+    return None
+
+
+def _parse_error(package: metadata.Distribution) -> str | None:
+    try:
+        package.entry_points  # noqa: B018  reading parses them
+    except Exception as error:  # whatever the parser stumbles over
+        return str(error)
     return None
 
 
 def _backend_that_failed(error: Exception) -> tuple[str, str] | None:
+    if "backend extension: " not in str(error):
+        return None
     for point in metadata.entry_points(group=_GROUP):
         if f"backend extension: {point.name}." in str(error):
             name = "an unknown package" if point.dist is None else _name(point.dist)
             why = f"the backend {point.name} of {name} cannot be loaded ({error.__cause__})"
-            fix = f"reinstall or remove {name}, or export TORCH_DEVICE_BACKEND_AUTOLOAD=0"
+            fix = f"reinstall or remove {name}, or export {_AUTOLOAD}=0"
             return why, fix
     return None
 
 
 def _name(package: metadata.Distribution) -> str:
-    try:
-        return str(package.metadata["Name"])
-    except Exception:  # metadata that cannot be read either
-        return "a package without a name"
+    return distributions.fields(package)["Name"] or "a package without a name"

@@ -12,11 +12,11 @@ import sysconfig
 import warnings
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module, metadata, util
+from importlib import import_module, util
 from pathlib import Path
 from typing import Any, Final
 
-from flashvar.machine import broken_torch, driver
+from flashvar.machine import broken_torch, distributions, driver
 
 # Every device gives a block this much without opt-in; used where the device reports nothing else.
 _SHARED_MEMORY_WITHOUT_OPTIN: Final = 48 * 1024
@@ -97,6 +97,9 @@ def gather_for_cpu() -> System:
 
 def _ask_torch() -> tuple[Any, tuple[Device, ...], str | None, str | None]:
     """The torch module or None, its devices, its first warning or error, and `torch_repair`."""
+    foreseen = broken_torch.foresee()
+    if foreseen is not None:
+        return None, (), f"torch cannot be imported: {foreseen[0]}", foreseen[1]
     try:
         torch = import_module("torch")
     except Exception as error:  # a broken torch raises more than ImportError
@@ -190,11 +193,7 @@ def _triton_version() -> str | None:
     except (ImportError, ValueError):  # ValueError: blocked by None in sys.modules
         return None
     for name in _TRITON_DISTRIBUTIONS:
-        try:
-            version: str | None = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-        except (UnicodeDecodeError, KeyError):  # its METADATA is damaged
-            version = None
-        return version or "unknown"
+        found = distributions.find(name)
+        if found is not None:
+            return distributions.fields(found)["Version"] or "unknown"
     return "unknown"
