@@ -30,8 +30,8 @@ OF_OPS: Final = {
 }
 # The layers of `run.py layers`.
 LAYERS: Final = {
-    "gated-delta-net": "`flashvar.layers.GatedDeltaNet`",
-    "fla-gated-delta-net": "`GatedDeltaNet` of flash-linear-attention",
+    "gated-delta-net": "gated delta net, flashvar",
+    "fla-gated-delta-net": "gated delta net, FLA",
     "attention": "softmax attention, flashvar",
     "sdpa": "softmax attention, SDPA",
 }

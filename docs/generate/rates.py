@@ -318,7 +318,9 @@ def layers(root: Path) -> str:
         heading = ("head dim", "hidden size", "length", "call", *(LAYERS[one] for one in names))
         (warm_up,) = {row["warm_up"] for row in document["rows"]}
         measured = caption(file, document["environment"], "Milliseconds")
-        measured += f" Every layer was called {warm_up} times before the clock started."
+        measured += f" Every layer was called {warm_up} times before the timing began."
+        if lacking := [name for key, name in LAYERS.items() if key not in names]:
+            measured += f" Not measured: {'; '.join(lacking)}."
         parts.append(f"{measured}\n\n{table(heading, rows)}")
     return "\n\n".join(parts) or f"No record in `{RESULTS}` has them yet."
 

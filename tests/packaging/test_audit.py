@@ -228,7 +228,7 @@ COMPILED = {
     "libtorch": (
         NEEDS_TORCH,
         {"dependencies", "platform"},
-        "expected the libraries of the C runtime alone, found libtorch.so, of torch",
+        "expected only the libraries of the C runtime, found libtorch.so, of torch",
     ),
     "glibc 2.34": (
         YOUNG_GLIBC,

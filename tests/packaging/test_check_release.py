@@ -523,7 +523,7 @@ def test_file_of_this_version_that_was_not_built(
         assert check(case, "--index", address) == 9
     error = capsys.readouterr().err
     assert set(faults(error)) == {"index"}
-    assert f"{more.name}: expected the files that are released alone" in error
+    assert f"{more.name}: expected only the files of the release" in error
 
 
 def unpublished(case: Case, address: str, output: Path) -> int:

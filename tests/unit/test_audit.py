@@ -134,7 +134,7 @@ FAULTS = {
     ),
     "libtorch": (
         Wheel(library=replace(PLAIN, needed=("libc.so.6", "libtorch_cuda.so"))),
-        "expected the libraries of the C runtime alone, found libtorch_cuda.so, of torch",
+        "expected only the libraries of the C runtime, found libtorch_cuda.so, of torch",
     ),
     "libpython": (
         Wheel(library=replace(PLAIN, needed=("libpython3.11.so.1.0",))),
@@ -166,7 +166,7 @@ FAULTS = {
     ),
     "symbols of a stranger": (
         Wheel(library=replace(PLAIN, undefined=(("mystery", None),))),
-        "expected undefined symbols of the C runtime alone, found mystery",
+        "expected only undefined symbols of the C runtime, found mystery",
     ),
     "run path": (
         Wheel(library=replace(PLAIN, run_path="/opt/build/lib")),

@@ -122,7 +122,7 @@ OF_DEVICE: Mapping[str, Fault] = {
     ),
     "PTX for another architecture": (
         with_ptx(fabricated.ptx("90")),
-        "expected PTX for sm_80 alone, found some for sm_90",
+        "expected PTX only for sm_80, found some for sm_90",
     ),
     "PTX in machine code": (
         planted.device(debugged(), *planted.own()[1:]),

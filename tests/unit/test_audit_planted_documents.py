@@ -108,7 +108,7 @@ OF_METADATA: Mapping[str, Fault] = {
     "form feed": (edited(METADATA, "Summary: ", "Summary: \x0c"), "'summary' must be a single"),
     "line of an envelope": (
         edited(METADATA, "Metadata-V", "From x\nMetadata-V"),
-        "expected fields alone, found the line of an envelope first",
+        "expected only fields, found a mailbox's line first",
     ),
     "newer version": (
         edited(METADATA, "Metadata-Version: 2.4", "Metadata-Version: 2.5"),
@@ -177,7 +177,7 @@ OF_METADATA: Mapping[str, Fault] = {
     "two spaces": (edited(WHEEL, "lib: false", "lib:  false"), "('Root-Is-Purelib', ' false')"),
     "blanks": (
         edited(MANIFEST, "{", "{" + " " * 100_000),
-        "expected the text that the factory writes, found other blanks",
+        "expected the text that the factory writes, found other spaces",
     ),
     "mark of byte order": (edited(WHEEL, "Wheel-V", "\ufeffWheel-V"), r"'\ufeffWheel-Version'"),
     **{
@@ -276,7 +276,7 @@ OF_SBOM: Mapping[str, Fault] = {
     "part of a tool": (dependency(0, ["evil"]), "expected dependencies"),
     "blanks": (
         planted.added(planted.SBOM, Wheel(described()).files()[planted.SBOM] + b" " * 60_000),
-        "expected the text that the factory writes, found other blanks",
+        "expected the text that the factory writes, found other spaces",
     ),
     "20,000 parts": (planted.sbom(many_parts), "expected at most 65,536 bytes"),
 }

@@ -310,7 +310,7 @@ NAMES: dict[str, Fault] = {
         "expected symbol 1 to be a name",
     ),
     "symbol of no section": (planted.library(starts=((63, 0),)), "expected symbol 1 to be a name"),
-    "behind the end": (planted.built(behind_the_end), "expected zeros behind the last entry"),
+    "behind the end": (planted.built(behind_the_end), "expected zeros after the last entry"),
     "addresses elsewhere": (
         planted.library(tags=(BIND_NOW, (3, 64))),
         "expected dynamic entry 0x3 at .got",
@@ -329,7 +329,7 @@ NAMES: dict[str, Fault] = {
     ),
     "loader of another processor": (
         planted.library(needed=("libc.so.6", "ld-linux-aarch64.so.1")),
-        "expected the libraries of the C runtime alone, found ld-linux-aarch64.so.1",
+        "expected only the libraries of the C runtime, found ld-linux-aarch64.so.1",
     ),
     "exceptions of nobody": (
         planted.library(more=(Section(".eh_frame_hdr", 1, b"x" * 20, 0, 2),)),

@@ -372,11 +372,11 @@ OF_LIBRARY: Mapping[str, Fault] = {
     ),
     "weak symbol of nobody": (
         planted.library(undefined=(("malloc", "GLIBC_2.2.5"), ("evil", None))),
-        "expected undefined symbols of the C runtime alone, found evil",
+        "expected only undefined symbols of the C runtime, found evil",
     ),
     "path in place of a name": (
         planted.library(needed=("libc.so.6", "/tmp/evil.so")),
-        "expected the libraries of the C runtime alone, found /tmp/evil.so",
+        "expected only the libraries of the C runtime, found /tmp/evil.so",
     ),
     "run path to torch": (
         planted.library(run_path="$ORIGIN/../torch/lib"),

@@ -448,8 +448,8 @@ def in_a_gap(content: bytes) -> bytes:
 
 
 BYTES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "archive behind": (behind, "expected zeros behind its last file"),
-    "damaged header": (damaged, "expected zeros behind its last file"),
+    "archive behind": (behind, "expected zeros after its last file"),
+    "damaged header": (damaged, "expected zeros after its last file"),
     "bytes in a gap": (in_a_gap, "bytes behind its content"),
 }
 

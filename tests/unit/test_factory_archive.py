@@ -111,7 +111,7 @@ def test_truncated(tmp_path: Path) -> None:
         archive.read(path)
     assert str(caught.value) == (
         f"{path}: expected a whole zip archive, found no end record at its end: it is cut short, "
-        "or has data behind it; build or fetch it again"
+        "or has data after it; build or fetch it again"
     )
 
 

@@ -84,7 +84,7 @@ REFUSED = {
     "other bytes": (page((FILE, "0" * 64)), f"{FILE}: expected the SHA-256 {DIGEST}, found 0000"),
     "another file of the version": (
         page((FILE.replace("any", "linux_x86_64"), DIGEST)),
-        "expected the files that are released alone",
+        "expected only the files of the release",
     ),
     "an sdist of the version": (page(("flashvar-1.0.tar.gz", DIGEST)), "found this too"),
 }

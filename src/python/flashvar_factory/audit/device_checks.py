@@ -64,7 +64,7 @@ def _machine_code(library: Library, described: Manifest) -> Iterator[Finding]:
         yield Finding(
             "architecture",
             library.path,
-            f"expected PTX for sm_{code} alone, found some for sm_{some(sorted(strange))}",
+            f"expected PTX only for sm_{code}, found some for sm_{some(sorted(strange))}",
         )
     for found, count in sorted(leaked.items()):
         yield Finding(

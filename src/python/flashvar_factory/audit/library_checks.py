@@ -54,7 +54,7 @@ _OPTIONAL: Final = frozenset(
 _OWNERS: Final = (
     (
         r"libpython|_?Py[A-Z_]",
-        "Python: the wheel would work with one Python version alone; do not link Python",
+        "Python: the wheel would work with only one Python version; do not link Python",
     ),
     (
         r"libtorch|libc10|libATen|_ZNK?(2at|3c10|5torch)|aoti_torch",
@@ -103,7 +103,7 @@ def dependencies(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
                 yield Finding(
                     "dependencies",
                     library.path,
-                    f"expected the libraries of the C runtime alone, found {name}{_owner(name)}",
+                    f"expected only the libraries of the C runtime, found {name}{_owner(name)}",
                 )
         for path in library.dynamic.run_paths:
             yield Finding(
@@ -128,7 +128,7 @@ def _undefined(library: Library, *, calls_torch: bool) -> Iterator[Finding]:
         yield Finding(
             "dependencies",
             library.path,
-            f"expected undefined symbols of the C runtime alone, found {some(names)}{owner}",
+            f"expected only undefined symbols of the C runtime, found {some(names)}{owner}",
         )
 
 

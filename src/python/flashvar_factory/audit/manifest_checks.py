@@ -50,7 +50,7 @@ def manifest(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
             yield Finding(
                 "manifest",
                 where,
-                "expected the text that the factory writes, found other blanks or another order",
+                "expected the text that the factory writes, found other spaces or another order",
             )
 
 

@@ -52,7 +52,7 @@ def bill(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
             document = json_text.parse(content, where)
             if (json.dumps(document, indent=1) + "\n").encode() != content:
                 raise PackagingError(
-                    "expected the text that the factory writes, found other blanks or signs"
+                    "expected the text that the factory writes, found other spaces or characters"
                 )
             rows = list(_rows(document, library, described, expected))
         except PackagingError as error:

@@ -41,5 +41,5 @@ def variant(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
         if value != wanted.get(key):
             yield Finding("variant", where, f"expected {key} {wanted.get(key)}, found {value}")
     if found == wanted and text != variant_metadata.text(wanted):
-        message = "expected the text that the factory writes, found other blanks or another order"
+        message = "expected the text that the factory writes, found other spaces or another order"
         yield Finding("variant", where, message)

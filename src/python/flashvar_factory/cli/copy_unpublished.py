@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> None:
     root, output = arguments.root, arguments.root / arguments.output
     if output.is_dir() and any(output.iterdir()):
         raise PackagingError(
-            f"{output}: expected an empty folder, found files; all that is there is uploaded"
+            f"{output}: expected an empty folder, found files; everything in it is uploaded"
         )
     hashes = proof.read(root / arguments.proof)
     files = sorted((root / arguments.folder).iterdir())

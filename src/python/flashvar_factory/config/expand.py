@@ -70,7 +70,7 @@ def select_all(
     if lacking:
         raise ConfigurationError(
             f"platform={platform}: expected architectures with wheels for it, "
-            f"{listed(there) or 'of which there are none'}, found {listed(lacking)}; "
+            f"{listed(there) or '(there are none)'}, found {listed(lacking)}; "
             "`platforms` in variants.toml adds one"
         )
     return Selection(

@@ -177,7 +177,7 @@ def _values(axis: str, parts: list[str], ops: Sequence[str], config: Config) -> 
     kinds = [one for op in ops for one in config.ops[op].axes if one.name == axis]
     if not kinds:
         raise ConfigurationError(
-            f"{axis}={','.join(parts)}: expected an axis of op={','.join(ops)}, found one of others"
+            f"{axis}={','.join(parts)}: expected an axis of op={','.join(ops)}, found another op's"
         )
     if parts == [ALL]:
         return ()

@@ -29,7 +29,7 @@ def read(content: bytes, where: str) -> Metadata:
             f"{where}: expected at most {LIMIT:,} bytes of metadata, found {len(content):,}"
         )
     if content.startswith(b"From "):  # of a mailbox: readers of messages pass over it
-        raise PackagingError(f"{where}: expected fields alone, found the line of an envelope first")
+        raise PackagingError(f"{where}: expected only fields, found a mailbox's line first")
     try:
         # Decoded here: a byte that is no UTF-8 makes other readers skip the field.
         return Metadata.from_email(content.decode("utf-8"), validate=True)

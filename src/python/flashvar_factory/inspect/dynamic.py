@@ -106,7 +106,7 @@ def tags(file: elf.Elf) -> tuple[list[tuple[int, int]], bytes]:
     rows = list(_TAG.iter_unpack(table.content))
     end = next((i for i, (tag, _) in enumerate(rows) if tag == 0), len(rows))
     if any(tag or value for tag, value in rows[end:]):  # a loader reads no further
-        raise BuildError(f"{file.where}: expected zeros behind the last entry, found others")
+        raise BuildError(f"{file.where}: expected zeros after the last entry, found others")
     return rows[:end], file.strings_of(table)
 
 

@@ -188,7 +188,7 @@ def _unpack(data: memoryview, size: int) -> bytes:
     if len(content) != size:
         raise BuildError(f"expected {size} bytes of device code, found {len(content)}")
     if not unpacker.eof or unpacker.unused_data or position < len(data):
-        raise BuildError("expected one frame of zstd in an image, found less, or data behind it")
+        raise BuildError("expected one frame of zstd in an image, found less, or data after it")
     if bytes(data[: len(_ZSTD_MAGIC)]) != _ZSTD_MAGIC:
         raise BuildError("expected a frame of zstd that has content, found one that is skipped")
     return bytes(content)

@@ -74,7 +74,7 @@ def _files(packed: bytes, path: Path) -> dict[str, bytes]:
         # Where it ends for one reader, others read on.
         if unpacked[opened.offset :].strip(b"\0"):
             raise PackagingError(
-                f"{path}: expected zeros behind its last file, found others at {opened.offset:,}"
+                f"{path}: expected zeros after its last file, found others at {opened.offset:,}"
             )
     return files
 
@@ -86,7 +86,7 @@ def _unpacked(packed: bytes, limit: int) -> bytes:
     if len(content) > limit:
         raise ValueError(f"more than {limit:,} bytes of files")
     if not unpacker.eof or unpacker.unused_data:
-        raise EOFError("a gzip file that is cut short, or has data behind it")
+        raise EOFError("a gzip file that is cut short, or has data after it")
     return content
 
 

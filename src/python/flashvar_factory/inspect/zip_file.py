@@ -124,7 +124,7 @@ def _members(data: memoryview) -> Iterator[Member]:
         raise PackagingError("a file that is too short")
     magic, disk, first_disk, here, count, size, offset, comment = _END.unpack_from(data, start)
     if magic != b"PK\5\6" or comment:
-        raise PackagingError("no end record at its end: it is cut short, or has data behind it")
+        raise PackagingError("no end record at its end: it is cut short, or has data after it")
     if (disk, first_disk, here) != (0, 0, count) or offset + size != start:
         raise PackagingError("a central directory that is not right before its end record")
     if count > MEMBERS:
@@ -157,8 +157,8 @@ def _member(data: memoryview, position: int, end: int, content_end: int) -> tupl
         )
     if needed > _NEWEST or internal > 1 or not _is_moment(date, time):
         raise PackagingError(
-            f"{name!r} with a header that no reader takes: version {needed}, date {date:#x}, time "
-            f"{time:#x}, internal attributes {internal:#x}"
+            f"{name!r} with a header that no reader accepts: version {needed}, date {date:#x}, "
+            f"time {time:#x}, internal attributes {internal:#x}"
         )
     usual = _OF_FILES | _FOLDER if name.endswith("/") else _OF_FILES
     if attributes & 0xFFFF & ~usual:

@@ -25,7 +25,7 @@ def prepare(dist: Path, expected: Sequence[Member]) -> None:
         half.unlink()
     files = [file for file in dist.iterdir() if file.name not in REPORTS]
     found = members.complaints(files, expected, whole=False)
-    members.refuse(found, str(dist), "move them away: all that is there is uploaded")
+    members.refuse(found, str(dist), "move them away: everything in the folder is uploaded")
     for name in REPORTS:
         (dist / name).unlink(missing_ok=True)
 

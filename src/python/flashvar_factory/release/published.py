@@ -51,7 +51,7 @@ def absent(files: Iterable[Path], index: str) -> tuple[Path, ...]:
         for name in sorted(listed.keys() - names):
             one = members.read(Path(name))
             if one is not None and one.version in versions:
-                found.append(f"{name}: expected the files that are released alone, found this too")
+                found.append(f"{name}: expected only the files of the release, found this too")
     if found:
         lines = "\n".join(f"  {line}" for line in found)
         raise ReleaseError(
