@@ -154,12 +154,12 @@ def _cell(cell: LayerCell, wanted: Sequence[str], seconds: float) -> list[Row]:
 
 
 def _call(make: Callable[[LayerCell], nn.Module], cell: LayerCell) -> Callable[[], object]:
-    """A call of a layer with random parameters: inputs are the same for every layer of a cell."""
+    """A call of a layer with random parameters; the inputs of all layers of a cell are the same."""
     device = current_device()
     torch.manual_seed(_SEED)
-    layer = make(cell).to(device, DTYPES[cell.dtype])
     shape = (cell.batch, cell.seqlen, cell.hidden)
     x, grad = torch.randn(2, *shape, device=device, dtype=DTYPES[cell.dtype]).unbind()
+    layer = make(cell).to(device, DTYPES[cell.dtype])  # draws numbers too, so the inputs come first
     if cell.direction == "forward":
 
         def forward() -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -51,19 +52,23 @@ def test_every_layer_of_a_cell_is_called(benchmark: ModuleType) -> None:
 
 
 def test_calls_before_the_clock(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[int, ...]] = []
-    monkeypatch.setattr(benchmark, "CONTENDERS", {"sdpa": lambda cell: _Counted(calls)})
+    inputs: list[torch.Tensor] = []
+    # Layers that draw different numbers of parameters.
+    made = {name: partial(_Recorded, inputs, size) for name, size in (("sdpa", 3), ("other", 7))}
+    monkeypatch.setattr(benchmark, "CONTENDERS", made)
     benchmark.run(Options(only=("forward",)))
-    assert calls == [(1, 5, 16)] * 2
+    assert [tuple(x.shape) for x in inputs] == [(1, 5, 16)] * 4
+    assert all(torch.equal(x, inputs[0]) for x in inputs)
 
 
-class _Counted(torch.nn.Module):  # type: ignore[misc]
-    def __init__(self, calls: list[tuple[int, ...]]) -> None:
+class _Recorded(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self, inputs: list[torch.Tensor], size: int, cell: object) -> None:
         super().__init__()
-        self.calls = calls
+        self.inputs = inputs
+        self.parameters_of_its_own = torch.nn.Linear(size, size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls.append(tuple(x.shape))
+        self.inputs.append(x.clone())
         return x
 
 
