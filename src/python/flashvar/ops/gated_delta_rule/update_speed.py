@@ -86,10 +86,12 @@ def call(cell: UpdateCell, contender: str, device: torch.device) -> Call:
     from flashvar.ops.gated_delta_rule.api import gated_delta_rule
 
     places = torch.randperm(cell.sequences, device=device)
-    rule: dict[str, Any] = {"state_layout": cell.state_layout, "qk_l2norm": True}
-
-    def update() -> object:
-        with torch.no_grad():
-            return gated_delta_rule(**given, initial_state=states, state_indices=places, **rule)
-
-    return update
+    # Not by name, and without no_grad, which nothing here needs: they are no part of the call.
+    tensors, layout = tuple(given.values()), cell.state_layout
+    return lambda: gated_delta_rule(
+        *tensors,
+        initial_state=states,
+        state_indices=places,
+        state_layout=layout,
+        qk_l2norm=True,
+    )
