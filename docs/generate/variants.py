@@ -24,6 +24,7 @@ from flashvar_factory.config.selection_arguments import SelectionArguments
 NAMED: Final = {
     "ops": "<op>",
     "axes": "<axis>",
+    "spill_bytes": "<axis>",
     "architectures": "<architecture>",
     "families": "<family>",
     "largest": "<axis>",
@@ -47,6 +48,7 @@ MEANING: Final = {
     "ops.<op>.axes.<axis>.step": "From one value to the next.",
     "ops.<op>.axes.<axis>.pairs": 'Whether `"192x128"` is a value too: two template arguments.',
     "ops.<op>.spill_bytes": "Bytes that a thread of a released kernel may spill; else 0.",
+    "ops.<op>.spill_bytes.<axis>.<value>": "The same for kernels of one value; 0 for others.",
     "architectures.<architecture>.code": "What nvcc compiles for.",
     "architectures.<architecture>.family": "The folder of `src/cuda` that serves it.",
     "architectures.<architecture>.shared_memory": "Bytes that a block may have there.",
@@ -74,6 +76,7 @@ _TOO_MANY: Final = "zzz"
 _NAMES: Final = {
     ("ops", 1),
     ("axes", 3),
+    ("spill_bytes", 3),
     ("architectures", 1),
     ("families", 1),
     ("largest", 3),
@@ -117,13 +120,13 @@ def _asked(
     here = _at(document, path)
     tables = {_general(document, one) for one in _paths(document)}
     for key in _valid_keys(document, path) or list(here):
-        value = here.get(key)
-        if isinstance(value, dict) or _general(document, (*path, key)) in tables:
+        name = _general(document, (*path, key))
+        if isinstance(here.get(key), dict) or (key not in here and name in tables):
             continue
         if key in document["ops"] and path == ("defaults",):
             continue  # another op of which the file says nothing
         said = (_needed(document, path, key), _taken(document, path, key))
-        yield _general(document, (*path, key)), said
+        yield name, said
 
 
 def _general(document: dict[str, Any], path: tuple[str, ...]) -> str:
@@ -138,6 +141,8 @@ def _general(document: dict[str, Any], path: tuple[str, ...]) -> str:
             parts.append("<axis>")
         elif path[0] == "defaults" and place == 1 and part in ops:
             parts.append("<op>")
+        elif place == 4 and path[2] == "spill_bytes":
+            parts.append("<value>")
         else:
             parts.append(part)
     return ".".join(parts)

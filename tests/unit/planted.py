@@ -82,10 +82,13 @@ def older(compression: str | None = None, **changes: Any) -> Wheel:
     return Wheel(replace(one, **changes), library, "flashvar_sm80_cu12")
 
 
-def row(**changes: Any) -> Wheel:
-    """The same of the first kernel."""
+def row(name: str | None = None, **changes: Any) -> Wheel:
+    """The same of one kernel, the first where none is named."""
     kernels = described().kernels
-    return manifest(kernels=(replace(kernels[0], **changes), *kernels[1:]))
+    name = name or kernels[0].name
+    return manifest(
+        kernels=tuple(replace(one, **changes) if one.name == name else one for one in kernels)
+    )
 
 
 def with_files(**more: bytes | str) -> Wheel:

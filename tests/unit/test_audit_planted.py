@@ -508,6 +508,11 @@ OF_KERNELS: Mapping[str, Fault] = {
         row(spill_bytes=8),
         "expected at most 0 bytes of spilled registers in a release, found 8 of attention_fwd_bf16",
     ),
+    "spills that another head dim may have": (
+        row("gated_delta_rule_fwd_bf16_hdim128", spill_bytes=200, stack_bytes=200),
+        "of gated_delta_rule_fwd_bf16_hdim128; choose smaller tiles, or raise "
+        "spill_bytes.head_dim.128 of [ops.gated_delta_rule_fwd] in variants.toml",
+    ),
     "more threads than it was compiled for": (
         device(first(threads=64), *own()[1:]),
         "expected at most 64 threads in a block",

@@ -10,6 +10,7 @@ import pytest
 from matrix import CONFIG, TEXT, project
 
 from flashvar.binaries import manifest
+from flashvar.binaries.variant import Kernel
 from flashvar.errors import ConfigurationError
 from flashvar_factory.config import schema
 from flashvar_factory.errors import ToolchainError
@@ -128,6 +129,75 @@ MISTAKES = {
     "deep arrays": ("schema = 1", f"schema = {'[' * 5000}", ["expected TOML"]),
     "an architecture twice": ("\nsm_86 =", "\nsm_80 =", ["expected TOML", "overwrite"]),
 }
+
+
+OP = "[ops.attention_fwd.axes]"
+BUDGETS = {
+    "no integer": ('"x"', ["spill_bytes: expected an integer from 1", "or a table", "found 'x'"]),
+    "no table of an axis": ("{ head_dim = 8 }", ["head_dim: expected a table, found 8"]),
+    "unknown axis": ("{ head_dims = { 64 = 8 } }", ["head_dims: unknown key", "'head_dim'"]),
+    "no axis": ("{}", ["spill_bytes: expected one axis, dtype, head_dim, found []"]),
+    "two axes": (
+        "{ head_dim = { 64 = 8 }, dtype = { bf16 = 8 } }",
+        ["spill_bytes: expected one axis, dtype, head_dim, found ['dtype', 'head_dim']"],
+    ),
+    "no value": ("{ head_dim = {} }", ["spill_bytes.head_dim: expected a value of head_dim"]),
+    "value that no kernel has": (
+        "{ head_dim = { 65 = 8 } }",
+        ["head_dim.65: expected an integer from 8 to 256 in steps of 8", "found '65'"],
+    ),
+    "name that no kernel has": ("{ dtype = { fp8 = 8 } }", ["dtype.fp8", "one of bf16, fp16"]),
+    "bytes that are none": ("{ head_dim = { 64 = 0 } }", ["64: expected an integer from 1"]),
+}
+
+
+@pytest.mark.parametrize(("budget", "words"), BUDGETS.values(), ids=BUDGETS)
+def test_mistake_in_a_budget_is_named(budget: str, words: list[str]) -> None:
+    text = f"[ops.attention_fwd]\nspill_bytes = {budget}\n{OP}"
+    with pytest.raises(ConfigurationError) as caught:
+        schema.parse(TEXT.replace(OP, text, 1))
+    assert [word for word in words if word not in str(caught.value)] == [], str(caught.value)
+
+
+def spill_budgets(budget: str) -> dict[str, tuple[int, str]]:
+    """What each of some kernels may spill under a budget, and the key that says so."""
+    pairs = TEXT.replace("step = 8 }", "step = 8, pairs = true }", 1)
+    text = f"[ops.attention_fwd]\n{budget}\n{OP}"
+    op = schema.parse(pairs.replace(OP, text, 1)).ops["attention_fwd"]
+    pair: tuple[tuple[str, int], ...] = (("head_dim", 192), ("head_dim_v", 128))
+    kernels = [Kernel(op.name, (("dtype", "bf16"), *dims)) for dims in [(("head_dim", 192),), pair]]
+    return {one.name: (op.budget.of(one), op.budget.key(one)) for one in kernels}
+
+
+@pytest.mark.parametrize(
+    ("budget", "one", "pair"),
+    [
+        ("", (0, "spill_bytes"), (0, "spill_bytes")),
+        ("spill_bytes = 8", (8, "spill_bytes"), (8, "spill_bytes")),
+        (
+            "spill_bytes = { head_dim = { 192 = 8 } }",
+            (8, "spill_bytes.head_dim.192"),
+            (0, "spill_bytes.head_dim.192x128"),
+        ),
+        (
+            "spill_bytes = { head_dim = { 192x128 = 16 } }",
+            (0, "spill_bytes.head_dim.192"),
+            (16, "spill_bytes.head_dim.192x128"),
+        ),
+        (
+            "spill_bytes = { dtype = { bf16 = 24 } }",
+            (24, "spill_bytes.dtype.bf16"),
+            (24, "spill_bytes.dtype.bf16"),
+        ),
+    ],
+)
+def test_a_budget_is_one_for_all_kernels_or_by_the_values_of_an_axis(
+    budget: str, one: tuple[int, str], pair: tuple[int, str]
+) -> None:
+    assert spill_budgets(budget) == {
+        "attention_fwd_bf16_hdim192": one,
+        "attention_fwd_bf16_hdim192x128": pair,
+    }
 
 
 @pytest.mark.parametrize(("before", "after", "words"), MISTAKES.values(), ids=MISTAKES)

@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from flashvar.binaries.manifest import KernelRow, Manifest
-from flashvar.binaries.variant import SECOND
+from flashvar.binaries.variant import SECOND, Kernel
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Library, Wheel
 from flashvar_factory.audit.finding import Finding, some
 from flashvar_factory.audit.manifests import pairs
+from flashvar_factory.config.axes import SpillBudget
 from flashvar_factory.inspect.cubin import Function
 from flashvar_factory.inspect.fatbin import SASS
 
@@ -131,12 +132,13 @@ def _figures(library: Library, described: Manifest, expected: Expectations) -> I
         if limit is not None and used > limit:
             yield f"expected at most {limit} bytes of shared memory for {row.name}, found {used}"
         released = "+" not in described.version and not expected.spills
-        allowed = ops[row.op].spill_bytes if row.op in ops else 0
-        if released and row.spill_bytes > allowed:
+        budget = ops[row.op].budget if row.op in ops else SpillBudget()
+        kernel = Kernel(row.op, row.axes)
+        if released and row.spill_bytes > budget.of(kernel):
             yield (
-                f"expected at most {allowed} bytes of spilled registers in a release, found "
-                f"{row.spill_bytes} of {row.name}; choose smaller tiles, or raise spill_bytes of "
-                f"[ops.{row.op}] in variants.toml"
+                f"expected at most {budget.of(kernel)} bytes of spilled registers in a release, "
+                f"found {row.spill_bytes} of {row.name}; choose smaller tiles, or raise "
+                f"{budget.key(kernel)} of [ops.{row.op}] in variants.toml"
             )
         if released and row.stack_bytes >= row.spill_bytes + _SLOT:
             yield (

@@ -1,12 +1,12 @@
-"""The axes an op is compiled over, and the values they take: reads [ops]."""
+"""The axes an op is compiled over, the values they take, what kernels may spill: reads [ops]."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from flashvar.binaries.variant import SECOND
+from flashvar.binaries.variant import SECOND, Kernel
 from flashvar.errors import ConfigurationError
 from flashvar_factory.config import names
 from flashvar_factory.config.suggestions import listed
@@ -14,6 +14,7 @@ from flashvar_factory.config.toml_table import Table, Value
 
 # Kernels are compiled for some of an axis's values; more than this is a mistake.
 _MOST_VALUES = 65_536
+_SPILLS = "spill_bytes"
 _LAUNCHER = r"([a-z][a-z0-9_]*/)*[a-z][a-z0-9_]*"
 # Of so many digits that Python reads them.
 _NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
@@ -96,13 +97,38 @@ def _numbers(value: str) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
+class SpillBudget:
+    """Bytes of registers that a thread of a released kernel may spill.
+
+    The same for every kernel, or by the value of one axis, as commands write it. A value that is
+    not there may spill nothing.
+    """
+
+    every: int = 0
+    axis: str | None = None
+    by_value: Mapping[str, int] = field(default_factory=dict)
+
+    def of(self, kernel: Kernel) -> int:
+        """What a thread of `kernel` may spill."""
+        if self.axis is None:
+            return self.every
+        return self.by_value.get(kernel.values.get(self.axis, ""), 0)
+
+    def key(self, kernel: Kernel) -> str:
+        """The key of variants.toml, within its op, that says so."""
+        if self.axis is None:
+            return _SPILLS
+        return f"{_SPILLS}.{self.axis}.{kernel.values.get(self.axis)}"
+
+
+@dataclass(frozen=True)
 class Op:
     """One operation and its axes, in the order of its C++ template's parameters."""
 
     name: str
     axes: tuple[Axis, ...]
     launcher: str  # the header in a family's folder that launches it, without its suffix
-    spill_bytes: int = 0  # that a thread of a released kernel may spill
+    budget: SpillBudget
 
     @property
     def camel(self) -> str:
@@ -135,15 +161,37 @@ def _op(name: str, table: Table, ops: Sequence[str]) -> Op:
         if "launcher" in table.rest
         else f"{name}_launch"
     )
-    spill_bytes = table.positive("spill_bytes") if "spill_bytes" in table.rest else 0
     read = tuple(_axis(axis, axes.table(axis), ops) for axis in there)
-    op = Op(name, read, launcher, spill_bytes)
+    op = Op(name, read, launcher, _budget(table, read))
     for axis in op.axes:
         if axis.pairs and axis.name + SECOND in there:
             expected = f"another name than that of the second integer of {axis.name}'s pairs"
             raise axes.wrong(axis.name + SECOND, expected, axis.name + SECOND)
-    table.end(also=["launcher", "spill_bytes"])
+    table.end(also=["launcher", _SPILLS])
     return op
+
+
+def _budget(table: Table, axes: Sequence[Axis]) -> SpillBudget:
+    """What is under `spill_bytes`: an integer, or { <axis> = { <value> = integer } }."""
+    if _SPILLS not in table.rest:
+        return SpillBudget()
+    if not isinstance(table.rest[_SPILLS], dict):
+        return SpillBudget(table.positive(_SPILLS, "a table of them by the values of one axis"))
+    by_axis = table.table(_SPILLS)
+    named = [axis for axis in axes if axis.name in by_axis.rest]
+    if len(named) != 1 and len(by_axis.rest) == len(named):
+        expected = f"one axis, {listed([axis.name for axis in axes])}"
+        raise by_axis.wrong(None, expected, sorted(by_axis.rest))
+    by_value = {axis: by_axis.table(axis.name) for axis in named}
+    by_axis.end(also=[axis.name for axis in axes])
+    ((axis, values),) = by_value.items()
+    words = list(values.rest)
+    if not words:
+        raise values.wrong(None, f"a value of {axis.name} and its bytes", {})
+    for word in words:
+        if axis.parse(word) is None:
+            raise values.wrong(word, f"{axis}, with its bytes behind it", word)
+    return SpillBudget(axis=axis.name, by_value={word: values.positive(word) for word in words})
 
 
 def _axis(name: str, table: Table, ops: Sequence[str]) -> Axis:

@@ -138,11 +138,12 @@ class Table:
             raise self.wrong(key, expected, value)
         return value
 
-    def positive(self, key: str) -> int:
-        """An integer above zero that C++ can count to."""
+    def positive(self, key: str, otherwise: str = "") -> int:
+        """An integer above zero that C++ can count to; `otherwise` is what else it might be."""
         value = self.take(key)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= LARGEST:
-            raise self.wrong(key, f"an integer from 1 to {LARGEST}", value)
+            expected = f"an integer from 1 to {LARGEST}"
+            raise self.wrong(key, f"{expected}, or {otherwise}" if otherwise else expected, value)
         return value
 
     def flag(self, key: str) -> bool:
