@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from flashvar.errors import InvalidInputError
+from flashvar.ops.rms_norm.formula import Norm, Tensors
+from flashvar.ops.rms_norm.torch_library import normalize
 
 
 class RMSNorm(nn.Module):  # type: ignore[misc]
@@ -106,9 +107,8 @@ def l2norm(
     x: torch.Tensor, eps: float = 1e-6, output_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """x / sqrt(sum(x^2) + eps) over the last dimension, in the dtype of x or another one."""
-    wide = _wide(x)
-    y = wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)
-    return y.to(x.dtype if output_dtype is None else output_dtype)
+    dtype = x.dtype if output_dtype is None else output_dtype
+    return normalize(Tensors(x, None, None, None, None), Norm(eps, False, False, dtype, None))[0]
 
 
 def rms_norm(
@@ -125,9 +125,8 @@ def rms_norm(
     With `prenorm` also the sum itself, in the dtype of the residual; without one in float32 if
     `residual_in_fp32`, else in the dtype of x.
     """
-    total = _sum(x, residual)
-    y = _normalised(total, weight, bias, eps).to(x.dtype)
-    return (y, _as_residual(total, x, residual, residual_in_fp32)) if prenorm else y
+    tensors = Tensors(x, None, weight, bias, residual)
+    return _rms_norm(tensors, eps, False, prenorm, residual_in_fp32)
 
 
 def rms_norm_gated(
@@ -143,12 +142,8 @@ def rms_norm_gated(
 ) -> Any:
     """As `rms_norm`, times the activation of a gate: "swish" (or "silu"), or "sigmoid"."""
     _check_activation(activation)
-    total = _sum(x, residual)
-    y = _normalised(total, weight, bias, eps)
-    gate = g.to(y.dtype)
-    gate = gate.sigmoid() if activation == "sigmoid" else functional.silu(gate)
-    y = (y * gate).to(x.dtype)
-    return (y, _as_residual(total, x, residual, residual_in_fp32)) if prenorm else y
+    tensors = Tensors(x, g, weight, bias, residual)
+    return _rms_norm(tensors, eps, activation == "sigmoid", prenorm, residual_in_fp32)
 
 
 def _check_activation(activation: str) -> None:
@@ -159,26 +154,12 @@ def _check_activation(activation: str) -> None:
         )
 
 
-def _wide(x: torch.Tensor) -> torch.Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _sum(x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-    return _wide(x) if residual is None else _wide(x) + residual
-
-
-def _normalised(
-    total: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
-) -> torch.Tensor:
-    y = total * torch.rsqrt(total.square().mean(-1, keepdim=True) + eps)
-    if weight is not None:
-        y = y * weight.to(y.dtype)
-    return y if bias is None else y + bias.to(y.dtype)
-
-
-def _as_residual(
-    total: torch.Tensor, x: torch.Tensor, residual: torch.Tensor | None, in_fp32: bool
-) -> torch.Tensor:
-    if residual is not None:
-        return total.to(residual.dtype)
-    return total.to(torch.float32) if in_fp32 else x
+def _rms_norm(tensors: Tensors, eps: float, sigmoid: bool, prenorm: bool, in_fp32: bool) -> Any:
+    x, residual = tensors.x, tensors.residual
+    kept = None
+    if prenorm and residual is not None:
+        kept = residual.dtype
+    elif prenorm and in_fp32:
+        kept = torch.float32
+    y, total = normalize(tensors, Norm(eps, True, sigmoid, x.dtype, kept))
+    return (y, x if total is None else total) if prenorm else y

@@ -1,0 +1,245 @@
+"""Registers the norms with torch: an op, its backward, and their derivatives.
+
+Plain tensors of a device take the kernels. The formula serves all others: the CPU, transforms of
+torch.func, forward mode, tensor subclasses, float64, and rows that are too long for a block. It
+also computes derivatives of higher order.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any, Final
+
+import torch
+from torch.autograd import forward_ad
+
+from flashvar.ops.derivatives import (
+    Differentiated,
+    attach,
+    below_autograd,
+    has_tangent,
+    may_be_differentiated,
+    plain_apply,
+    skips_dispatcher,
+)
+from flashvar.ops.dispatch_modes import PLAIN, are_plain, is_compiling, no_dispatch_mode_active
+from flashvar.ops.rms_norm import formula
+from flashvar.ops.rms_norm.formula import Gradients, Norm, Tensors
+
+_LIBRARY: Final = torch.library.Library("flashvar", "FRAGMENT")
+_TAGS: Final = (torch.Tag.pt2_compliant_tag,)
+_ARGUMENTS: Final = (
+    "Tensor x, Tensor? gate, Tensor? weight, Tensor? bias, Tensor? residual, "
+    "float eps, bool mean, bool sigmoid, ScalarType dtype, ScalarType? total_dtype"
+)
+# The sum has no elements where it is not wanted.
+_LIBRARY.define(f"rms_norm({_ARGUMENTS}) -> (Tensor y, Tensor total)", tags=_TAGS)
+# Of a tensor that is absent the gradient has no elements, nor has that of a residual with the dtype
+# of x: it is that of x.
+_LIBRARY.define(
+    f"rms_norm_bwd(Tensor grad_y, Tensor? grad_total, {_ARGUMENTS}) -> (Tensor grad_x, "
+    "Tensor grad_gate, Tensor grad_weight, Tensor grad_bias, Tensor grad_residual)",
+    tags=_TAGS,
+)
+
+_TRITON: Final = find_spec("triton") is not None
+_IN_TRITON: Final = (torch.bfloat16, torch.float16, torch.float32)
+_MOST_DIM: Final = 8192
+_COUNT: Final = len(Tensors._fields)
+_transforms: Final = torch._C._functorch.peek_interpreter_stack
+
+
+def normalize(tensors: Tensors, norm: Norm) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The norm of x plus the residual, and that sum if it is wanted."""
+    given = [x for x in tensors if x is not None]
+    if not _kernels_serve(tensors, norm, given):
+        return formula.forward(tensors, norm)
+    if is_compiling() or not no_dispatch_mode_active():
+        y, total = torch.ops.flashvar.rms_norm.default(*tensors, *norm)
+        return y, None if norm.total_dtype is None else total
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(*given):
+        y, total = _apply(norm, *tensors)
+        return y, total
+    return _forward(tensors, norm)
+
+
+def _kernels_serve(tensors: Tensors, norm: Norm, given: list[torch.Tensor]) -> bool:
+    x, gate, weight, bias, residual = tensors
+    if not _in_triton(x) or norm.dtype not in _IN_TRITON:
+        return False
+    shape, device = x.shape, x.device
+    for one in given:
+        if one.dtype not in _IN_TRITON or one.device != device:
+            return False
+    for one in (gate, residual):
+        if one is not None and one.shape != shape:
+            return False
+    for one in (weight, bias):
+        if one is not None and one.shape != shape[-1:]:
+            return False
+    if is_compiling():
+        if torch._C._are_functorch_transforms_active():
+            return False
+        return all(type(one) in PLAIN for one in given)
+    return are_plain(*given) and _transforms() is None and forward_ad._current_level < 0
+
+
+def _in_triton(x: torch.Tensor) -> bool:
+    return _TRITON and x.is_cuda and x.dim() > 0 and 0 < x.shape[-1] <= _MOST_DIM
+
+
+def _forward(tensors: Tensors, norm: Norm) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if _in_triton(tensors.x):
+        from flashvar.backends.triton import rms_norm
+
+        return rms_norm.forward(tensors, norm)
+    return formula.forward(tensors, norm)
+
+
+def _backward(grad_y: Any, grad_total: Any, tensors: Tensors, norm: Norm) -> Gradients:
+    if _in_triton(tensors.x):
+        from flashvar.backends.triton import rms_norm
+
+        return rms_norm.backward(grad_y, grad_total, tensors, norm)
+    return formula.backward(grad_y, grad_total, tensors, norm)
+
+
+def _split(arguments: tuple[Any, ...]) -> tuple[Tensors, Norm]:
+    return Tensors._make(arguments[:_COUNT]), Norm._make(arguments[_COUNT:])
+
+
+def _results(x: torch.Tensor, found: tuple[Any, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    y, total = found
+    return y.contiguous(), x.new_empty(0) if total is None else total.contiguous()
+
+
+def _gradients(tensors: Tensors, found: Gradients) -> tuple[torch.Tensor, ...]:
+    """Those that the op gives."""
+    x, residual = tensors.x, tensors.residual
+    if residual is not None and residual.dtype == x.dtype:
+        found = found._replace(residual=None)
+    return tuple(x.new_empty(0) if one is None else one.contiguous() for one in found)
+
+
+def _forward_op(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return _results(arguments[0], _forward(*_split(arguments)))
+
+
+def _backward_op(grad_y: Any, grad_total: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
+    tensors, norm = _split(arguments)
+    return _gradients(tensors, _backward(grad_y, grad_total, tensors, norm))
+
+
+def _forward_formula(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return _results(arguments[0], formula.forward(*_split(arguments)))
+
+
+def _backward_formula(grad_y: Any, grad_total: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
+    tensors, norm = _split(arguments)
+    return _gradients(tensors, formula.backward(grad_y, grad_total, tensors, norm))
+
+
+def _forward_fake(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    (x, *_), norm = _split(arguments)
+    y = torch.empty(x.shape, dtype=norm.dtype, device=x.device)
+    if norm.total_dtype is None:
+        return y, x.new_empty(0)
+    return y, torch.empty(x.shape, dtype=norm.total_dtype, device=x.device)
+
+
+def _backward_fake(grad_y: Any, grad_total: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
+    tensors, _ = _split(arguments)
+    like = [None if x is None else x.new_empty(x.shape) for x in tensors]
+    return _gradients(tensors, Gradients._make(like))
+
+
+def _keep(ctx: Any, norm: Norm, *tensors: Any) -> None:
+    ctx.norm = norm
+    ctx.save_for_backward(*tensors)
+    ctx.set_materialize_grads(False)
+
+
+def _gradients_of(ctx: Any, grad_y: Any, grad_total: Any) -> tuple[Any, ...]:
+    """Those of the tensors of a forward."""
+    tensors, norm = Tensors._make(ctx.saved_tensors), ctx.norm
+    if grad_total is not None and norm.total_dtype is None:
+        grad_total = None
+    if grad_y is None and grad_total is None:
+        return (None,) * _COUNT
+    if grad_y is None:
+        grad_y = torch.zeros_like(tensors.x, dtype=norm.dtype)
+    if skips_dispatcher(grad_y, grad_total, *tensors):
+        return _backward(grad_y, grad_total, tensors, norm)
+    found = torch.ops.flashvar.rms_norm_bwd.default(grad_y, grad_total, *tensors, *norm)
+    grads = [None if x is None else grad for x, grad in zip(tensors, found, strict=True)]
+    residual = tensors.residual
+    if residual is not None and residual.dtype == tensors.x.dtype:
+        grads[-1] = grads[0]
+    return tuple(grads)
+
+
+class _Plain(torch.autograd.Function):  # type: ignore[misc]
+    """The norm of plain tensors that nothing in torch intercepts."""
+
+    @staticmethod
+    def forward(ctx: Any, norm: Norm, *tensors: Any) -> Any:
+        _keep(ctx, norm, *tensors)
+        return _forward(Tensors._make(tensors), norm)
+
+    @staticmethod
+    def backward(ctx: Any, grad_y: Any, grad_total: Any) -> Any:
+        return (None, *_gradients_of(ctx, grad_y, grad_total))
+
+
+class _Dispatched(Differentiated):
+    """The gradients of the op: `inputs` are its results, the options, then the tensors."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _keep(ctx, *inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad_y: Any, grad_total: Any) -> Any:
+        return (None, None, *_gradients_of(ctx, grad_y, grad_total))
+
+
+_apply: Final = plain_apply(_Plain)
+
+
+def _forward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
+    tensors, norm = _split(arguments)
+    given = [x for x in tensors if x is not None]
+    if has_tangent(*given):
+        return _forward_formula(*arguments)
+    results = below_autograd(torch.ops.flashvar.rms_norm.default, keyset, arguments)
+    if not (torch.is_grad_enabled() and may_be_differentiated(*given)):
+        return results
+    return attach(_Dispatched, results, norm, *tensors)
+
+
+def _backward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
+    given = [x for x in arguments if isinstance(x, torch.Tensor)]
+    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in given)
+    if recorded or has_tangent(*given):
+        return _backward_formula(*arguments)
+    return below_autograd(torch.ops.flashvar.rms_norm_bwd.default, keyset, arguments)
+
+
+def _forward_batched(info: Any, in_dims: Any, *arguments: Any) -> Any:
+    return torch.vmap(_forward_formula, in_dims)(*arguments), (0, 0)
+
+
+def _backward_batched(info: Any, in_dims: Any, *arguments: Any) -> Any:
+    return torch.vmap(_backward_formula, in_dims)(*arguments), (0,) * _COUNT
+
+
+_LIBRARY.impl("rms_norm", _forward_op, "CompositeExplicitAutograd")
+_LIBRARY.impl("rms_norm_bwd", _backward_op, "CompositeExplicitAutograd")
+torch.library.register_fake("flashvar::rms_norm", _forward_fake, lib=_LIBRARY)
+torch.library.register_fake("flashvar::rms_norm_bwd", _backward_fake, lib=_LIBRARY)
+_LIBRARY.impl("rms_norm", _forward_at_autograd_key, "Autograd", with_keyset=True)
+_LIBRARY.impl("rms_norm_bwd", _backward_at_autograd_key, "Autograd", with_keyset=True)
+# torch.autograd.grad(is_grads_batched=True), which has batches of its own kind.
+_LIBRARY.impl("rms_norm_bwd", _backward_formula, "Batched")
+torch.library.register_vmap("flashvar::rms_norm", _forward_batched, lib=_LIBRARY)
+torch.library.register_vmap("flashvar::rms_norm_bwd", _backward_batched, lib=_LIBRARY)
