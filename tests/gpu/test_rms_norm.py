@@ -76,7 +76,7 @@ def measured(
 
 @pytest.mark.usefixtures("watched")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("dim", [8, 24, 128, 1000, 2048, 8192])
+@pytest.mark.parametrize("dim", [24, 128, 1000, 8192])
 @pytest.mark.parametrize("name", CALLS)
 def test_values_and_gradients(name: str, dim: int, dtype: torch.dtype) -> None:
     call, kinds = CALLS[name]
