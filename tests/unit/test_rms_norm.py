@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from interpreted_rms_norm import CASES, Case
 from interpreter import interpreted
 from test_triton_compile import stack_bytes
 
-from flashvar.layers.norms import rms_norm_gated
+from flashvar.layers.norms import rms_norm, rms_norm_gated
 from flashvar.ops.rms_norm import formula, torch_library
 from flashvar.ops.rms_norm.formula import Norm, Tensors
 
@@ -133,24 +134,17 @@ def test_ops_are_registered_right(dtype: torch.dtype, total: torch.dtype | None)
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """As on a device, with the formula in place of the kernels; lists their calls."""
+    from flashvar.backends.triton import rms_norm
+
     calls: list[str] = []
-    for name in ("_forward", "_backward"):
-        kept = getattr(torch_library, name)
+    for name in ("forward", "backward"):
 
-        def call(*arguments: Any, kept: Any = kept, name: str = name) -> Any:
+        def call(*arguments: Any, name: str = name) -> Any:
             calls.append(name)
-            return kept(*arguments)
+            return getattr(formula, name)(*arguments)
 
-        monkeypatch.setattr(torch_library, name, call)
-    monkeypatch.setattr(torch_library, "_in_triton", lambda x: False)
-    serve = torch_library._kernels_serve
-
-    def as_on_a_device(*arguments: Any) -> bool:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch_library, "_in_triton", lambda x: True)
-            return serve(*arguments)
-
-    monkeypatch.setattr(torch_library, "_kernels_serve", as_on_a_device)
+        monkeypatch.setattr(rms_norm, name, call)
+    monkeypatch.setattr(torch_library, "_in_triton", lambda x: True)
     return calls
 
 
@@ -162,9 +156,9 @@ def gated(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor) -> Any:
 def test_what_the_kernels_serve(served: list[str]) -> None:
     x, gate, weight = given()[:3]
     y = gated(x, gate, weight)
-    assert served == ["_forward"]
+    assert served == ["forward"]
     y.sum().backward()
-    assert served == ["_forward", "_backward"]
+    assert served == ["forward", "backward"]
     assert all(one.grad is not None for one in (x, gate, weight))
     served.clear()
     gated(x.double(), gate.double(), weight.double())
@@ -174,15 +168,12 @@ def test_what_the_kernels_serve(served: list[str]) -> None:
     assert served == []
 
 
-@pytest.mark.usefixtures("served")
-def test_derivatives_around_the_kernels() -> None:
+def test_derivatives_around_the_kernels(served: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_library, "_IN_TRITON", (torch.float64,))
     leaves = [one.detach().double().requires_grad_() for one in given()[:3]]
-    torch_library._IN_TRITON, kept = (torch.float64,), torch_library._IN_TRITON
-    try:
-        assert torch.autograd.gradcheck(gated, leaves, check_batched_grad=True)
-        assert torch.autograd.gradgradcheck(gated, leaves)
-    finally:
-        torch_library._IN_TRITON = kept
+    assert torch.autograd.gradcheck(gated, leaves, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(gated, leaves)
+    assert {*served} == {"forward", "backward"}
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
@@ -191,16 +182,35 @@ def test_compiled(as_on_a_device: bool, request: pytest.FixtureRequest) -> None:
     torch._dynamo.reset()
     leaves = given()[:3]
     wanted = torch.autograd.grad(gated(*leaves).square().sum(), leaves)
-    if as_on_a_device:
-        request.getfixturevalue("served")
-
-    def call(*tensors: torch.Tensor) -> Any:
-        if as_on_a_device:
-            return torch.ops.flashvar.rms_norm(
-                *tensors, None, None, 1e-6, True, False, torch.float32, None
-            )[0]
-        return gated(*tensors)
-
-    out = torch.compile(call, backend="aot_eager", fullgraph=True)(*leaves)
+    calls = request.getfixturevalue("served") if as_on_a_device else []
+    out = torch.compile(gated, backend="aot_eager", fullgraph=True)(*leaves)
     found = torch.autograd.grad(out.square().sum(), leaves)
     torch.testing.assert_close(found, wanted)
+    assert calls == (["forward", "backward"] if as_on_a_device else [])
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_under_autocast(reentrant: bool, served: list[str]) -> None:
+    leaves = [one.detach().bfloat16().requires_grad_() for one in given()[:3]]
+    wanted = torch.autograd.grad(gated(*leaves).sum(), leaves)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = torch.utils.checkpoint.checkpoint(gated, *leaves, use_reentrant=reentrant)
+    out.sum().backward()
+    assert out.dtype == torch.bfloat16
+    assert all(torch.equal(x.grad, grad) for x, grad in zip(leaves, wanted, strict=True))
+    assert served == ["forward", "backward", "forward", "forward", "backward"]
+
+
+def test_the_sum_and_its_gradients(served: list[str]) -> None:
+    for residual in (torch.bfloat16, torch.float32):
+        x, _, weight, _, other = (one.detach().bfloat16().requires_grad_() for one in given())
+        other = other.detach().to(residual).requires_grad_()
+        outs = rms_norm(x, weight, None, other, prenorm=True)
+        grads = [torch.randn_like(one) for one in outs]
+        found = torch.autograd.grad(outs, (x, weight, other), grads)
+        norm = Norm(1e-5, True, False, x.dtype, residual)
+        expected = formula.forward(Tensors(x, None, weight, None, other), norm)
+        wanted = torch.autograd.grad(expected, (x, weight, other), grads)
+        torch.testing.assert_close(tuple(outs), expected)
+        torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
+    assert served == ["forward", "backward"] * 2
