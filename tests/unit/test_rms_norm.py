@@ -214,3 +214,21 @@ def test_the_sum_and_its_gradients(served: list[str]) -> None:
         torch.testing.assert_close(tuple(outs), expected)
         torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
     assert served == ["forward", "backward"] * 2
+
+
+@pytest.mark.filterwarnings("error")
+def test_batches_of_the_ops(served: list[str]) -> None:
+    """A program that was traced without them calls the op; a backward calls it by itself."""
+    x, gate, weight = given()[:3]
+    y = gated(x, gate, weight)
+    grads = torch.randn(4, *y.shape)
+
+    def gradients(grad: torch.Tensor) -> Any:
+        return torch.autograd.grad(y, (x, gate, weight), grad, retain_graph=True)
+
+    wanted = [torch.stack(some) for some in zip(*map(gradients, grads), strict=True)]
+    torch.testing.assert_close(torch.vmap(gradients)(grads), tuple(wanted))
+    options = (None, None, 1e-6, True, False, torch.float32, None)
+    op = torch.vmap(lambda x, gate: torch.ops.flashvar.rms_norm(x, gate, weight, *options)[0])
+    torch.testing.assert_close(op(x, gate), y)
+    assert served == ["forward", *["backward"] * (4 + 4), *["forward"] * 3]
