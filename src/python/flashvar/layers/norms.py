@@ -159,7 +159,7 @@ def _rms_norm(tensors: Tensors, eps: float, sigmoid: bool, prenorm: bool, in_fp3
     kept = None
     if prenorm and residual is not None:
         kept = residual.dtype
-    elif prenorm and in_fp32:
+    elif prenorm and in_fp32 and x.dtype != torch.float32:
         kept = torch.float32
     y, total = normalize(tensors, Norm(eps, True, sigmoid, x.dtype, kept))
     return (y, x if total is None else total) if prenorm else y

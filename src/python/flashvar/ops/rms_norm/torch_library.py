@@ -41,6 +41,8 @@ _LIBRARY.define(
     "Tensor grad_gate, Tensor grad_weight, Tensor grad_bias, Tensor grad_residual)",
     tags=_TAGS,
 )
+_OP: Final = torch.ops.flashvar.rms_norm.default
+_BACKWARD_OP: Final = torch.ops.flashvar.rms_norm_bwd.default
 
 _TRITON: Final = find_spec("triton") is not None
 _IN_TRITON: Final = (torch.bfloat16, torch.float16, torch.float32)
@@ -55,7 +57,7 @@ def normalize(tensors: Tensors, norm: Norm) -> tuple[torch.Tensor, torch.Tensor 
     if not _kernels_serve(tensors, norm, given):
         return formula.forward(tensors, norm)
     if is_compiling() or not no_dispatch_mode_active():
-        y, total = torch.ops.flashvar.rms_norm.default(*tensors, *norm)
+        y, total = _OP(*tensors, *norm)
         return y, None if norm.total_dtype is None else total
     if torch.is_grad_enabled() and torch._C._any_requires_grad(*given):
         y, total = _apply(norm, *tensors)
@@ -170,7 +172,7 @@ def _gradients_of(ctx: Any, grad_y: Any, grad_total: Any) -> tuple[Any, ...]:
         grad_y = torch.zeros_like(tensors.x, dtype=norm.dtype)
     if skips_dispatcher(grad_y, grad_total, *tensors):
         return _backward(grad_y, grad_total, tensors, norm)
-    found = torch.ops.flashvar.rms_norm_bwd.default(grad_y, grad_total, *tensors, *norm)
+    found = _BACKWARD_OP(grad_y, grad_total, *tensors, *norm)
     grads = [None if x is None else grad for x, grad in zip(tensors, found, strict=True)]
     residual = tensors.residual
     if residual is not None and residual.dtype == tensors.x.dtype:
@@ -211,7 +213,7 @@ def _forward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
     given = [x for x in tensors if x is not None]
     if has_tangent(*given):
         return _forward_formula(*arguments)
-    results = below_autograd(torch.ops.flashvar.rms_norm.default, keyset, arguments)
+    results = below_autograd(_OP, keyset, arguments)
     if not (torch.is_grad_enabled() and may_be_differentiated(*given)):
         return results
     return attach(_Dispatched, results, norm, *tensors)
@@ -222,15 +224,26 @@ def _backward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in given)
     if recorded or has_tangent(*given):
         return _backward_formula(*arguments)
-    return below_autograd(torch.ops.flashvar.rms_norm_bwd.default, keyset, arguments)
+    return below_autograd(_BACKWARD_OP, keyset, arguments)
 
 
-def _forward_batched(info: Any, in_dims: Any, *arguments: Any) -> Any:
-    return torch.vmap(_forward_formula, in_dims)(*arguments), (0, 0)
+def _batched(op: Any) -> Any:
+    """The rule of an op under vmap: one sample after another."""
 
+    def rule(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        samples = [
+            op(
+                *(
+                    x if dim is None else x.select(dim, sample)
+                    for x, dim in zip(arguments, in_dims, strict=True)
+                )
+            )
+            for sample in range(info.batch_size)
+        ]
+        results = tuple(torch.stack(some) for some in zip(*samples, strict=True))
+        return results, (0,) * len(results)
 
-def _backward_batched(info: Any, in_dims: Any, *arguments: Any) -> Any:
-    return torch.vmap(_backward_formula, in_dims)(*arguments), (0,) * _COUNT
+    return rule
 
 
 _LIBRARY.impl("rms_norm", _forward_op, "CompositeExplicitAutograd")
@@ -239,7 +252,5 @@ torch.library.register_fake("flashvar::rms_norm", _forward_fake, lib=_LIBRARY)
 torch.library.register_fake("flashvar::rms_norm_bwd", _backward_fake, lib=_LIBRARY)
 _LIBRARY.impl("rms_norm", _forward_at_autograd_key, "Autograd", with_keyset=True)
 _LIBRARY.impl("rms_norm_bwd", _backward_at_autograd_key, "Autograd", with_keyset=True)
-# torch.autograd.grad(is_grads_batched=True), which has batches of its own kind.
-_LIBRARY.impl("rms_norm_bwd", _backward_formula, "Batched")
-torch.library.register_vmap("flashvar::rms_norm", _forward_batched, lib=_LIBRARY)
-torch.library.register_vmap("flashvar::rms_norm_bwd", _backward_batched, lib=_LIBRARY)
+torch.library.register_vmap("flashvar::rms_norm", _batched(_OP), lib=_LIBRARY)
+torch.library.register_vmap("flashvar::rms_norm_bwd", _batched(_BACKWARD_OP), lib=_LIBRARY)

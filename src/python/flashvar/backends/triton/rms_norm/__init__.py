@@ -51,7 +51,7 @@ def backward(
     x, gate, weight, bias, residual = tensors
     shape, device, dim = x.shape, x.device, x.shape[-1]
     rows = x.numel() // dim
-    block_rows, block_dim, warps = _block(dim, _BACKWARD_ELEMENTS)
+    block_rows, _, warps = _block(dim, _BACKWARD_ELEMENTS)
     programs = min(-(-rows // block_rows), _BACKWARD_WARPS // warps)
     of_x = torch.empty(shape, dtype=x.dtype, device=device)
     of_gate = None if gate is None else torch.empty(shape, dtype=gate.dtype, device=device)

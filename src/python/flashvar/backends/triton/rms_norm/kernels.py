@@ -18,7 +18,7 @@ import triton.language as tl
 @triton.jit
 def _places(i_block, rows, DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr):
     """The rows and columns of a block, and which elements of it there are."""
-    o_row = (i_block.to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[:, None]
+    o_row = (i_block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[:, None]
     o_dim = tl.arange(0, BLOCK_DIM)[None, :]
     return o_row, o_dim, (o_row < rows) & (o_dim < DIM)
 
@@ -72,7 +72,8 @@ def fwd_kernel(
     BLOCK_DIM: tl.constexpr,
 ):
     """One block."""
-    o_row, o_dim, mask = _places(tl.program_id(0), rows, DIM, BLOCK_ROWS, BLOCK_DIM)
+    i_block = tl.program_id(0).to(tl.int64)
+    o_row, o_dim, mask = _places(i_block, rows, DIM, BLOCK_ROWS, BLOCK_DIM)
     b_total = _total(p_x, p_residual, x_row, residual_row, o_row, o_dim, mask)
     b_y = b_total * tl.rsqrt(_reduced(b_total * b_total, DIM, MEAN) + eps)
     b_y = _affine(b_y, p_weight, p_bias, o_dim, DIM)
@@ -117,7 +118,8 @@ def bwd_kernel(
     """Every block whose number is that of the program, modulo the number of programs."""
     b_parts_weight = tl.zeros([BLOCK_ROWS, BLOCK_DIM], tl.float32)
     b_parts_bias = tl.zeros([BLOCK_ROWS, BLOCK_DIM], tl.float32)
-    for i_block in range(tl.program_id(0), tl.cdiv(rows, BLOCK_ROWS), tl.num_programs(0)):
+    first = tl.program_id(0).to(tl.int64)
+    for i_block in range(first, tl.cdiv(rows, BLOCK_ROWS), tl.num_programs(0)):
         o_row, o_dim, mask = _places(i_block, rows, DIM, BLOCK_ROWS, BLOCK_DIM)
         o_out = o_row * DIM + o_dim
         b_total = _total(p_x, p_residual, x_row, residual_row, o_row, o_dim, mask)

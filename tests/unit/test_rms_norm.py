@@ -1,0 +1,234 @@
+"""Norms without a GPU: the Triton kernels, interpreted and compiled; the ops; when each serves."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.checkpoint
+from interpreted_rms_norm import CASES, Case
+from interpreter import interpreted
+from test_triton_compile import stack_bytes
+
+from flashvar.layers.norms import rms_norm, rms_norm_gated
+from flashvar.ops.rms_norm import formula, torch_library
+from flashvar.ops.rms_norm.formula import Norm, Tensors
+
+triton = pytest.importorskip("triton", reason="triton is not installed")
+NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+
+@pytest.fixture(scope="module")
+def found(python: str) -> dict[str, str]:
+    """Case -> what was wrong; all of them in one process."""
+    script = str(Path(__file__).with_name("interpreted_rms_norm.py"))
+    answers: dict[str, str] = json.loads(interpreted(python, "-W", "ignore", script))
+    return answers
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_interpreted(case: Case, found: dict[str, str]) -> None:
+    assert found[str(case)] == ""
+
+
+def compiled(capability: int, tensors: Tensors, direction: str) -> Any:
+    """The kernel that a launch on such a device would start."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from flashvar.backends.triton import rms_norm
+
+    asked: dict[str, Any] = {}
+
+    class Recorded:
+        def __init__(self, kernel: Any, grid: Any, arguments: dict[str, Any]) -> None:
+            asked.update(kernel=kernel, arguments=arguments)
+
+        def __call__(self, *given: Any) -> None:
+            asked.update(given=given)
+
+    norm = Norm(1e-5, True, False, tensors.x.dtype, None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rms_norm, "RepeatedLaunch", Recorded)
+        patch.setattr(rms_norm, "_forward", rms_norm._forward.__wrapped__)
+        patch.setattr(rms_norm, "_backward", rms_norm._backward.__wrapped__)
+        if direction == "forward":
+            rms_norm.forward(tensors, norm)
+        else:
+            rms_norm.backward(torch.empty_like(tensors.x), None, tensors, norm)
+    kernel, arguments = asked["kernel"], asked["arguments"]
+    values = {**dict(zip(kernel.arg_names, asked["given"], strict=False)), **arguments}
+    signature, constants, aligned = {}, {}, {}
+    for index, name in enumerate(kernel.arg_names):
+        value = values[name]
+        if isinstance(value, torch.Tensor):
+            signature[name] = f"*{NAMES[value.dtype]}"
+            aligned[index,] = [["tt.divisibility", 16]]
+        elif value is None or name.isupper():
+            signature[name], constants[name] = "constexpr", value
+        else:
+            signature[name] = "fp32" if isinstance(value, float) else "i32"
+            if name.endswith("_row") and value % 16 == 0:
+                aligned[index,] = [["tt.divisibility", 16]]
+    return triton.compile(
+        ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned),
+        target=GPUTarget("cuda", capability, 32),
+        options={name: arguments[name] for name in ("num_warps", "enable_fp_fusion")},
+    )
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_compiles_to_wide_moves_and_spills_nothing(
+    direction: str, capability: int, tmp_path: Path
+) -> None:
+    for dim, dtype in product((128, 1024, 8192), (torch.bfloat16, torch.float32)):
+        x = torch.empty(4, dim, dtype=dtype)
+        weight = torch.empty(dim)
+        residual = x if dim == 8192 else None
+        tensors = Tensors(x, x, weight, weight if dim == 1024 else None, residual)
+        kernel = compiled(capability, tensors, direction)
+        assert stack_bytes(kernel, tmp_path) == 0, (dim, dtype)
+        assert "ld.global.v4.b32" in kernel.asm["ptx"], (dim, dtype)
+        assert "st.global.v4.b32" in kernel.asm["ptx"], (dim, dtype)
+
+
+def given(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    sizes = ((3, 5, 8), (3, 5, 8), (8,), (8,), (3, 5, 8))
+    return [torch.randn(one, dtype=dtype).requires_grad_() for one in sizes]
+
+
+@pytest.mark.parametrize("sigmoid", [False, True], ids=["swish", "sigmoid"])
+@pytest.mark.parametrize("mean", [True, False], ids=["rms", "l2"])
+def test_the_formula_of_the_gradients(mean: bool, sigmoid: bool) -> None:
+    tensors = given(torch.float64)
+    norm = Norm(1e-3, mean, sigmoid, torch.float64, torch.float64)
+    outs = formula.forward(Tensors._make(tensors), norm)
+    grads = [torch.randn_like(x) for x in tensors[:2]]
+    expected = torch.autograd.grad(outs, tensors, grads)
+    found = formula.backward(*grads, Tensors._make(tensors), norm)
+    torch.testing.assert_close(tuple(found), expected)
+
+
+@pytest.mark.filterwarnings("ignore")  # opcheck's own
+@pytest.mark.parametrize("total", [None, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_ops_are_registered_right(dtype: torch.dtype, total: torch.dtype | None) -> None:
+    x, gate, weight, bias, residual = given()
+    x = x.detach().to(dtype).requires_grad_()
+    norm = Norm(1e-5, True, False, dtype, total)
+    torch.library.opcheck(
+        torch.ops.flashvar.rms_norm.default, (x, gate, weight, bias, residual, *norm)
+    )
+    if total != dtype:  # else the sum would be x, which callers have
+        torch.library.opcheck(torch.ops.flashvar.rms_norm.default, (x, *[None] * 4, *norm))
+    plain = [None if one is None else one.detach() for one in (x, gate, weight, bias, residual)]
+    grads = torch.randn(3, 5, 8, dtype=dtype), None if total is None else torch.randn(3, 5, 8)
+    torch.library.opcheck(torch.ops.flashvar.rms_norm_bwd.default, (*grads, *plain, *norm))
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """As on a device, with the formula in place of the kernels; lists their calls."""
+    from flashvar.backends.triton import rms_norm
+
+    calls: list[str] = []
+    for name in ("forward", "backward"):
+
+        def call(*arguments: Any, name: str = name) -> Any:
+            calls.append(name)
+            return getattr(formula, name)(*arguments)
+
+        monkeypatch.setattr(rms_norm, name, call)
+    monkeypatch.setattr(torch_library, "_in_triton", lambda x: True)
+    return calls
+
+
+def gated(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor) -> Any:
+    return rms_norm_gated(x, gate, weight, None)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit")  # torch.func.jvp loads it
+def test_what_the_kernels_serve(served: list[str]) -> None:
+    x, gate, weight = given()[:3]
+    y = gated(x, gate, weight)
+    assert served == ["forward"]
+    y.sum().backward()
+    assert served == ["forward", "backward"]
+    assert all(one.grad is not None for one in (x, gate, weight))
+    served.clear()
+    gated(x.double(), gate.double(), weight.double())
+    gated(x, gate[:1], weight)
+    torch.func.vmap(gated, (0, 0, None))(x, gate, weight)
+    torch.func.jvp(lambda x: gated(x, gate, weight), (x,), (x,))
+    assert served == []
+
+
+def test_derivatives_around_the_kernels(served: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_library, "_IN_TRITON", (torch.float64,))
+    leaves = [one.detach().double().requires_grad_() for one in given()[:3]]
+    assert torch.autograd.gradcheck(gated, leaves, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(gated, leaves)
+    assert {*served} == {"forward", "backward"}
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+@pytest.mark.parametrize("as_on_a_device", [False, True])
+def test_compiled(as_on_a_device: bool, request: pytest.FixtureRequest) -> None:
+    torch._dynamo.reset()
+    leaves = given()[:3]
+    wanted = torch.autograd.grad(gated(*leaves).square().sum(), leaves)
+    calls = request.getfixturevalue("served") if as_on_a_device else []
+    out = torch.compile(gated, backend="aot_eager", fullgraph=True)(*leaves)
+    found = torch.autograd.grad(out.square().sum(), leaves)
+    torch.testing.assert_close(found, wanted)
+    assert calls == (["forward", "backward"] if as_on_a_device else [])
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_under_autocast(reentrant: bool, served: list[str]) -> None:
+    leaves = [one.detach().bfloat16().requires_grad_() for one in given()[:3]]
+    wanted = torch.autograd.grad(gated(*leaves).sum(), leaves)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = torch.utils.checkpoint.checkpoint(gated, *leaves, use_reentrant=reentrant)
+    out.sum().backward()
+    assert out.dtype == torch.bfloat16
+    assert all(torch.equal(x.grad, grad) for x, grad in zip(leaves, wanted, strict=True))
+    assert served == ["forward", "backward", "forward", "forward", "backward"]
+
+
+def test_the_sum_and_its_gradients(served: list[str]) -> None:
+    for residual in (torch.bfloat16, torch.float32):
+        x, _, weight, _, other = (one.detach().bfloat16().requires_grad_() for one in given())
+        other = other.detach().to(residual).requires_grad_()
+        outs = rms_norm(x, weight, None, other, prenorm=True)
+        grads = [torch.randn_like(one) for one in outs]
+        found = torch.autograd.grad(outs, (x, weight, other), grads)
+        norm = Norm(1e-5, True, False, x.dtype, residual)
+        expected = formula.forward(Tensors(x, None, weight, None, other), norm)
+        wanted = torch.autograd.grad(expected, (x, weight, other), grads)
+        torch.testing.assert_close(tuple(outs), expected)
+        torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
+    assert served == ["forward", "backward"] * 2
+
+
+@pytest.mark.filterwarnings("error")
+def test_batches_of_the_ops(served: list[str]) -> None:
+    """A program that was traced without them calls the op; a backward calls it by itself."""
+    x, gate, weight = given()[:3]
+    y = gated(x, gate, weight)
+    grads = torch.randn(4, *y.shape)
+
+    def gradients(grad: torch.Tensor) -> Any:
+        return torch.autograd.grad(y, (x, gate, weight), grad, retain_graph=True)
+
+    wanted = [torch.stack(some) for some in zip(*map(gradients, grads), strict=True)]
+    torch.testing.assert_close(torch.vmap(gradients)(grads), tuple(wanted))
+    options = (None, None, 1e-6, True, False, torch.float32, None)
+    op = torch.vmap(lambda x, gate: torch.ops.flashvar.rms_norm(x, gate, weight, *options)[0])
+    torch.testing.assert_close(op(x, gate), y)
+    assert served == ["forward", *["backward"] * (4 + 4), *["forward"] * 3]
