@@ -48,9 +48,10 @@ def environment(prefix: Path, site: Path, variables: Mapping[str, str]) -> dict[
     for folder in (prefix / "bin", site):
         copy = made / folder.relative_to(prefix)
         copy.mkdir(parents=True, exist_ok=True)
+        hidden.add(folder / "__pycache__")  # each has its own
         shown = {path.name: path for path in folder.iterdir() if path not in hidden}
         for path in copy.iterdir():
-            if path.name not in shown:
+            if path.name not in {*shown, "__pycache__"}:
                 path.unlink()
         for name, path in shown.items():
             _show(path, copy / name, prefix, made)

@@ -90,6 +90,17 @@ def test_what_was_installed_meanwhile_is_there_and_what_was_removed_is_not(prefi
     }
 
 
+def test_each_environment_has_its_own_compiled_modules(prefix: Path) -> None:
+    site = site_of(prefix)
+    copy = prefix / without_project.FOLDER / site.relative_to(prefix)
+    (copy / "__pycache__").mkdir(parents=True)
+    (copy / "__pycache__" / "other.pyc").write_bytes(b"")
+    without_project.environment(prefix, site, os.environ)
+    (site / "__pycache__").mkdir()
+    without_project.environment(prefix, site, os.environ)
+    assert [path.name for path in (copy / "__pycache__").iterdir()] == ["other.pyc"]
+
+
 def test_an_environment_without_the_project_has_nothing_of_it(prefix: Path) -> None:
     site = site_of(prefix)
     assert {path.name for path in without_project.of_project(site)} == {
