@@ -1,9 +1,10 @@
-"""What every test may import, the helpers beside this file, and how torch runs in tests."""
+"""What every test may import, the helpers beside this file; where and how tests run."""
 
 from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -26,3 +27,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--fuzzed", type=int, default=60, help="damaged inputs for each reader (default: 60)"
     )
     parser.addoption("--fuzz-seed", default="flashvar", help="what decides the damage")
+
+
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Start again in an environment without this project, unless the tests are for a GPU."""
+    import without_project
+
+    if sys.prefix == sys.base_prefix or not without_project.wanted(config.args, Path.cwd()):
+        return
+    site = Path(sysconfig.get_path("purelib"))
+    if without_project.of_project(site):
+        environ = without_project.environment(Path(sys.prefix), site, os.environ)
+        python = str(Path(environ["VIRTUAL_ENV"]) / "bin" / "python")
+        words = [python, "-m", "pytest", *config.invocation_params.args]
+        os.execve(python, words, environ)

@@ -82,10 +82,10 @@ def older(compression: str | None = None, **changes: Any) -> Wheel:
     return Wheel(replace(one, **changes), library, "flashvar_sm80_cu12")
 
 
-def row(name: str | None = None, **changes: Any) -> Wheel:
+def row(of: str | None = None, /, **changes: Any) -> Wheel:
     """The same of one kernel, the first where none is named."""
     kernels = described().kernels
-    name = name or kernels[0].name
+    name = of or kernels[0].name
     return manifest(
         kernels=tuple(replace(one, **changes) if one.name == name else one for one in kernels)
     )

@@ -88,6 +88,16 @@ def test_a_torch_that_is_new_enough_is_found(
         assert torch_headers.find(oldest, TOOLCHAIN) == tmp_path
 
 
+def test_a_torch_behind_a_link_is_found_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = headers(tmp_path / "torch", 2, 10)
+    (tmp_path / "link").symlink_to(tmp_path / "torch")
+    spec.submodule_search_locations = [str(tmp_path / "link")]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: spec)
+    assert torch_headers.find("2.10", TOOLCHAIN) == tmp_path / "torch"
+
+
 @pytest.mark.parametrize("found", [None, ModuleSpec("torch", None)])
 def test_without_torch_it_says_what_to_install(
     found: ModuleSpec | None, monkeypatch: pytest.MonkeyPatch

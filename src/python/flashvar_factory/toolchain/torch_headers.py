@@ -17,6 +17,8 @@ _PART = re.compile(r"^#define TORCH_VERSION_(?:MAJOR|MINOR) (\d+)$", re.MULTILIN
 def find(oldest: str, toolchain: Toolchain) -> Path:
     """The folder of the torch of this Python, which is not imported.
 
+    Not a link to it: the compiler follows links, and would write where torch is into libraries.
+
     Raises:
         ToolchainError: there is none, or an older one than the libraries are for.
         CrossToolchainError: the libraries are for another processor than that torch.
@@ -27,7 +29,7 @@ def find(oldest: str, toolchain: Toolchain) -> Path:
             f"platform={toolchain.cross.platform}: build them there"
         )
     spec = importlib.util.find_spec("torch")
-    folders = [Path(one) for one in (spec and spec.submodule_search_locations) or ()]
+    folders = [Path(one).resolve() for one in (spec and spec.submodule_search_locations) or ()]
     for folder in folders:
         header = folder / _HEADER
         if header.is_file():
