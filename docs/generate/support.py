@@ -18,6 +18,7 @@ from flashvar_factory.config import schema, toml_table
 from flashvar_factory.toolchain import driver
 
 RESULTS: Final = Path("tests", "gpu", "results")
+_MEMORY: Final = re.compile(r" \d+GB.*")
 _NAMED_BACKEND: Final = re.compile(r"\[(?:.*-)?(cuda|triton)\b")
 # The backend that the calls of a file name, if its cases do not; and tests that name none.
 _BACKEND_OF: Final = {
@@ -81,7 +82,7 @@ def records(root: Path) -> Iterator[Record]:
         device = system["devices"][0]
         yield Record(
             path.name,
-            device["name"].removeprefix("NVIDIA "),
+            _MEMORY.sub("", device["name"].removeprefix("NVIDIA ")),
             (device["capability"][0], device["capability"][1]),
             found.get("forced_architecture"),
             frozenset(_passed_cases(found["cases"])),
@@ -166,7 +167,7 @@ def _of_triton(every: list[Record], op: str | None = None) -> str:
 def in_words(root: Path) -> str:
     """What README.md says of code that was translated, and of Triton's kernels."""
     every = list(records(root))
-    devices = _listed(dict.fromkeys(one.device for one in every))
+    devices = _listed(dict.fromkeys(f"an {one.device}" for one in every))
     translated: dict[tuple[str, ...], list[str]] = {}
     for op in ops.TABLE:
         runs = (one for one in every if not one.is_native and one.of("cuda", op))
@@ -181,8 +182,8 @@ def in_words(root: Path) -> str:
     others = [name for name in (f"`{op}`" for op in ops.TABLE) if name not in triton]
     without = f"; those for {_listed(others)} have no current record" if others else ""
     return (
-        f"PTX was tested on an {devices}: {ran}. "
-        f"Triton's kernels for {_listed(triton)} have run on an {devices}{without}."
+        f"PTX was tested on {devices}: {ran}. "
+        f"Triton's kernels for {_listed(triton)} have run on {devices}{without}."
     )
 
 
