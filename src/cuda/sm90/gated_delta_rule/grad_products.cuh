@@ -150,12 +150,6 @@ __device__ __forceinline__ void add(float (&d)[kElements], const float (&e)[kEle
   for (int i = 0; i < kElements; ++i) d[i] += e[i];
 }
 
-// beta, or a number so small in its place that nothing changes but what is divided by it.
-__device__ __forceinline__ float divisor_of(float beta) {
-  constexpr float kLeast = 0x1p-100f;
-  return fabsf(beta) < kLeast ? kLeast : beta;
-}
-
 // Turns a square, F or in the second warpgroup E, into dQK or dB, the gradient of Q K^T or K K^T.
 __device__ __forceinline__ void finish_square(float (&d)[32], uint32_t warpgroup, float scale,
                                               const RecordRows& rows) {
