@@ -18,7 +18,7 @@
 
 namespace flashvar::sm90::attention {
 
-// Coordinates of rows in a clipped tensor map (TensorMapEncoder).
+// Coordinates of rows in a clipped tensor map (sm90/clipped_map.h).
 struct VarlenCoordinate {
   int32_t row, end;
   uint32_t batch;
