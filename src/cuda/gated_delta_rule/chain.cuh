@@ -21,8 +21,8 @@
 
 namespace flashvar::gated_delta_rule {
 
-// Coordinate of a block in a grid of rows x heads x column tiles that is launched on one axis. What
-// a row is, a sequence or a segment, the kernel says.
+// Coordinate of a block in a grid of rows x heads x column tiles that is launched on one axis. A
+// row is a sequence or a segment, depending on the kernel.
 struct BlockCoordinate {
   uint32_t row, head, tile;
 
@@ -100,7 +100,8 @@ __device__ __forceinline__ void pack(uint32_t (&a)[kSteps][4], const float (&d)[
   for (int i = 0; i < 4 * kSteps; ++i) a[i / 4][i % 4] = Dtype::pack(d[2 * i], d[2 * i + 1]);
 }
 
-// Loads from shared memory.
+// Loads from shared memory. Without a memory clobber, unlike ptx::shared_load(): the compiler may
+// move other accesses across it.
 __device__ __forceinline__ float load_float(uint32_t address) {
   float value;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address));

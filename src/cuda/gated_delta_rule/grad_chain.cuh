@@ -102,7 +102,7 @@ __device__ __forceinline__ void start_solve(uint32_t (&packed)[4][4], float (&un
 }
 
 // Careful chunks: overwrites X o D in shared memory with its low part. Called by the block's first
-// `threads` threads, after a barrier that says that all of them have read X o D.
+// `threads` threads, after a barrier behind which all of them have read X o D.
 __device__ __forceinline__ void copy_inverse_low(uint32_t matrix, const GradRecord& record,
                                                  int threads) {
   const auto* const low = reinterpret_cast<const uint4*>(record.inverse_low);

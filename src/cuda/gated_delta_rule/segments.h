@@ -100,12 +100,13 @@ Segments choose_segments(const Problem& problem, const Costs& costs) {
   return {static_cast<int32_t>((chunks + best - 1) / best * kChunk)};
 }
 
-// States that passes hand to one another, fp32 [boundary][head][column of V][dim].
+// States and transitions at the boundaries between segments, in the workspace, fp32
+// [boundary][head][column of V][dim].
 struct SegmentStates {
-  // b after pass 1, the state at the boundary after pass 2. At a sequence's first boundary the
-  // state from the start.
+  // b after pass 1, the state at the boundary after pass 2. At a sequence's first boundary pass 1
+  // writes the state itself.
   State states;
-  State transitions;  // columns of M are columns
+  State transitions;  // M after pass 1; its columns are stored like columns of V
   uint64_t bytes;
 
   SegmentStates() = default;

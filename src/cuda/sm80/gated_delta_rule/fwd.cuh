@@ -27,7 +27,7 @@ struct FwdArgs {
   int32_t column_tiles;        // of V; pass 1: and of transitions
   Segments segments;
   uint32_t boundaries;
-  SegmentStates between;
+  SegmentStates between;  // at boundaries, for the other passes
 };
 
 template <class Config>

@@ -1,8 +1,8 @@
 // The chain of the forward for head dims above 128, in the 99 KB of shared memory of compute
-// capability 8.6. K and Q have two tiles, which change places with each chunk: when all warps have
-// read Q, the next chunk's K is loaded over it, and when they have read K, the next Q. So a chunk
-// is loaded as two cp.async groups again: K, V and the vectors; Q and the record's matrices. Each
-// load has about half of a chunk's time.
+// capability 8.6. There are two tiles for K and Q, and each chunk swaps them: when all warps have
+// read Q, the next chunk's K is loaded over it, and when they have read K, the next chunk's Q. As
+// in fwd.cuh, a chunk is loaded as two cp.async groups: K, V and the vectors; Q and the record's
+// matrices. Each load has about half of a chunk's time.
 #pragma once
 #include <cstdint>
 

@@ -1,7 +1,7 @@
 // The reverse chain of the backward for head dims above 128, in the 99 KB of shared memory of
-// compute capability 8.6. K and Q have two tiles, which change places with each chunk, as in
-// fwd_wide.cuh: dS^T is multiplied by K^T first, and at once takes the product with Q, over which
-// the next chunk's K is loaded.
+// compute capability 8.6. As in fwd_wide.cuh, there are two tiles for K and Q, and each chunk swaps
+// them. dS^T is multiplied by K^T first. Right after that the product with Q is added to it, and
+// the next chunk's K is loaded over Q.
 #pragma once
 #include <cstdint>
 

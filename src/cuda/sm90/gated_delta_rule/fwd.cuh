@@ -116,7 +116,7 @@ __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Con
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(out);
     warp_arrive(smem.updates().empty());
-    ptx::named_barrier_sync(kQueriesRead, 128);  // out is staged where Q was
+    ptx::named_barrier_sync(kQueriesRead, 128);  // all warps have read Q, over which out is staged
     store_out<Config>(args.problem, work, out, tiles, row);
     ptx::fence_async_proxy();  // orders the tile's accesses before TMA overwrites it
     warp_arrive(operands.empty());
@@ -301,8 +301,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       args.after
           ? SegmentWork::after_boundary(problem, args.segments, args.column_tiles, Config::kColumns)
           : SegmentWork::of_first(problem, args.segments, args.column_tiles, Config::kColumns);
-  // Also in blocks without work: the next grid waits for this grid only, so this one must not be
-  // complete before the preceding one is.
+  // Blocks without work wait, too: see griddepcontrol_wait().
   work.exists ? run_segment<Config>(args, work, shared) : ptx::griddepcontrol_wait();
 }
 

@@ -21,7 +21,7 @@ struct FwdArgs {
   const ChunkRecord* records;  // [chunk][head]
   int32_t column_tiles;        // of V
   Segments segments;
-  SegmentStates between;
+  SegmentStates between;  // at boundaries, for the other passes
   bool after;  // fwd_kernel: computes the segments that start at a boundary; else first segments
   // Pass 1: blocks of first segments; column tiles, of V and of transitions, of inner segments.
   uint32_t first_blocks;

@@ -259,7 +259,7 @@ struct ReverseChain {
       warp_arrive(operands(stage.stage()).empty());
     }
     store_first_gradient<kDim, kExtent>(args, work, grad);
-    if constexpr (kOutput) ptx::bulk_wait();  // images are stored: shared memory may go
+    if constexpr (kOutput) ptx::bulk_wait();  // images are stored: the block may exit
   }
 };
 

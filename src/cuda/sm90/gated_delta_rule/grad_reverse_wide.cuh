@@ -105,7 +105,7 @@ struct WideReverseChain : ReverseChain<Target, Dtype_, kDim_, Extent::kSequence,
       warp_arrive(operands.empty());
     }
     store_first_gradient<kDim, Extent::kSequence>(args, work, grad);
-    ptx::bulk_wait();  // images are stored: shared memory may go
+    ptx::bulk_wait();  // images are stored: the block may exit
   }
 };
 

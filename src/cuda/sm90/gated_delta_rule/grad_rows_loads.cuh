@@ -129,7 +129,7 @@ __device__ __forceinline__ void for_each_item(const RowsArgs& args, F f) {
   ptx::griddepcontrol_launch_dependents();  // PDL: the next kernel's blocks may start as SMs become
                                             // free
   for (uint32_t i = blockIdx.x; i < args.items; i += gridDim.x) {
-    __syncwarp();  // converged again, as what follows requires
+    __syncwarp();  // f() lets one lane issue loads: the lanes converge again
     RowsItem const item(args.problem, i);
     if (item.count() > 0 && !item.careful(args.problem, args.workspace)) f(item);
   }
@@ -206,7 +206,7 @@ __device__ __forceinline__ void load_rest(const RowsArgs& args, const RowsSmem<C
     of_tiles.advance();
     of_vectors.count += problem.group;
   });
-  __syncwarp();  // converged again, as what follows requires
+  __syncwarp();  // converged again, as elect_one() requires
   if (ptx::elect_one()) {
     RowsItem end{};
     end.length = kNoItem;

@@ -118,7 +118,8 @@ struct StatesChain {
       }
       float residual[32];
       if constexpr (kDim > 128) {
-        // From the image, for want of registers; the fence of send() orders each warp's own rows.
+        // From the image, because registers are scarce. The fence of send() orders each warp's
+        // rows.
         static_assert(kOutput);
         of_state.send(workspace.states + indices.tile * workspace.state_bytes);
         gemm_ss<Dtype, 64, kDim / 16>(residual, Rows(of_state.staging), Rows(tile_k));
@@ -161,7 +162,7 @@ struct StatesChain {
       if (kExtent == Extent::kSegment && work.before < 0) {
         store_state_after<kDim>(problem, args.of_segments.between, work, work.column, state);
       }
-      ptx::bulk_wait();  // images are stored: shared memory may go
+      ptx::bulk_wait();  // images are stored: the block may exit
     } else {
       store_last_state<kDim>(problem, args.of_segments.between, work, work.column, state);
       if (work.is_transition) {
