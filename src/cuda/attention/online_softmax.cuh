@@ -22,7 +22,7 @@ inline constexpr float kRescaleThreshold = 8.f;
 // make lower ones, which overflow, or round by so much that P would be infinite in 16 bits, and NaN
 // once it is rescaled by 0. With the bound, P of such scores is 0: a row that has no others counts
 // as a row without a visible key, as with -inf.
-inline constexpr float kLeastMax = -0x1p24f;
+inline constexpr float kMinRunningMax = -0x1p24f;
 
 template <int kRows_>
 struct OnlineSoftmax {
@@ -67,7 +67,7 @@ struct OnlineSoftmax {
  private:
   // What exponents are relative to. -inf: the row has seen no visible key yet.
   static __device__ __forceinline__ float log2_max(float highest, float scale_log2) {
-    return fmaxf(highest * scale_log2, kLeastMax);
+    return fmaxf(highest * scale_log2, kMinRunningMax);
   }
 };
 

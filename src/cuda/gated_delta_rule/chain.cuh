@@ -178,9 +178,9 @@ struct ValueTile {
 
 // Packs operand A in fp16, for bf16 inputs too: W needs fp16's 11 bits of precision. To stay in the
 // range of fp16 each row is scaled by a power of two that brings its largest element to 2^10 to
-// 2^11. `undo`: the inverse factors of rows g and g + 8.
+// 2^11. `descale`: the inverse factors of rows g and g + 8.
 __device__ __forceinline__ void pack_scaled(uint32_t (&a)[4][4], const float (&d)[32],
-                                            float (&undo)[2]) {
+                                            float (&descale)[2]) {
   constexpr uint32_t kExponent = 0x7f800000, kOne = 127u << 23, kTarget = 10u << 23;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -192,7 +192,7 @@ __device__ __forceinline__ void pack_scaled(uint32_t (&a)[4][4], const float (&d
     uint32_t exponent = __float_as_uint(quad_max(largest)) & kExponent;
     // At least 2^-95, so that both factors are finite for rows of zeros too.
     exponent = exponent > (32u << 23) ? exponent : (32u << 23);
-    undo[half] = __uint_as_float(exponent - kTarget);
+    descale[half] = __uint_as_float(exponent - kTarget);
     float const scale = __uint_as_float(2 * kOne + kTarget - exponent);
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
@@ -309,12 +309,12 @@ __device__ __forceinline__ void step_by_tokens(const FwdProblem& problem, const 
     float const decay = exp2_approx(decay_log(problem, coordinate) * (1.f / kLn2));
     float const beta = beta_of(problem, coordinate);
     float const norm = norm_of<Dtype, kDim>(problem, lane, tile_k, token);
-    float known[2] = {}, out[2] = {}, update[2];  // known: S^T k
+    float predicted[2] = {}, out[2] = {}, update[2];  // predicted: S^T k
     for_each_row_element<Dtype, kDim>(lane, tile_k, token, [&](int i, float x) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         of_state(i, half) *= decay;
-        known[half] = fmaf(of_state(i, half), x, known[half]);
+        predicted[half] = fmaf(of_state(i, half), x, predicted[half]);
       }
     });
     int const column = 16 * lane.warp + lane.g;
@@ -324,7 +324,7 @@ __device__ __forceinline__ void step_by_tokens(const FwdProblem& problem, const 
     for (int half = 0; half < 2; ++half) {
       uint16_t v;
       asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(addresses[half]));
-      update[half] = beta * (Dtype::unpack(v) - norm * quad_sum(known[half])) * norm;
+      update[half] = beta * (Dtype::unpack(v) - norm * quad_sum(predicted[half])) * norm;
     }
     for_each_row_element<Dtype, kDim>(lane, tile_k, token, [&](int i, float x) {
 #pragma unroll

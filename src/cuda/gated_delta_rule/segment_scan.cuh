@@ -17,7 +17,7 @@ struct ScanArgs {
 };
 
 // Largest head dim: a block's threads hold a whole transition.
-inline constexpr int kMostScanned = 128;
+inline constexpr int kMaxScanDim = 128;
 
 // kRows: rows of the states per thread. More take fewer accesses to shared memory; fewer make more
 // threads.

@@ -108,7 +108,7 @@ __device__ __forceinline__ void compute_wide_grad_states(const BwdProblem& probl
     ptx::cp_async_wait<1>();
     __syncthreads();  // all but Q and X o D is loaded
     float const growth = load_float(vectors + Vectors::growth);
-    if (growth > kMostGradGrowth) {
+    if (growth > kMaxGradGrowth) {
       ptx::cp_async_wait<0>();
       __syncthreads();  // Q is loaded
       gradients_by_tokens<Dtype, kDim>(problem, work, grad, tile_k, tile_q, tile_out, row,

@@ -151,9 +151,9 @@ template <bool kTransposed, class Overlapped>
 __device__ __forceinline__ void solve(float (&d)[32], const GradRecord& record, uint32_t matrix,
                                       uint32_t beta, bool careful, uint32_t threads,
                                       Overlapped overlapped) {
-  float product[32], undo[2];
+  float product[32], descale[2];
   uint32_t packed[4][4];
-  start_solve(packed, undo, d, beta);
+  start_solve(packed, descale, d, beta);
   gemm_triangle<dtype::fp16, kTransposed, false>(product, packed, matrix);
   overlapped();
   ptx::wgmma_wait<0>();
@@ -167,7 +167,7 @@ __device__ __forceinline__ void solve(float (&d)[32], const GradRecord& record, 
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(product);
   }
-  finish_solve(d, product, undo);
+  finish_solve(d, product, descale);
 }
 
 }  // namespace flashvar::sm90::gated_delta_rule

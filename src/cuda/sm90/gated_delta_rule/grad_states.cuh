@@ -102,7 +102,7 @@ struct StatesChain {
       if constexpr (kOutput) of_state.template put<1>(packed_state);
       ptx::mbarrier_wait(operands(stage.stage()).full, stage.phase());  // the chunk is loaded
       float const growth = load_float(of_tokens + Vectors::growth);
-      if (growth > kMostGradGrowth) {
+      if (growth > kMaxGradGrowth) {
         if constexpr (kOutput) {
           of_state.send(workspace.states + indices.tile * workspace.state_bytes);
         }
