@@ -131,7 +131,7 @@ def compile_here(kind: Kind, device: int) -> None:
 
 
 def compile_for(kind: Kind, capability: tuple[int, int]) -> None:
-    """Compile them for a device that is not here."""
+    """Compile the kernels for a GPU that is not in this machine."""
     from flashvar.backends.triton.gated_delta_rule import warmup
 
     warmup.compile_for(kind, _TOKENS, capability)
