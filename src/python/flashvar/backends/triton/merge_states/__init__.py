@@ -30,7 +30,7 @@ def prepare_forward(
     lse: torch.Tensor,
     begin: Begin = start,
 ) -> ForwardLaunch:
-    """What writes the merged out and its log-sum-exp, which is contiguous."""
+    """The launch that writes the merged out and its log-sum-exp, which is contiguous."""
     sizes, of_out, strides = _sizes(out), out.stride()[:3], _strides(parts, out)
     blocks = max(-(-out.shape[-1] // sizes["BLOCK_DIM"]), 1)
     grid = (-(-lse.numel() // sizes["BLOCK_ROWS"]) * blocks,)
@@ -53,7 +53,7 @@ def prepare_backward(
     skipped: int,
     begin: Begin = start,
 ) -> BackwardLaunch:
-    """What writes the gradients that are wanted: those of lses contiguous as `grad_lse` is."""
+    """The launch that writes the wanted gradients; those of lses are contiguous as grad_lse is."""
     sizes, strides = _sizes(grad_out), _strides(parts, grad_out)
     of_grads = (0,) * 4 if grad_outs is None else grad_outs.stride()[:4]
     numbers = (*grad_out.stride()[:3], *of_grads, *strides, skipped)
