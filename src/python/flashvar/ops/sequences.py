@@ -99,9 +99,9 @@ def shares_memory(x: Any) -> bool:
         return False
     # Two elements differ by d[i] in dimension i, and the last d that is not 0 is positive.
     return any(
-        _lead_to(steps[:place], ahead * step)
-        for place, (step, size) in enumerate(steps)
-        for ahead in range(1, min(size, _reach(steps[:place]) // step + 1))
+        _lead_to(steps[:i], ahead * step)
+        for i, (step, size) in enumerate(steps)
+        for ahead in range(1, min(size, _reach(steps[:i]) // step + 1))
     )
 
 

@@ -256,7 +256,7 @@ def _backward_workspace(problem: BackwardProblem, device: int, function: Functio
 
 
 def _workspaces(size: int, device: int) -> Callable[[], torch.Tensor | None]:
-    """What makes workspaces of so many bytes; None where none is needed."""
+    """The function that allocates workspaces of `size` bytes; None if none is needed."""
     if size == 0:
         return lambda: None
     return maker(torch.empty(size, dtype=torch.uint8, device=f"cuda:{device}"))

@@ -56,7 +56,7 @@ def prepare_forward(
     out: torch.Tensor,
     final_state: torch.Tensor | None,
 ) -> Launch:
-    """What writes out, and the state after each sequence, by chunks."""
+    """The launch that writes out, and the state after each sequence, by chunks."""
     function, device = function_of(FORWARD, chosen, out.device.index)
     fields = _fields(_FORWARD, device, inputs, initial_state, out, final_state)
     template = Template(_FORWARD, fields)
@@ -124,7 +124,7 @@ def prepare_backward(
     grad_out: torch.Tensor | None,
     grad_final_state: torch.Tensor | None,
 ) -> BackwardLaunch:
-    """What computes the gradients of all inputs."""
+    """The launch that computes the gradients of all inputs."""
     function, device = function_of(BACKWARD, chosen, inputs.q.device.index)
     # Binaries write nothing where there is no element of v, and packed rows of no sequence.
     whole = inputs.cu_seqlens is None and inputs.v.numel() > 0

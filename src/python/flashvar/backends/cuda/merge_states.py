@@ -38,7 +38,7 @@ _Pack = Callable[["Parts"], "tuple[bytes, object]"]
 def prepare_forward(
     chosen: CandidateResult, parts: Parts, out: torch.Tensor, lse: torch.Tensor
 ) -> ForwardLaunch:
-    """What writes the merged out and its log-sum-exp."""
+    """The launch that writes the merged out and its log-sum-exp."""
     function, device = function_of(FORWARD, chosen, out.device.index)
     packed, run = _pack_forward(device, parts, out), launch_of(function, FORWARD, chosen)
 
@@ -81,7 +81,7 @@ def prepare_backward(
     grad_lses: torch.Tensor | None,
     skipped: int,
 ) -> BackwardLaunch:
-    """What writes the gradients that are wanted, stacked."""
+    """The launch that writes the gradients that are wanted, stacked."""
     function, device = function_of(BACKWARD, chosen, grad_out.device.index)
     head, pack = call_head(_BACKWARD, device), _problem(parts, grad_out)
     of_grad_out, run = _row_strides(grad_out), launch_of(function, BACKWARD, chosen)

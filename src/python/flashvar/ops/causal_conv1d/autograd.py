@@ -90,7 +90,7 @@ def _gradients(ctx: Any, wanted: tuple[bool, ...], grad_y: Any, grad_final: Any)
 
 
 class _Updated(Refused):
-    """What an update gives, which has no derivatives."""
+    """The results of an update, which have no derivatives."""
 
     no_reverse_mode = (
         "causal_conv1d_update has no derivatives, got a request for a gradient: use "

@@ -406,7 +406,7 @@ def of_tokens(x: torch.Tensor, layout: str) -> torch.Tensor:
 def like_forward(
     x: torch.Tensor, state: Optional, cu_seqlens: Optional, columns: int, layout: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a forward returns, not yet written."""
+    """The results of a forward, not yet written."""
     batch = 1 if x.dim() == 2 else x.shape[0]
     sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
     like = x if state is None else state
@@ -416,7 +416,7 @@ def like_forward(
 def like_backward(
     x: torch.Tensor, weight: torch.Tensor, bias: Optional, state: Optional
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What a backward returns, not yet written; of what is absent an empty tensor."""
+    """The results of a backward, not yet written; empty tensors for absent inputs."""
     return (
         torch.empty_like(x),
         weight.new_empty(weight.shape),

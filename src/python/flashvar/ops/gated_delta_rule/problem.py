@@ -119,7 +119,7 @@ class BackwardLaunch(Protocol):
 
 
 class Backend(Protocol):
-    """What a backend module holds. States are views [sequences, heads, K, V] of any strides.
+    """The functions of a backend module. States are views [sequences, heads, K, V] of any strides.
 
     Binaries have prepare_forward, prepare_update and prepare_backward instead. They take the chosen
     candidate and a call, and return a launch of such calls. It may be called without a final state,

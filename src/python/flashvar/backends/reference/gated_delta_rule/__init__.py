@@ -41,8 +41,8 @@ def update(inputs: Inputs, pool: torch.Tensor, indices: torch.Tensor, out: torch
     """As forward, on states pool[indices] in place; a negative index is no state at all."""
     wide = activations.wide_dtype(inputs)
     used = (indices >= 0).view(-1, 1, 1, 1)
-    places = indices.clamp(min=0)
-    before = torch.where(used, pool[places].to(wide), 0)
+    clamped = indices.clamp(min=0)
+    before = torch.where(used, pool[clamped].to(wide), 0)
     after = torch.empty_like(before)
     forward(inputs, before, out, after)
     kept = indices >= 0
@@ -76,10 +76,10 @@ def backward(
     return activations.backward(inputs, grads, None if initial_state is None else of_state)
 
 
-Place = tuple[slice, slice]
+Rows = tuple[slice, slice]
 
 
-def _sequences(inputs: Inputs, terms: Terms) -> Iterator[tuple[Terms, Place, slice]]:
+def _sequences(inputs: Inputs, terms: Terms) -> Iterator[tuple[Terms, Rows, slice]]:
     """Terms of sequences of one length, their rows, and their states."""
     if inputs.cu_seqlens is None:
         yield terms, (slice(None), slice(None)), slice(None)
