@@ -153,8 +153,8 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksPerSM)
     return;
   }
   TokenWork at(args, args.tiles);
-  // As in the forward. In addition, a sequence that ends with a thread's last element does not need
-  // the path token by token: convolve_back() leaves out what follows.
+  // As in the forward. In addition, a sequence that ends with a thread's last element needs no
+  // for_each_token(): convolve_back() leaves out the elements that follow.
   uint32_t const by_token = args.state.data != nullptr || kElements == 1
                                 ? Tiles::kAny
                                 : Tiles::kAny - Tiles::kAtFirst - Tiles::kAfterLast;

@@ -22,7 +22,7 @@ struct TokenWork {
   int32_t count;
   bool exists;  // the channel
 
-  // How far a block's channels are from the next ones that it has.
+  // Distance from a block's channels to its next channels.
   static __device__ __forceinline__ int64_t channel_step(const TokenTiles& tiles) {
     return int64_t{tiles.channel_blocks} * (kThreads >> tiles.lanes_log2);
   }
@@ -391,9 +391,9 @@ __device__ __forceinline__ void take_next(const float (&own)[kElements],
   }
 }
 
-// The path token by token: calls f(e, past, newest) for each element, with past elements of its own
-// sequence only: before the sequence's start those of its state, or 0. `values`: the elements
-// before the thread's own, then its own.
+// For warps that go token by token: calls f(e, past, newest) for each element. The past elements
+// are of its own sequence only; before the sequence's start they are those of its state, or 0.
+// `values`: the elements before the thread's own, then its own.
 template <int kPast, int kElements, class TileTable, class F>
 __device__ __forceinline__ void for_each_token(const Problem& problem, const TileTable& table,
                                                const TokenWork& at, int number, uint32_t marks,
