@@ -34,7 +34,7 @@ def unfold(x: torch.Tensor, size: int, dim: int) -> torch.Tensor:
 
 
 def check_same_offsets(dim: int | None, name: str) -> None:
-    """Refuse cu_seqlens of a mapped dimension beside a tensor that has a name."""
+    """Refuse cu_seqlens with a mapped dimension. `name`: a tensor of the call, for the message."""
     if dim is not None:
         raise InvalidInputError(
             "cu_seqlens must be the same for all under torch.vmap, got a mapped one: pack all "

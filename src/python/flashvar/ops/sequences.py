@@ -14,7 +14,7 @@ _INTEGERS: Final = (torch.int32, torch.int64)
 
 
 def check_cu_seqlens(cu_seqlens: Any, name: str, x: Any, batch: int) -> None:
-    """Refuse offsets of another shape or dtype, and a batch beside them of x, which has a name."""
+    """Refuse offsets of another shape or dtype, and offsets together with a batch of x."""
     if batch != 1:
         raise ShapeError(
             f"{name} must have batch 1 with cu_seqlens, got {tuple(x.shape)}: concatenate the "

@@ -126,7 +126,7 @@ def _specs(value: Any) -> Any:
 
 
 def _placements(value: Any, dim: int | None) -> list[Any]:
-    """Those of an argument: None of what is no tensor, one for each of a list of tensors."""
+    """One placement for each tensor of an argument; None for an argument without tensors."""
     is_list = isinstance(value, (list, tuple))
     if is_list and value and all(_is_tensor(one) for one in value):
         return [_placement(dim)] * len(value)

@@ -201,7 +201,7 @@ def _problem(conv: Convolution, sequences: int | None = None, flags: int = 0) ->
 
 
 def _like(tensor: Optional) -> bytes:
-    """A flashvar_strided behind its address. The stride of one entry says nothing."""
+    """A flashvar_strided after its address. Dimensions with one entry get stride 0."""
     if tensor is None:
         return _LIKE.pack(0, 0, 0, 0, 0)
     pairs = zip(tensor.stride(), tensor.shape, strict=True)

@@ -283,7 +283,7 @@ def _problem(
 
 
 def _tensor(x: torch.Tensor) -> tuple[int, ...]:
-    """A flashvar_tensor. The stride of a dimension with one entry says nothing."""
+    """A flashvar_tensor. Dimensions with one entry, whose stride is arbitrary, get stride 0."""
     pairs = zip(x.stride()[:3], x.shape, strict=False)
     return (x.data_ptr(), *(stride if size > 1 else 0 for stride, size in pairs))
 

@@ -155,6 +155,6 @@ def _lse_strides(tensor: torch.Tensor) -> tuple[int, int, int]:
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """That of a dimension with one entry says nothing, and must not make rows look unaligned."""
+    """Strides; 0 for dimensions with one entry: theirs may be any, and make rows look unaligned."""
     pairs = zip(tensor.stride(), tensor.shape, strict=True)
     return tuple(stride if size > 1 else 0 for stride, size in pairs)

@@ -1,6 +1,6 @@
 """Keys and values of sequences in a cache: in pages, in slots of a pool, or anywhere.
 
-The kernels read the keys of a sequence one behind the other, so they are copied into that order.
+The kernels read the keys of a sequence in consecutive rows, so they are copied into that order.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class BackwardPlan:
         state: Optional,
         cu_seqlens: Optional,
     ) -> Four:
-        """The gradients of x, weight, bias and state; None of what is absent."""
+        """The gradients of x, weight, bias and state; None for absent tensors."""
         make_x, make_weight, make_bias, make_state = self.makers
         found: Four = (
             make_x(),
@@ -275,14 +275,14 @@ def _make(
 
 
 def backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
-    """The gradients of x, weight, bias and state; empty of what is absent."""
+    """The gradients of x, weight, bias and state; empty for absent tensors."""
     found = gradients(arguments[:7], arguments[7:])
     x: torch.Tensor = arguments[2]
     return tuple(x.new_empty(0) if one is None else one for one in found)
 
 
 def gradients(given: tuple[Any, ...], options: tuple[Any, ...]) -> Four:
-    """As `backward`; None of what is absent. An absent gradient of a result counts as zeros."""
+    """As `backward`; None for absent tensors. An absent gradient of a result counts as zeros."""
     found = known_backward(given, options)
     if found is not None:
         return found.run(*given)

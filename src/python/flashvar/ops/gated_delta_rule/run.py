@@ -48,7 +48,7 @@ class Plan:
 
     launch: Launch | None  # None: there is nothing to compute
     options: tuple[Any, ...]  # those of the call, as in the schemas
-    of_inputs: tuple[Any, ...]  # the fields of Inputs behind its tensors
+    of_inputs: tuple[Any, ...]  # the fields of Inputs after its tensors
     on_cpu: bool  # values are checked there
     state_is_optional: bool  # to the backend
     alignment: int | None  # of the rows of q, k and v; None: calls of all alignments are alike
@@ -115,7 +115,7 @@ def given(arguments: tuple[Any, ...]) -> Inputs:
 def checked(
     states: torch.Tensor | None, indices: torch.Tensor | None, arguments: tuple[Any, ...]
 ) -> Inputs:
-    """The inputs of a call, checked beside its states.
+    """The inputs of a call, checked together with its states.
 
     Raises:
         InvalidInputError: with what was expected, what was found and what to do.
