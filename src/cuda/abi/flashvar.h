@@ -1,5 +1,5 @@
-/* The C ABI of a flashvar binary: what all ops share. Each op has a header of its own beside this
- * one.
+/* The C ABI of a flashvar binary: the types and functions of all ops. Each op has a header of its
+ * own beside this one.
  *
  * A binary depends on neither Python nor torch. Callers fill one plain struct per op, name the
  * device and the stream explicitly, and get a status back; the message of the last failure is kept

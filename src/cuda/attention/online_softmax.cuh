@@ -65,7 +65,7 @@ struct OnlineSoftmax {
   }
 
  private:
-  // What exponents are relative to. -inf: the row has seen no visible key yet.
+  // The maximum that exponents are relative to. -inf: the row has seen no visible key yet.
   static __device__ __forceinline__ float log2_max(float highest, float scale_log2) {
     return fmaxf(highest * scale_log2, kMinRunningMax);
   }

@@ -13,7 +13,7 @@
 
 namespace flashvar::causal_conv1d {
 
-// What a thread works on: its channel, its lane in each tile, and the block's tiles of the channel,
+// The work of a thread: its channel, its lane in each tile, and the block's tiles of the channel,
 // `count` tiles from number `first` on, counted over the whole batch.
 struct TokenWork {
   int32_t lane, lanes;

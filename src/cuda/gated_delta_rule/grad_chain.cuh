@@ -1,4 +1,4 @@
-// What both families share of the backward's chains: access to a record's vectors, images in the
+// Parts of the backward's chains for both families: access to a record's vectors, images in the
 // workspace, and operands made from dOut.
 #pragma once
 #include <cstddef>
@@ -76,7 +76,7 @@ __device__ __forceinline__ void store_image(unsigned char* image, const uint32_t
   }
 }
 
-// Packs the low part of accumulators: what is left of them after rounding to 16 bits.
+// Packs the low part of accumulators: their rounding errors in 16 bits.
 template <class Dtype, int kSteps>
 __device__ __forceinline__ void pack_low(uint32_t (&low)[kSteps][4], const float (&d)[8 * kSteps]) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// What both chains of the backward share on sm80: loads of chunks, and solve().
+// Parts of both chains of the backward on sm80: loads of chunks, and solve().
 #pragma once
 #include <cstdint>
 

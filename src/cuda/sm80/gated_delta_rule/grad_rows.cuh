@@ -91,7 +91,7 @@ __device__ __forceinline__ void add_heads(RowsAccumulator<Config>& dq, RowsAccum
     return {item.head(problem, i), item.record(problem, i)};
   };
   bool const resident = workspace.tiles <= Config::kSlotCount && Config::kSlotCount > 1;
-  // One cp.async group: what a head needs of a tile. Empty past the last head.
+  // One cp.async group: the operands of one head and tile. Empty past the last head.
   auto start = [&](int32_t i, int32_t tile) {
     if (i < problem.group) {
       GroupHead const head = of_group(i);

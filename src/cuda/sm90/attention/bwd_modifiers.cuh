@@ -251,7 +251,7 @@ __device__ __forceinline__ void exponentiate_with_modifiers(
   });
 }
 
-// What dV is multiplied by at the end.
+// The factor that dV is multiplied by at the end.
 template <class Config>
 __device__ __forceinline__ float grad_v_scale(const BwdProblem& problem) {
   return Config::kModifiers ? problem.modifiers.dropout_scale : 1.f;

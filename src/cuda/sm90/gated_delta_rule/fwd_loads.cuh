@@ -80,8 +80,8 @@ struct FwdConfig {
   static constexpr int kOutStageBytes = kOutVectors + kVectorBytes;
   static constexpr int kOutStages = kOutput ? 2 : 0;
 
-  // What state warpgroups pass to the output warpgroup: the state before a chunk, [V][K], and the
-  // chunk's updates, [V][token].
+  // The operands that state warpgroups pass to the output warpgroup: the state before a chunk,
+  // [V][K], and the chunk's updates, [V][token].
   static constexpr int kRowBlockBytes = kColumns * 128;
   static constexpr int kState = kStateStages * kStateStageBytes + kOutStages * kOutStageBytes;
   static constexpr int kUpdates = kState + kColBlocks * kRowBlockBytes;
@@ -146,7 +146,7 @@ struct LoadedBlocks {
   }
 };
 
-// What the load warps need to locate a chunk's operands.
+// The coordinates by which load warps locate a chunk's operands.
 template <class Config>
 struct FwdLoads {
   const FwdArgs& args;

@@ -1,4 +1,4 @@
-// What both chains of the backward share. One or two warpgroups hold 64 columns each of the state
+// Parts of both chains of the backward. One or two warpgroups hold 64 columns each of the state
 // of one head, or of its gradient, in registers; one lane of another issues loads; images are
 // staged in shared memory and stored with bulk copies. With enough blocks two share an SM, so that
 // the GEMMs of one overlap with the arithmetic of the other; otherwise a block has an SM to itself,
@@ -26,7 +26,7 @@ struct ChainArgs {
   uint32_t wide_values, wide_keys;  // tiles of kWideColumns columns of V and of K
 };
 
-// What a chain goes through: a whole sequence; a segment, from the state or gradient that is known
+// The extent of a chain: a whole sequence; a segment, from the state or gradient that is known
 // where the chain begins; or (pass 1) an inner segment, from zeros: the chunks' results are not
 // written.
 enum class Extent { kSequence, kSegment, kInner };
@@ -51,7 +51,7 @@ inline constexpr uint32_t kSolveBarrier = 1;
 template <class Target, int kBlocks>
 constexpr int kShareOfMemory = (Target::kSharedMemory + 1024) / kBlocks - 1024;
 
-// What the loading lane needs to locate a chunk's operands.
+// The coordinates by which the loading lane locates a chunk's operands.
 struct GradLoads {
   const ChainArgs& args;
   const Work& work;
