@@ -17,10 +17,11 @@ import triton
 import triton.language as tl
 
 from flashvar.backends.triton.gated_delta_rule.activations import beta_of, gate_of, normalised
-from flashvar.backends.triton.gated_delta_rule.chunks import RUNTIME as OF_CHUNKS
+from flashvar.backends.triton.gated_delta_rule.chunks import RUNTIME as CHUNK_RUNTIME
+from flashvar.backends.triton.gated_delta_rule.chunks import bounds
 
 # Arguments that change from call to call: kernels are not specialized for their values.
-RUNTIME: Final = (*OF_CHUNKS, "pool", "indices_stride")
+RUNTIME: Final = (*CHUNK_RUNTIME, "pool", "indices_stride")
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -61,18 +62,8 @@ def recurrent_kernel(
     m_v = o_v < V
     m_state = m_k[:, None] & m_v[None, :]
 
-    if p_cu_seqlens is None:
-        i_batch = i_sequence
-        begin = i_sequence * 0
-        end = begin + seqlen
-    else:
-        i_batch = i_sequence * 0
-        p_cu_seqlens += i_sequence * cu_seqlens_stride
-        begin = tl.load(p_cu_seqlens).to(tl.int64)
-        end = tl.load(p_cu_seqlens + cu_seqlens_stride).to(tl.int64)
-        # Offsets beyond the rows would read other memory.
-        begin = tl.maximum(begin, 0)
-        end = tl.minimum(end, seqlen)
+    begin, end = bounds(p_cu_seqlens, cu_seqlens_stride, i_sequence, seqlen)
+    i_batch = i_sequence if p_cu_seqlens is None else i_sequence * 0
     i_state = i_sequence
     if p_indices is not None:
         i_state = tl.load(p_indices + i_sequence * indices_stride).to(tl.int64)
