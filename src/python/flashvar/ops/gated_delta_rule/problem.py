@@ -139,7 +139,7 @@ class Backend(Protocol):
     def update(
         self, inputs: Inputs, pool: torch.Tensor, indices: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """As forward, on states pool[indices] in place; a negative index is no state at all."""
+        """As forward, on states pool[indices] in place; a negative index: zeros, not written."""
         ...
 
     def backward(
