@@ -66,7 +66,7 @@ class Plans(dict[Hashable, _Made]):
         self._not_remembered = 0
 
     def __repr__(self) -> str:
-        """How many there are: a prototype in a plan has no memory to print."""
+        """The number of plans. Not their tensors: prototypes have no memory to print."""
         return f"Plans of {len(self)} kinds of calls"
 
     def keep(self, key: Hashable, made: _Made) -> None:

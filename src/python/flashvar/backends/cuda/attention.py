@@ -356,5 +356,5 @@ def _bias(tensor: torch.Tensor | None, strides: BiasStrides | None) -> tuple[int
 
 
 def _bias_strides(strides: BiasStrides | None) -> tuple[int, int, int]:
-    """In the order of the struct: batch, query, heads."""
+    """The strides in the order of the struct: batch, query, heads."""
     return (0, 0, 0) if strides is None else (strides.batch, strides.query, strides.heads)

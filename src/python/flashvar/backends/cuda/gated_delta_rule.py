@@ -89,7 +89,7 @@ def prepare_update(
     out: torch.Tensor,
     final_state: torch.Tensor | None,
 ) -> Launch:
-    """The same token by token; with indices the states are those of a pool."""
+    """The launch that does so token by token; with indices the states are those of a pool."""
     function, device = function_of(UPDATE, chosen, out.device.index)
     one = final_state if states is None else states
     state_dtype = DTYPES["fp32" if one is None else NAMES[one.dtype]]
@@ -249,7 +249,7 @@ def _fields(
     out: torch.Tensor,
     final_state: torch.Tensor | None,
 ) -> tuple[Any, ...]:
-    """All that both structs have."""
+    """The fields that both structs have."""
     problem = _problem(inputs, _offsets(inputs), states)
     head = call_head(params, device)
     return (head, 0, 0, 0, *_tensor(out), *_state(final_state), *problem)

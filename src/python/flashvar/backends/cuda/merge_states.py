@@ -144,12 +144,12 @@ def _address(tensor: torch.Tensor | None) -> int:
 
 
 def _row_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Those of a flashvar_tensor, of [batch, seqlen, heads, head_dim]."""
+    """The strides of a flashvar_tensor, of [batch, seqlen, heads, head_dim]."""
     return _strides(tensor)[:3]
 
 
 def _lse_strides(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """Those of a flashvar_tensor, of [batch, heads, seqlen]."""
+    """The strides of a flashvar_tensor, of [batch, heads, seqlen]."""
     batch, heads, seqlen = _strides(tensor)
     return batch, seqlen, heads
 

@@ -41,7 +41,7 @@ Four: TypeAlias = tuple[torch.Tensor, torch.Tensor, Optional, Optional]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How forwards of one kind are made."""
+    """The plan of forwards of one kind."""
 
     launch: ForwardLaunch | None  # None: there is nothing to compute
     by_address: bool  # launch reads no shapes: views in the order of backends are not made
@@ -79,7 +79,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class BackwardPlan:
-    """How backwards of one kind are made."""
+    """The plan of backwards of one kind."""
 
     launch: BackwardLaunch | None  # None: there are no tokens and no states
     alignment: int  # of x and the gradient of y
@@ -118,7 +118,7 @@ class BackwardPlan:
 
 @dataclass(frozen=True, slots=True)
 class UpdatePlan:
-    """How updates of one kind are made."""
+    """The plan of updates of one kind."""
 
     launch: UpdateLaunch | None
     by_address: bool  # as Plan's
@@ -207,7 +207,7 @@ def known(options: tuple[Any, ...], given: tuple[Any, ...]) -> tuple[Plan, bool]
 def known_update(
     options: tuple[Any, ...], given: tuple[Any, ...]
 ) -> tuple[UpdatePlan, bool] | None:
-    """The same of an update."""
+    """The plan of a recent update like this one, as `known`."""
     return _recent(_update_plans, options, given)
 
 
@@ -217,7 +217,7 @@ def remember(options: tuple[Any, ...], given: tuple[Any, ...], plan: Plan) -> No
 
 
 def remember_update(options: tuple[Any, ...], given: tuple[Any, ...], plan: UpdatePlan) -> None:
-    """The same of an update."""
+    """Let `known_update` find the plan of an update, as `remember`."""
     _update_plans.remember((options, tuple(map(type, options)), given[0].shape), given, plan)
 
 
@@ -235,7 +235,7 @@ def plan(*arguments: Any) -> Plan:
 
 
 def update_plan(*arguments: Any) -> UpdatePlan:
-    """The same of an update."""
+    """The plan of an update, whose arguments come in the order of the schema."""
     return _plan(_update_plans, _make_update, UPDATE_NAMES, arguments[:7], *arguments[7:])
 
 
@@ -313,7 +313,7 @@ def known_backward(given: tuple[Any, ...], options: tuple[Any, ...]) -> Backward
 
 
 def _alignment(x: torch.Tensor, grad_y: torch.Tensor) -> int:
-    """How far addresses are from multiples of 16 bytes: the workspace depends on it."""
+    """The low bits of the addresses, on which the workspace depends; 0: multiples of 16 bytes."""
     bits: int = x.data_ptr() | grad_y.data_ptr()
     return bits % 16
 

@@ -73,7 +73,7 @@ make_inputs: Final[Callable[[tuple[Any, ...]], Inputs]] = partial(tuple.__new__,
 
 
 class Gradients(NamedTuple):
-    """Those of the inputs, each in the shape and dtype of its input; None where it has none."""
+    """Gradients of the inputs, each of the shape and dtype of its input; None for absent inputs."""
 
     q: torch.Tensor
     k: torch.Tensor

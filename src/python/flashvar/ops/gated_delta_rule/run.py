@@ -44,7 +44,7 @@ _TENSORS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How calls of one kind are made."""
+    """The plan of calls of one kind."""
 
     launch: Launch | None  # None: there is nothing to compute
     options: tuple[Any, ...]  # those of the call, as in the schemas
@@ -81,7 +81,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class BackwardPlan:
-    """How backwards of one kind are made."""
+    """The plan of backwards of one kind."""
 
     launch: BackwardLaunch
     of_inputs: tuple[Any, ...]  # as Plan's
@@ -282,7 +282,7 @@ def _backward_plan(
 def _alignment(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad_out: torch.Tensor | None = None
 ) -> int:
-    """How far addresses are from multiples of 16 bytes, their low bits together; 0: no row is."""
+    """The low bits of the addresses, combined; 0 if all are multiples of 16 bytes."""
     bits: int = q.data_ptr() | k.data_ptr() | v.data_ptr()
     if grad_out is not None:
         bits |= grad_out.data_ptr()

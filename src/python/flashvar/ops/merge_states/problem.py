@@ -64,9 +64,9 @@ class Wanted:
 
     @classmethod
     def of(cls, wanted: Sequence[bool], parts: int, stacked: bool) -> Wanted:
-        """Of a flag for each tensor, outs before lses; of none: all. `parts` are in each tuple.
+        """Make it from a flag for each tensor, outs before lses; without flags all are wanted.
 
-        Parts of longer lists are all written if one is wanted.
+        `parts` outs and lses are given. Parts of longer lists are all written if one is wanted.
         """
         half = len(wanted) // 2
         of_outs, lses = wanted[:half], any(wanted[half:]) or not wanted

@@ -34,7 +34,7 @@ Tensors = Sequence[torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How calls of one kind are made."""
+    """The plan of calls of one kind."""
 
     launch: ForwardLaunch | None  # None: there is nothing to compute
     copies: bool  # whether parts are copied, into strides that backends take
@@ -44,7 +44,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class BackwardPlan:
-    """How backwards of one kind are made."""
+    """The plan of backwards of one kind."""
 
     launch: BackwardLaunch | None
     copies: bool

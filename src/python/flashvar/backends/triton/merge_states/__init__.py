@@ -80,7 +80,7 @@ def _pointers(parts: Parts) -> Parts:
 
 
 def _strides(parts: Parts, out: torch.Tensor) -> tuple[int, ...]:
-    """Of outs and lses; numbers of rows; parts that each pointer stands for."""
+    """The strides of outs and lses, the numbers of rows, and the parts of each pointer."""
     parts = _pointers(parts)
     outs, lses = parts.outs, parts.lses
     batch, seqlen, heads = out.shape[:3]
