@@ -21,7 +21,7 @@ using ColumnsAsK = KMajor<kSquareBytes>;  // columns are k
 // Partial sums of the warps, each of 16 tokens.
 struct RowSums {
   float gates[2][kChunk];    // sums over rows of A, P, c and a, each times its gradient
-  float kept[2][kChunk];     // rows of K times rows of R dS^T
+  float later[2][kChunk];    // rows of K times rows of R dS^T
   float columns[8][kChunk];  // sums over columns of A and P times gradients, without beta
   float states[2];           // second half of S times dS, alternating between two heads
   float unused[2];

@@ -42,7 +42,7 @@ __device__ __forceinline__ void sum_states(const RowsArgs& args, const RowsSmem<
     for (int32_t i = 0; i < problem.group; ++i, ++heads) {
       float sum = 0.f;
       for (int32_t tile = 0; tile < args.workspace.tiles; ++tile, slot.advance()) {
-        BarrierPair const barrier = smem.of_slot(slot.stage());
+        BarrierPair const barrier = smem.slot_barriers(slot.stage());
         ptx::mbarrier_wait(barrier.full, slot.phase());  // the slot is loaded
         const unsigned char* const mine = smem.start + Config::kSlots +
                                           slot.stage() * Config::kSlotBytes + half * kHalf +
@@ -91,12 +91,12 @@ struct RowGradients {
   // Computes the products of a head with its slots.
   __device__ __forceinline__ void multiply_slots(SlotProducts<Config>& products,
                                                  SlotState<Config>& slot) const {
-    BarrierPair last = smem.of_slot(slot.stage());
+    BarrierPair last = smem.slot_barriers(slot.stage());
     ptx::mbarrier_wait(last.full, slot.phase());  // the slot is loaded
     products.template start<false>(smem.slot(slot.stage()), warpgroup);
     slot.advance();
     for (int32_t tile = 1; tile < args.workspace.tiles; ++tile, slot.advance()) {
-      BarrierPair const barrier = smem.of_slot(slot.stage());
+      BarrierPair const barrier = smem.slot_barriers(slot.stage());
       ptx::mbarrier_wait(barrier.full, slot.phase());  // the slot is loaded
       products.template start<true>(smem.slot(slot.stage()), warpgroup);
       ptx::wgmma_wait<1>();
@@ -117,8 +117,8 @@ struct RowGradients {
     int const row = 16 * at.warp + at.g;
     SlotProducts<Config> products;
     multiply_slots(products, slot);
-    ptx::mbarrier_wait(smem.of_tiles().full, tiles_phase);  // Q and K are loaded
-    ptx::mbarrier_wait(vectors_full, vectors_phase);        // the vectors are loaded
+    ptx::mbarrier_wait(smem.tiles_barriers().full, tiles_phase);  // Q and K are loaded
+    ptx::mbarrier_wait(vectors_full, vectors_phase);              // the vectors are loaded
     float const of_q[2] = {rows.c[row], rows.c[row + 8]};
     float const of_k[2] = {-rows.a[row], -rows.a[row + 8]};
     float const of_later[2] = {rows.b[row] * rows.beta[row], rows.b[row + 8] * rows.beta[row + 8]};
@@ -135,7 +135,7 @@ struct RowGradients {
     multiply<Dtype, kChunk, false, Config::kDim / 16>(
         product, ColumnsAsK(tile_q() + warpgroup * Config::kK), ColumnsAsK(tile_k()));
     ptx::wgmma_commit();
-    float2 const kept = row_products<Config>(products.later, tile_k(), warpgroup);
+    float2 const later = row_products<Config>(products.later, tile_k(), warpgroup);
     add_scaled(dk, products.later, of_later);
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(product);
@@ -151,8 +151,8 @@ struct RowGradients {
     if (at.t == 0) {
       sums.gates[warpgroup][row] = gates[0];
       sums.gates[warpgroup][row + 8] = gates[1];
-      sums.kept[warpgroup][row] = kept.x;
-      sums.kept[warpgroup][row + 8] = kept.y;
+      sums.later[warpgroup][row] = later.x;
+      sums.later[warpgroup][row + 8] = later.y;
     }
     *reinterpret_cast<float2*>(sums.columns[4 * warpgroup + at.warp] + 8 * at.g + 2 * at.t) =
         of_columns;
@@ -167,7 +167,7 @@ struct RowGradients {
     int const token = static_cast<int>(threadIdx.x) % 128;
     if (token >= kChunk) return;
     to.gates[token] = sums.gates[0][token] + sums.gates[1][token];
-    to.kept[token] = sums.kept[0][token] + sums.kept[1][token];
+    to.later[token] = sums.later[0][token] + sums.later[1][token];
     float columns = 0.f;
 #pragma unroll
     for (int i = 0; i < 8; ++i) columns += sums.columns[i][token];
@@ -185,12 +185,12 @@ struct RowGradients {
     if (at.t == 0) {
       sums.gates[warpgroup][row] = along_q.x;
       sums.gates[warpgroup][row + 8] = along_q.y;
-      sums.kept[warpgroup][row] = along_k.x;
-      sums.kept[warpgroup][row + 8] = along_k.y;
+      sums.later[warpgroup][row] = along_k.x;
+      sums.later[warpgroup][row + 8] = along_k.y;
     }
     sync_warpgroups();  // the sums of both halves are written
     project<Config>(dq, tile_q(), warpgroup, rows.norm_q, sums.gates);
-    project<Config>(dk, tile_k(), warpgroup, rows.norm_k, sums.kept);
+    project<Config>(dk, tile_k(), warpgroup, rows.norm_k, sums.later);
   }
 
   __device__ __forceinline__ void store(const RowsItem& item) const {
@@ -227,14 +227,14 @@ __device__ __forceinline__ void make_rows(const RowsArgs& args, const RowsSmem<C
   for (RowsItem item; items.next(item); tiles.advance()) {
     rows.clear();
     for (int32_t i = 0; i < problem.group; ++i, vectors.advance()) {
-      BarrierPair const barrier = smem.of_vectors(vectors.stage());
+      BarrierPair const barrier = smem.vectors_barriers(vectors.stage());
       const RecordRows& of_head = smem.vectors(vectors.stage());
       rows.add_head(of_head, barrier.full, vectors.phase(), tiles.phase(), slot,
                     args.workspace.sums[item.record(problem, i)]);
       bool const last = i + 1 == problem.group;
       if (last && problem.qk_l2norm) rows.project_rows(of_head);
       warp_arrive(barrier.empty());
-      if (last) warp_arrive(smem.of_tiles().empty());
+      if (last) warp_arrive(smem.tiles_barriers().empty());
     }
     rows.store(item);
   }
@@ -259,7 +259,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (warp == 0) {
       load_slots(args, smem);
     } else if (warp == 1) {
-      load_rest(args, smem);
+      load_items(args, smem);
     } else {
       sum_states(args, smem, warp - 2);
     }
