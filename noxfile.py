@@ -95,8 +95,10 @@ def lint(session: nox.Session) -> None:
     session.run("clang-format", "--dry-run", "--Werror", *cpp)
     workflows = [str(file) for file in sorted((ROOT / ".github" / "workflows").glob("*.yml"))]
     session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)
-    forms = [str(file) for file in sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))]
-    session.run("check-jsonschema", "--builtin-schema", "vendor.github-issue-forms", *forms)
+    issue_forms = [
+        str(file) for file in sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+    ]
+    session.run("check-jsonschema", "--builtin-schema", "vendor.github-issue-forms", *issue_forms)
     session.run("zizmor", "--offline", "--quiet", *workflows)
 
 
@@ -337,10 +339,10 @@ def distributions(folder: Path) -> list[str]:
 
 def check_selection(session: nox.Session) -> None:
     """Refuse what the factory would refuse, before minutes are spent on an environment."""
-    said = itertools.takewhile(lambda word: not word.startswith("-"), session.posargs)
+    given = itertools.takewhile(lambda word: not word.startswith("-"), session.posargs)
     try:
         config = schema.read(ROOT / schema.FILE_NAME)
-        selected = Selected(ROOT, config, selection_arguments.parse(list(said), config))
+        selected = Selected(ROOT, config, selection_arguments.parse(list(given), config))
         _ = selected.for_development() if session.name == "build-dev" else selected.for_release()
     except FlashvarError as error:
         environment.remove_unless_whole(Path(session.virtualenv.location))

@@ -29,14 +29,14 @@ def run(options: Options) -> Report:
     rows = [_case(wheels[name]) for name in chosen(list(wheels), options.only)]
     return Report(
         rows=rows,
-        columns=("wheel", "median (s)", "MB", "kernels", "faults"),
+        columns=("wheel", "median (s)", "MB", "kernels", "findings"),
         lines=[
             (
                 str(row["wheel"]),
                 f"{row['median_s']:.2f}",
                 f"{row['megabytes']:.1f}",
                 str(row["kernels"]),
-                str(row["faults"]),
+                str(row["findings"]),
             )
             for row in rows
         ],
@@ -55,7 +55,7 @@ def _case(wheel: Path) -> Row:
         "rounds": _ROUNDS,
         "megabytes": wheel.stat().st_size / 1e6,
         "kernels": sum(row["kernels"] for row in found["ledger"]),  # device functions
-        "faults": len(found["findings"]),
+        "findings": len(found["findings"]),
     }
 
 

@@ -61,7 +61,7 @@ The JSON file, schema 2, here as `result_file.read` gives it:
     install    wheel, distribution, version, median_s, cpu_s (a busy machine changes it less),
                rounds, megabytes
     index      case, median_s, rounds, wheels, megabytes
-    audit      wheel, median_s, rounds, megabytes, kernels, faults
+    audit      wheel, median_s, rounds, megabytes, kernels, findings
 """
 
 from __future__ import annotations

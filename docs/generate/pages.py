@@ -92,14 +92,14 @@ def command_line(root: Path) -> str:
 
 
 def _help(words: list[str]) -> str:
-    said = io.StringIO()
+    output = io.StringIO()
     with (
-        contextlib.redirect_stdout(said),
+        contextlib.redirect_stdout(output),
         contextlib.suppress(SystemExit),
         mock.patch.dict(os.environ, COLUMNS="80", NO_COLOR="1"),
     ):
         cli.main([*words, "--help"])
-    return said.getvalue()
+    return output.getvalue()
 
 
 def factory(root: Path) -> str:

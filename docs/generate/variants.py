@@ -124,9 +124,8 @@ def _asked(
         if isinstance(here.get(key), dict) or (key not in here and name in tables):
             continue
         if key in document["ops"] and path == ("defaults",):
-            continue  # another op of which the file says nothing
-        said = (_needed(document, path, key), _taken(document, path, key))
-        yield name, said
+            continue  # another op, which the file does not mention
+        yield name, (_needed(document, path, key), _taken(document, path, key))
 
 
 def _general(document: dict[str, Any], path: tuple[str, ...]) -> str:
@@ -182,7 +181,7 @@ def _needed(document: dict[str, Any], path: tuple[str, ...], key: str) -> str:
 
 
 def _taken(document: dict[str, Any], path: tuple[str, ...], key: str) -> str:
-    """What the reader says of the key; the most that it says to any wrong value."""
+    """What the reader expects of the key: its most specific answer to a wrong value."""
     dotted = ".".join((*path, key))
     pattern = re.compile(rf"{re.escape(dotted)}: (?:.*, )?expected (.*), found ")
     answers: list[str] = []
@@ -193,8 +192,8 @@ def _taken(document: dict[str, Any], path: tuple[str, ...], key: str) -> str:
             answers.append(match[1])
     if not answers:
         raise ValueError(f"{dotted}: expected the reader to refuse one of {_IMPOSSIBLE}")
-    said = next((answer for answer in answers if answer != answers[0]), answers[0])
-    return re.sub(r" \([^()]*\)$", "", said) if key == "license" else said
+    answer = next((one for one in answers if one != answers[0]), answers[0])
+    return re.sub(r" \([^()]*\)$", "", answer) if key == "license" else answer
 
 
 def _as_toml(document: dict[str, Any]) -> str:

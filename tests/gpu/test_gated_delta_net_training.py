@@ -108,7 +108,7 @@ def test_training(backend: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> N
     steps = EARLY if rehearsed else STEPS
     found = trained(backend, seed, steps, monkeypatch)
     if rehearsed:
-        monkeypatch.setattr(reference, "_form", lambda terms: recurrence)
+        monkeypatch.setattr(reference, "_algorithm", lambda terms: recurrence)
     expected = trained("reference", seed, steps, monkeypatch)
     assert found.isfinite().all()
     assert expected.isfinite().all()

@@ -34,7 +34,7 @@ PACKED = [(0, 100, 1, 0, 640, 65, 0), (3, 0, 2), (1,) * 50, (64, 64), (0, 0)]
 @pytest.fixture(autouse=True)
 def _by_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference goes token by token, whatever the length."""
-    monkeypatch.setattr(reference, "_form", lambda terms: recurrence)
+    monkeypatch.setattr(reference, "_algorithm", lambda terms: recurrence)
 
 
 def made(

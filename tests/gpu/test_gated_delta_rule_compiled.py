@@ -31,7 +31,7 @@ DIMS = [
 def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Binaries serve, and the reference goes token by token, whatever the length."""
     skip_unless_compiled("cuda", torch.bfloat16, 64, "gated_delta_rule_fwd")
-    monkeypatch.setattr(reference, "_form", lambda terms: recurrence)
+    monkeypatch.setattr(reference, "_algorithm", lambda terms: recurrence)
 
 
 def call(given: dict[str, Any], backend: str) -> tuple[torch.Tensor, torch.Tensor]:

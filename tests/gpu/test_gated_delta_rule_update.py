@@ -32,7 +32,7 @@ DIMS = [
 def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Binaries serve, and the reference goes token by token."""
     skip_unless_compiled("cuda", torch.bfloat16, 64, "gated_delta_rule_update")
-    monkeypatch.setattr(reference, "_form", lambda terms: recurrence)
+    monkeypatch.setattr(reference, "_algorithm", lambda terms: recurrence)
 
 
 def wide(given: dict[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def _seed() -> None:
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Each form of the reference, whatever the length."""
     chosen: ModuleType = request.param
-    monkeypatch.setattr(reference, "_form", lambda terms: chosen)
+    monkeypatch.setattr(reference, "_algorithm", lambda terms: chosen)
     return chosen
 
 

@@ -178,7 +178,7 @@ def test_one_tensor_twice_is_another_call() -> None:
 
 def test_the_most_recent_calls_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "_RECENT_KEPT", 2)
-    monkeypatch.setattr(plans, "_CALLS_A_PLACE", 1)
+    monkeypatch.setattr(plans, "_CALLS_PER_REPLACEMENT", 1)
     monkeypatch.setattr(plans, "PLANS_KEPT", 3)
     kept: Plans[int] = Plans()
     for length in (1, 2, 3):
@@ -192,7 +192,7 @@ def test_the_most_recent_calls_are_kept(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_one_of_many_calls_that_alternate_takes_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "_RECENT_KEPT", 2)
-    monkeypatch.setattr(plans, "_CALLS_A_PLACE", 3)
+    monkeypatch.setattr(plans, "_CALLS_PER_REPLACEMENT", 3)
     kept: Plans[int] = Plans()
     for length in (1, 2, 3, 4):
         kept.remember(KEY, (torch.ones(length),), length)

@@ -17,7 +17,7 @@ enum {
   FLASHVAR_DETERMINISTIC = 8u /* backward only: the same bits on every run */
 };
 
-/* What forward and backward share. A score is
+/* Fields of forward and backward. A score is
  *   s = scale * (q . k);  s = softcap * tanh(s / softcap);  s += bias - slope * |i + d - j|;  mask.
  * P is exp(s) / (sum of exp(s) + exp(sink)); without sinks, exp(sink) is 0.
  *

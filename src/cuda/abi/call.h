@@ -1,5 +1,6 @@
-// What the C functions of all ops do: read a caller's parameters, which may be of an older or newer
-// version than this library's, check them, and launch, size the workspace or explain.
+// The steps of the C functions of all ops: they read a caller's parameters, which may be of an
+// older or newer version than this library's, check them, and launch, size the workspace or
+// explain.
 //
 // An op is a struct with
 //   Params, Kernel               its parameter struct, and the row type of its kernel table

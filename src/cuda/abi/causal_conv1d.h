@@ -90,8 +90,8 @@ typedef struct flashvar_causal_conv1d_update_params {
 FLASHVAR_API flashvar_status
 flashvar_causal_conv1d_fwd(const flashvar_causal_conv1d_fwd_params* params);
 
-/* The gradients of flashvar_causal_conv1d_fwd but for that of residual, which is grad_y: the same
- * bits on every run. */
+/* The gradients of flashvar_causal_conv1d_fwd, the same bits on every run. The gradient of residual
+ * is grad_y itself and is not written. */
 FLASHVAR_API flashvar_status
 flashvar_causal_conv1d_bwd(const flashvar_causal_conv1d_bwd_params* params);
 

@@ -1,5 +1,5 @@
-/* The C ABI of a flashvar binary: what all ops share. Each op has a header of its own beside this
- * one.
+/* The C ABI of a flashvar binary: the types and functions of all ops. Each op has a header of its
+ * own beside this one.
  *
  * A binary depends on neither Python nor torch. Callers fill one plain struct per op, name the
  * device and the stream explicitly, and get a status back; the message of the last failure is kept
@@ -62,8 +62,8 @@ typedef struct flashvar_tensor {
   int64_t head_stride;
 } flashvar_tensor;
 
-/* States [sequences, heads, K, V] in device memory, one for each head of a sequence; of fp32 but
- * where an op says otherwise. Strides are in elements. */
+/* States [sequences, heads, K, V] in device memory, one for each head of a sequence; fp32 unless
+ * the op's header says otherwise. Strides are in elements. */
 typedef struct flashvar_state {
   void* data; /* may be NULL where the op's header says so */
   int64_t sequence_stride;

@@ -39,7 +39,7 @@ typedef struct flashvar_gated_delta_rule_problem {
   int64_t seqlen;    /* of every sequence; varlen: rows of all sequences */
   int32_t heads_qk;
   int32_t heads;      /* of v, the gates, out and the states: a multiple of heads_qk */
-  int32_t head_dim;   /* of q and k: a multiple of 8, but where an op says otherwise */
+  int32_t head_dim;   /* of q and k: a multiple of 8, unless an op's comment says otherwise */
   int32_t head_dim_v; /* likewise */
   uint32_t dtype;     /* flashvar_dtype of q, k, v and out */
   uint32_t flags;

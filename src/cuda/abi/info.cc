@@ -1,4 +1,4 @@
-// What this library is: its ABI version and build info, with which the loader checks that it opened
+// The library's ABI version and build info, with which the loader checks that it opened
 // what it meant to.
 #include "abi/flashvar.h"
 

@@ -12,7 +12,7 @@ extern "C" {
  * may have any number of parts. */
 #define FLASHVAR_MERGE_STATES_MAX_ADDRESSES 224
 
-/* What both directions share. Part i is the attention over keys of its own: outs[i], of rows
+/* Fields of both directions. Part i is the attention over keys of its own: outs[i], of rows
  * [batch, seqlen, heads] with head_dim elements each, and lses[i], the natural log-sum-exp of each
  * row. With lse = log(sum_i exp(lses[i])) and w_i = exp(lses[i] - lse),
  *   out = sum_i w_i outs[i].

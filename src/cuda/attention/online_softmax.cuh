@@ -17,11 +17,12 @@ namespace flashvar::attention {
 // to 1. Measured on an H200: docs/hopper-ledger.md, forward, version 3.
 inline constexpr float kRescaleThreshold = 8.f;
 
-// Exponents are relative to no less than this, in units of log2. Masks that add -1e9 or a dtype's
-// lowest number make scores whose products with scale_log2 overflow, or round so far off that P is
-// infinite in 16 bits, and NaN once it is rescaled by 0. A row of such scores alone sees no key, as
-// with -inf. Products down to here round by at most 1.
-inline constexpr float kLeastMax = -0x1p24f;
+// Lower bound of the maximum that exponents are relative to, in units of log2. Products of scores
+// with scale_log2 round by at most 1 down to here. Masks that add -1e9 or a dtype's lowest number
+// make lower ones, which overflow, or round by so much that P would be infinite in 16 bits, and NaN
+// once it is rescaled by 0. With the bound, P of such scores is 0: a row that has no others counts
+// as a row without a visible key, as with -inf.
+inline constexpr float kMinRunningMax = -0x1p24f;
 
 template <int kRows_>
 struct OnlineSoftmax {
@@ -64,9 +65,9 @@ struct OnlineSoftmax {
   }
 
  private:
-  // What exponents are relative to. -inf: the row has seen no visible key yet.
+  // The maximum that exponents are relative to. -inf: the row has seen no visible key yet.
   static __device__ __forceinline__ float log2_max(float highest, float scale_log2) {
-    return fmaxf(highest * scale_log2, kLeastMax);
+    return fmaxf(highest * scale_log2, kMinRunningMax);
   }
 };
 

@@ -29,7 +29,7 @@ struct BiasView {
   }
 };
 
-// Score modifiers: what is applied to q . k before the mask, and dropout, which is applied to P
+// Score modifiers: operations on q . k before the mask, and dropout, applied to P
 // after the softmax. Kernels compiled with kModifiers evaluate them; the others use `scale` alone.
 struct ScoreModifiers {
   float scale;                 // of q . k; may be negative or 0

@@ -10,7 +10,7 @@
 #include "causal_conv1d/state.cuh"
 #include "causal_conv1d/sums.cuh"
 #include "ptx/grid_dependency.cuh"
-#include "ptx/kept.cuh"
+#include "ptx/pin.cuh"
 
 namespace flashvar::causal_conv1d {
 
@@ -49,7 +49,7 @@ struct BlockSums {
     }
     __syncthreads();  // all threads have written their sums
     // Computed again: in the loop over rows there are no registers for it.
-    ChannelWork const at(args, args.tiles, kElements, ptx::kept(blockIdx.x));
+    ChannelWork const at(args, args.tiles, kElements, ptx::pin(blockIdx.x));
     int const lanes = 1 << args.tiles.lanes_log2, channels = lanes * kElements;
     for (int i = threadIdx.x; i < (kWidth + 1) * channels; i += kThreads) {
       int const j = i >> args.tiles.lanes_log2, tap = j / kElements;

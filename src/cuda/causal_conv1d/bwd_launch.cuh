@@ -104,7 +104,7 @@ struct BwdLaunch {
   template <int kWidth, int kOfChannels, int kOfTokens>
   static cudaError_t launch_tiles(const BwdProblem& problem, const Plan& chosen, int device,
                                   cudaStream_t stream) {
-    int64_t const others = blocks_of(problem.state_elements());
+    int64_t const state_blocks = blocks_of(problem.state_elements());
     if (chosen.layout.tokens_inner) {
       using Config = Tokens<kWidth, kOfTokens>;
       BwdTokensArgs args{problem, chosen.tokens};
@@ -120,12 +120,12 @@ struct BwdLaunch {
         args.tiles.divide_among(int64_t{multiprocessors} * std::min(kFit, Config::kBlocksPerSM));
       }
       return launch_blocks<bwd_tokens_kernel<Config>, Target>(
-          args, args.tiles.blocks + others, device, stream, sizeof(typename Config::Shared));
+          args, args.tiles.blocks + state_blocks, device, stream, sizeof(typename Config::Shared));
     }
     return launch_blocks<bwd_channels_kernel<Dtype, kWidth, kOfChannels, kStages,
                                              1 << kChannelLimits.lanes_log2, kChannelBlocksPerSM>,
                          Target>(BwdChannelsArgs{problem, chosen.channels},
-                                 chosen.channels.blocks + others, device, stream);
+                                 chosen.channels.blocks + state_blocks, device, stream);
   }
 
   static void explain_call(const BwdProblem& problem, Text& text) {

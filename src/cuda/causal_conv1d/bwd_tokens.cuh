@@ -153,24 +153,24 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksPerSM)
     return;
   }
   TokenWork at(args, args.tiles);
-  // As in the forward. In addition, a sequence that ends with a thread's last element does not need
-  // the careful path: convolve_back() leaves out what follows.
-  uint32_t const careful = args.state.data != nullptr || kElements == 1
-                               ? Tiles::kAny
-                               : Tiles::kAny - Tiles::kAtFirst - Tiles::kAfterLast;
+  // As in the forward. In addition, a sequence that ends with a thread's last element needs no
+  // for_each_token(): convolve_back() leaves out the elements that follow.
+  uint32_t const by_token = args.state.data != nullptr || kElements == 1
+                                ? Tiles::kAny
+                                : Tiles::kAny - Tiles::kAtFirst - Tiles::kAfterLast;
   bool const has_grad_final = args.grad_final.data != nullptr;
   int64_t const first = int64_t{at.lane} * kElements;  // the thread's first token in a tile
-  const Word* x =
-      ptx::held(static_cast<const Word*>(args.x.data) + offset(args.x, 0, first, at.channel));
-  const Word* grad_y = ptx::held(static_cast<const Word*>(args.grad_y.data) +
-                                 offset(args.grad_y, 0, first, at.channel));
-  Word* grad_x =
-      ptx::held(static_cast<Word*>(args.grad_x.data) + offset(args.grad_x, 0, first, at.channel));
+  const Word* x = ptx::pin_by_shuffle(static_cast<const Word*>(args.x.data) +
+                                      offset(args.x, 0, first, at.channel));
+  const Word* grad_y = ptx::pin_by_shuffle(static_cast<const Word*>(args.grad_y.data) +
+                                           offset(args.grad_y, 0, first, at.channel));
+  Word* grad_x = ptx::pin_by_shuffle(static_cast<Word*>(args.grad_x.data) +
+                                     offset(args.grad_x, 0, first, at.channel));
 
   FilterBits<kWidth> bits(args, at.channel, at.exists);
   Reader reader(shared.x, at, args.x.strides[1]);
   GradReader grad_reader(shared.grad_y, at, args.grad_y.strides[1]);
-  Tiles table(shared.tiles, args, args.tiles, at, careful, has_grad_final,
+  Tiles table(shared.tiles, args, args.tiles, at, by_token, has_grad_final,
               {&args.x, &args.grad_y, &args.grad_x},
               [&](int number, const TokenCoordinate& tile, bool loads) {
                 if constexpr (kElements > 1) {
@@ -213,8 +213,8 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksPerSM)
     loaded.advance(1);
     --left;
   };
-  int const next_lane = ptx::held(static_cast<int>(threadIdx.x & 31u & ~(at.lanes - 1)) |
-                                  ((at.lane + 1) & (at.lanes - 1)));
+  int const next_lane = ptx::pin_by_shuffle(static_cast<int>(threadIdx.x & 31u & ~(at.lanes - 1)) |
+                                            ((at.lane + 1) & (at.lanes - 1)));
   int iteration = 0;
   while (true) {
     typename Tiles::Cursor tile = table.begin(at.exists);
@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksPerSM)
           load_iteration(iteration + kAhead);
         }
         ++iteration;
-        bool const plain = !__any_sync(0xffffffffu, (marks & Tiles::kCareful) != 0);
+        bool const plain = !__any_sync(0xffffffffu, (marks & Tiles::kByToken) != 0);
         if (plain && args.silu) {
 #pragma unroll
           for (int e = 0; e < kElements; ++e) {
@@ -291,7 +291,7 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksPerSM)
         C chunk;
         chunk.pack(results);
         // Equivalent to `exists`, but needs no register of its own.
-        if ((ptx::kept(marks) & Tiles::kNone) == 0) {
+        if ((ptx::pin(marks) & Tiles::kNone) == 0) {
           chunk.template store<true>(grad_x + tile.offset(Config::kGradX, stage), 1);
         }
       }

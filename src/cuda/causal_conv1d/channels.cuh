@@ -17,7 +17,7 @@ struct Segment {
   int64_t first, last;
 };
 
-// What a thread works on: `rows` rows from `row` on, and its lane's channels.
+// The work of a thread: `rows` rows from `row` on, and its lane's channels.
 struct ChannelWork {
   int32_t lane, group;
   int64_t row_block;      // of the grid

@@ -25,7 +25,7 @@ struct FwdLaunch {
   static constexpr int kBlocksPerSM =
       std::is_same_v<Dtype, dtype::bf16> && Target::kArchitecture == 90 ? 3 : 2;
   static constexpr int kTokenBlocksPerSM = Target::kArchitecture <= 90 ? 4 : 3;
-  static constexpr int kLeastRows = 16, kMostRows = 64;
+  static constexpr int kMinRows = 16, kMaxRows = 64;
   static constexpr int kTokenTiles = 64;  // of a block, at most
 
   static constexpr CausalConv1dFwdKernel row() {
@@ -61,18 +61,18 @@ struct FwdLaunch {
   template <int kWidth, int kOfChannels, int kOfTokens>
   static cudaError_t launch_tiles(const FwdProblem& problem, const Layout& chosen, int device,
                                   cudaStream_t stream) {
-    int64_t const others = blocks_of(problem.final_elements());
+    int64_t const state_blocks = blocks_of(problem.final_elements());
     if (chosen.tokens_inner) {
       FwdTokensArgs const args{problem, TokenTiles::make(problem, kOfTokens, kTokenTiles)};
       return launch_blocks<fwd_tokens_kernel<Dtype, kWidth, kOfTokens, tokens_ahead(kOfTokens),
                                              kTokenTiles, kTokenBlocksPerSM>,
-                           Target>(args, args.tiles.blocks + others, device, stream);
+                           Target>(args, args.tiles.blocks + state_blocks, device, stream);
     }
-    ChannelLimits const limits{5, kLeastRows, kMostRows, kChannelStages, kBlocks};
+    ChannelLimits const limits{5, kMinRows, kMaxRows, kChannelStages, kBlocks};
     FwdChannelsArgs const args{problem, ChannelTiles::make(problem, kOfChannels, limits)};
     return launch_blocks<
         fwd_channels_kernel<Dtype, kWidth, kOfChannels, kChannelStages, kBlocksPerSM>, Target>(
-        args, args.tiles.blocks + others, device, stream);
+        args, args.tiles.blocks + state_blocks, device, stream);
   }
 
   static void explain_call(const FwdProblem& problem, Text& text) {

@@ -36,21 +36,22 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
     return;
   }
   TokenWork const at(args, args.tiles);
-  // Starts of sequences for which a warp takes the careful path, for_each_token(). With states,
-  // all. Otherwise those that loads do not handle: loads of single elements never read other
-  // sequences; wider ones leave them out only where a sequence begins at the thread's first
+  // Starts of sequences for which a warp goes token by token, with for_each_token(). With
+  // states, all. Otherwise those that loads do not handle: loads of single elements never read
+  // other sequences; wider ones leave them out only where a sequence begins at the thread's first
   // element.
-  uint32_t const careful = args.state.data != nullptr ? Tiles::kAny
-                           : kElements == 1           ? 0
-                                                      : Tiles::kAny - Tiles::kAtFirst;
+  uint32_t const by_token = args.state.data != nullptr ? Tiles::kAny
+                            : kElements == 1           ? 0
+                                                       : Tiles::kAny - Tiles::kAtFirst;
   bool const has_residual = args.residual.data != nullptr;
   int64_t const first = int64_t{at.lane} * kElements;  // the thread's first token in a tile
-  const Word* const x =
-      ptx::held(static_cast<const Word*>(args.x.data) + offset(args.x, 0, first, at.channel));
-  Word* const y = ptx::held(static_cast<Word*>(args.y.data) + offset(args.y, 0, first, at.channel));
+  const Word* const x = ptx::pin_by_shuffle(static_cast<const Word*>(args.x.data) +
+                                            offset(args.x, 0, first, at.channel));
+  Word* const y =
+      ptx::pin_by_shuffle(static_cast<Word*>(args.y.data) + offset(args.y, 0, first, at.channel));
   FilterBits<kWidth> const bits(args, at.channel, at.exists);
   Reader reader(shared_x, at, args.x.strides[1]);
-  Tiles table(shared, args, args.tiles, at, careful, has_residual,
+  Tiles table(shared, args, args.tiles, at, by_token, has_residual,
               {&args.x, &args.y, &args.residual},
               [&](int number, const TokenCoordinate& tile, bool loads) {
                 if constexpr (kElements > 1) {
@@ -84,7 +85,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
       load(stage, number + kAhead, stage + kAhead);
       ptx::cp_async_commit();
 
-      if (__any_sync(0xffffffffu, (marks & Tiles::kCareful) != 0)) {
+      if (__any_sync(0xffffffffu, (marks & Tiles::kByToken) != 0)) {
         for_each_token<kPast, kElements>(args, table, at, number, marks, values,
                                          [&](int e, const float (&past)[kPast], float newest) {
                                            y_values[e] = filter.convolved(past, newest);

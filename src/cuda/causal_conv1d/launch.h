@@ -1,4 +1,4 @@
-// What the launchers of causal_conv1d share. Host only.
+// Shared parts of the launchers of causal_conv1d. Host only.
 #pragma once
 #include <cstdint>
 #include <type_traits>

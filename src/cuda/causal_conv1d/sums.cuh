@@ -6,7 +6,7 @@
 #include "causal_conv1d/tensors.cuh"
 #include "causal_conv1d/tiles.h"
 #include "ptx/grid_dependency.cuh"
-#include "ptx/kept.cuh"
+#include "ptx/pin.cuh"
 
 namespace flashvar::causal_conv1d {
 
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const __grid_constant__ 
   int64_t const column = (int64_t{blockIdx.x} << args.lanes_log2) + lane;
   const float* from = args.parts + group * columns + column;
   // The division is done, and kept, before the wait.
-  auto const tap = ptx::kept(static_cast<uint32_t>(column / args.dim));
+  auto const tap = ptx::pin(static_cast<uint32_t>(column / args.dim));
   ptx::griddepcontrol_wait();  // the backward has written the parts
   float sum = 0.f;
   for (int64_t part = group; column < columns && part < args.count; part += groups * kAtOnce) {

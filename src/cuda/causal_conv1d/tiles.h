@@ -14,10 +14,10 @@ inline constexpr int64_t kBlocks = 1024;
 
 // Limits of ChannelTiles for one kernel.
 struct ChannelLimits {
-  int lanes_log2;             // most lanes of a group
-  int least_rows, most_rows;  // of a thread
-  int row_step;               // rows of a loop iteration: a thread has a multiple of them
-  int64_t blocks;             // threads get more rows each only where as many blocks remain
+  int lanes_log2;          // most lanes of a group
+  int min_rows, max_rows;  // of a thread
+  int row_step;            // rows of a loop iteration: a thread has a multiple of them
+  int64_t blocks;          // threads get more rows each only where as many blocks remain
 };
 
 // Contiguous channels: a group of `lanes` threads holds the channels of a row, and has `rows`
@@ -36,8 +36,8 @@ struct ChannelTiles {
     }
     int64_t const columns = int64_t{elements} << tiles.lanes_log2;
     tiles.column_blocks = static_cast<uint32_t>((problem.dim + columns - 1) / columns);
-    tiles.rows = limits.most_rows;
-    while (tiles.rows > limits.least_rows && tiles.count(problem) < limits.blocks) tiles.rows /= 2;
+    tiles.rows = limits.max_rows;
+    while (tiles.rows > limits.min_rows && tiles.count(problem) < limits.blocks) tiles.rows /= 2;
     tiles.rows = (tiles.rows + limits.row_step - 1) / limits.row_step * limits.row_step;
     tiles.blocks = tiles.count(problem);
     return tiles;
@@ -60,23 +60,23 @@ struct ChannelTiles {
 // further channels of its chunk.
 struct TokenTiles {
   int64_t blocks;
-  int64_t of_channel;       // tiles of a channel, over the whole batch
-  int32_t of_row;           // tiles of a batch entry
+  int64_t per_channel;      // tiles of a channel, over the whole batch
+  int32_t per_row;          // tiles of a batch entry
   uint32_t channel_blocks;  // blocks, adjacent in the grid, that share tokens
   int32_t lanes_log2;       // at most 5
   int32_t tiles;            // of a chunk
 
-  static TokenTiles make(const Problem& problem, int elements, int most_tiles) {
+  static TokenTiles make(const Problem& problem, int elements, int max_tiles) {
     TokenTiles tiles{};
     while (tiles.lanes_log2 < 5 && int64_t{elements} << tiles.lanes_log2 < problem.seqlen) {
       ++tiles.lanes_log2;
     }
     int64_t const tokens = int64_t{elements} << tiles.lanes_log2;
-    tiles.of_row = static_cast<int32_t>((problem.seqlen + tokens - 1) / tokens);
-    tiles.of_channel = problem.batch * tiles.of_row;
+    tiles.per_row = static_cast<int32_t>((problem.seqlen + tokens - 1) / tokens);
+    tiles.per_channel = problem.batch * tiles.per_row;
     int64_t const groups = kThreads >> tiles.lanes_log2;
     tiles.channel_blocks = static_cast<uint32_t>((problem.dim + groups - 1) / groups);
-    tiles.tiles = most_tiles;
+    tiles.tiles = max_tiles;
     while (tiles.tiles > 1 && tiles.chunks() * tiles.channel_blocks < kBlocks) tiles.tiles /= 2;
     tiles.blocks = tiles.chunks() * tiles.channel_blocks;
     return tiles;
@@ -87,11 +87,11 @@ struct TokenTiles {
   // channels per group if there are fewer blocks. The sums that a group adds up stay the same.
   void divide_among(int64_t resident) {
     constexpr int64_t kStart = 4;  // tiles that a block could process in the time it takes to start
-    constexpr int64_t kMostWaves = 8;
+    constexpr int64_t kMaxWaves = 8;
     if (blocks == 0) return;
     int64_t const of_chunk = channel_blocks;
     int64_t best = (blocks + resident - 1) / resident * (tiles + kStart);
-    for (int64_t waves = 1; waves <= kMostWaves; ++waves) {
+    for (int64_t waves = 1; waves <= kMaxWaves; ++waves) {
       int64_t const most = waves * resident / chunks();  // blocks of a chunk
       if (most == 0 || most >= of_chunk) continue;
       int64_t const each = (of_chunk + most - 1) / most;  // channels of a group
@@ -106,7 +106,7 @@ struct TokenTiles {
   // Whether a block has all tokens of its channels.
   __host__ __device__ bool is_whole() const { return blocks == channel_blocks; }
   __host__ __device__ int32_t lanes() const { return 1 << lanes_log2; }
-  __host__ __device__ int64_t chunks() const { return (of_channel + tiles - 1) / tiles; }
+  __host__ __device__ int64_t chunks() const { return (per_channel + tiles - 1) / tiles; }
 };
 
 }  // namespace flashvar::causal_conv1d

@@ -8,12 +8,12 @@
 #include "causal_conv1d/tiles.h"
 #include "core/chunk.cuh"
 #include "ptx/cp_async.cuh"
-#include "ptx/kept.cuh"
+#include "ptx/pin.cuh"
 #include "ptx/shared_pointer.cuh"
 
 namespace flashvar::causal_conv1d {
 
-// What a thread works on: its channel, its lane in each tile, and the block's tiles of the channel,
+// The work of a thread: its channel, its lane in each tile, and the block's tiles of the channel,
 // `count` tiles from number `first` on, counted over the whole batch.
 struct TokenWork {
   int32_t lane, lanes;
@@ -22,7 +22,7 @@ struct TokenWork {
   int32_t count;
   bool exists;  // the channel
 
-  // How far a block's channels are from the next ones that it has.
+  // Distance from a block's channels to its next channels.
   static __device__ __forceinline__ int64_t channel_step(const TokenTiles& tiles) {
     return int64_t{tiles.channel_blocks} * (kThreads >> tiles.lanes_log2);
   }
@@ -34,13 +34,13 @@ struct TokenWork {
   }
 
   __device__ __forceinline__ TokenWork(const Problem& problem, const TokenTiles& tiles)
-      : lane(ptx::held(threadIdx.x & (tiles.lanes() - 1))),
+      : lane(ptx::pin_by_shuffle(threadIdx.x & (tiles.lanes() - 1))),
         lanes(tiles.lanes()),
         chunk(blockIdx.x / tiles.channel_blocks),
         channel(int64_t{blockIdx.x % tiles.channel_blocks} * (kThreads >> tiles.lanes_log2) +
                 (threadIdx.x >> tiles.lanes_log2)),
         first(chunk * tiles.tiles),
-        count(static_cast<int>(min(int64_t{tiles.tiles}, tiles.of_channel - first))),
+        count(static_cast<int>(min(int64_t{tiles.tiles}, tiles.per_channel - first))),
         exists(channel < problem.dim) {}
 };
 
@@ -76,11 +76,11 @@ class TileTable {
  public:
   static constexpr bool kBackward = kBackward_;
   static constexpr uint32_t kNone = 1u << 31;
-  // A sequence begins at one of the elements in `careful`. Two bits, both set or none: for such a
+  // A sequence begins at one of the elements in `by_token`. Two bits, both set or none: for such a
   // test the compiler emits one instruction, as for the sign bit, but not for another single bit.
-  static constexpr uint32_t kCareful = 3u << 29;
+  static constexpr uint32_t kByToken = 3u << 29;
   static constexpr uint32_t kFlag = 1u << 28;  // set with `flag`, where the thread has elements
-  // The thread loads elements: its own, or those before the block's first. Two bits, as kCareful.
+  // The thread loads elements: its own, or those before the block's first. Two bits, as kByToken.
   static constexpr uint32_t kLoads = 3u << 26;
   // Masks of these bits. kAtFirst: a sequence begins at the thread's first element. kAfterLast: one
   // begins right after its last element (kAfter > 0 only). kAny: one begins at any of the elements.
@@ -117,7 +117,7 @@ class TileTable {
     ptx::SharedPointer<int64_t> offsets_;
   };
 
-  // Fills the table; called by all threads of the block. `careful`: marks that set kCareful.
+  // Fills the table; called by all threads of the block. `by_token`: marks that set kByToken.
   // `flag`: whether to set kFlag. First start(number, coordinate, loads) is called for each of the
   // first kAhead tiles, so that their loads are in flight while the table is filled; `loads`:
   // whether the thread loads elements, as kLoads. The forward also starts the tile before them,
@@ -125,11 +125,15 @@ class TileTable {
   template <class Start>
   __device__ __forceinline__ TileTable(Shared& shared, const Problem& problem,
                                        const TokenTiles& tiles, const TokenWork& at,
-                                       uint32_t careful, bool flag,
+                                       uint32_t by_token, bool flag,
                                        const Tensor* const (&tensors)[kTensors], Start start)
-      : cursor_(shared, at, at.exists), shared_(shared), tiles_(tiles), at_(at), careful_(careful) {
-    int64_t const batch = at.first / tiles.of_row;
-    TileNumber const first{batch, static_cast<int32_t>(at.first - batch * tiles.of_row)};
+      : cursor_(shared, at, at.exists),
+        shared_(shared),
+        tiles_(tiles),
+        at_(at),
+        by_token_(by_token) {
+    int64_t const batch = at.first / tiles.per_row;
+    TileNumber const first{batch, static_cast<int32_t>(at.first - batch * tiles.per_row)};
 #pragma unroll
     for (int number = kBackward ? 0 : -1; number < kAhead; ++number) {
       TokenCoordinate const tile = loaded_coordinate(first, number);
@@ -217,15 +221,15 @@ class TileTable {
   __device__ __forceinline__ TokenCoordinate coordinate(const TileNumber& first, int number) const {
     // In 32 bits: a 64-bit division takes more instructions.
     uint32_t const tile = first.tile + (kBackward ? at_.count - 1 - number : number);
-    uint32_t const batches = tile / static_cast<uint32_t>(tiles_.of_row);
+    uint32_t const batches = tile / static_cast<uint32_t>(tiles_.per_row);
     return {first.batch + batches,
-            int64_t{tile - batches * tiles_.of_row} * (at_.lanes * kElements)};
+            int64_t{tile - batches * tiles_.per_row} * (at_.lanes * kElements)};
   }
   // The mark of a sequence that begins at `row`, for the thread whose first element is `token`.
   __device__ __forceinline__ uint32_t mark(int64_t row, int64_t token) const {
     int64_t const bit = row - token + kPast;
     if (bit <= 0 || bit >= kBits) return 0;
-    return 1u << bit | ((careful_ >> bit & 1) != 0 ? kCareful : 0);
+    return 1u << bit | ((by_token_ >> bit & 1) != 0 ? kByToken : 0);
   }
   // Marks the start of a sequence for all threads that read near it. `before`: number of chunks
   // before the block's first.
@@ -247,7 +251,7 @@ class TileTable {
   Shared& shared_;
   const TokenTiles& tiles_;
   const TokenWork& at_;
-  uint32_t careful_;
+  uint32_t by_token_;
 };
 
 // Reads a thread's elements of consecutive tiles, and the kPast before them: 0 where those are of
@@ -262,8 +266,8 @@ class TokenReader {
   static constexpr int kSlots = kAhead + 1;
   static_assert(kSingle || (kSlots & (kSlots - 1)) == 0, "numbers are taken modulo kSlots");
   // Elements before a thread's own that one access reads: kPast, rounded up to a size of accesses.
-  static constexpr int kPower = kPast == 3 ? 4 : kPast, kLeast = 4 / sizeof(Word);
-  static constexpr int kBefore = kSingle ? 1 : kPower > kLeast ? kPower : kLeast;
+  static constexpr int kPower = kPast == 3 ? 4 : kPast, kMinAccess = 4 / sizeof(Word);
+  static constexpr int kBefore = kSingle ? 1 : kPower > kMinAccess ? kPower : kMinAccess;
   using Own = Chunk<Dtype, kElements>;
   using Before = Chunk<Dtype, kBefore>;
   static constexpr int kPerSlot = kSingle ? 1 : kThreads, kWords = kSingle ? 1 : 4;
@@ -280,7 +284,7 @@ class TokenReader {
 
   // `stride`: of tokens, used with single elements.
   __device__ __forceinline__ TokenReader(Shared& shared, const TokenWork& at, int64_t stride)
-      : own_slots_(shared.words + (kSingle ? 0 : ptx::held(threadIdx.x) * kWords)),
+      : own_slots_(shared.words + (kSingle ? 0 : ptx::pin_by_shuffle(threadIdx.x) * kWords)),
         before_slots_(shared.words + (kSingle
                                           ? 0
                                           : (threadIdx.x + (at.lane == 0 ? at.lanes : 0)) * kWords -
@@ -341,11 +345,11 @@ class TokenReader {
 #pragma unroll
     for (int k = 0; k < kPast; ++k) {
       if constexpr (kSingle) before_[stage][k].unpack(before);
-      values[k] = ptx::kept(before[kSingle ? 0 : kBefore - kPast + k]);
+      values[k] = ptx::pin(before[kSingle ? 0 : kBefore - kPast + k]);
     }
     chunk.unpack(own);
 #pragma unroll
-    for (int e = 0; e < kElements; ++e) values[kPast + e] = ptx::kept(own[e]);
+    for (int e = 0; e < kElements; ++e) values[kPast + e] = ptx::pin(own[e]);
   }
 
  private:
@@ -387,9 +391,9 @@ __device__ __forceinline__ void take_next(const float (&own)[kElements],
   }
 }
 
-// The careful path: calls f(e, past, newest) for each element, with past elements of its own
-// sequence only: before the sequence's start those of its state, or 0. `values`: the elements
-// before the thread's own, then its own.
+// For warps that go token by token: calls f(e, past, newest) for each element. The past elements
+// are of its own sequence only; before the sequence's start they are those of its state, or 0.
+// `values`: the elements before the thread's own, then its own.
 template <int kPast, int kElements, class TileTable, class F>
 __device__ __forceinline__ void for_each_token(const Problem& problem, const TileTable& table,
                                                const TokenWork& at, int number, uint32_t marks,

@@ -19,7 +19,8 @@ struct UpdateLaunch {
   }
 
  private:
-  // Blocks per SM; 0: as the compiler likes. On 12.0 it would like four, and spill for that.
+  // Blocks per SM in __launch_bounds__; 0: the compiler chooses. On 12.0 it would choose four, and
+  // spill registers for that.
   static constexpr int kBlocksPerSM = Target::kArchitecture >= 120 ? 3 : 0;
 
   static uint64_t workspace(const UpdateProblem&) { return 0; }

@@ -1,5 +1,5 @@
-// What a kernel is compiled for, from variants.toml. Tile sizes depend on these constants, never on
-// preprocessor symbols.
+// The target that a kernel is compiled for, from variants.toml. Tile sizes depend on these
+// constants, never on preprocessor symbols.
 #pragma once
 
 namespace flashvar {

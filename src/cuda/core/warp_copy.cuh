@@ -31,8 +31,8 @@ __device__ __forceinline__ void start_warp_copy(void* global, const unsigned cha
 }
 
 // Waits until all copies that the warp has started have read shared memory, which may then be
-// overwritten. They may not have written yet. Has to be called before the warp exits: with the
-// block, its shared memory goes to another.
+// overwritten. They may not have written global memory yet. Must be called before the warp exits:
+// the shared memory of a block that has exited is given to another block.
 __device__ __forceinline__ void finish_warp_copies() {
 #if __CUDA_ARCH__ >= 900
   if (threadIdx.x % 32 == 0) ptx::bulk_wait_read<0>();

@@ -1,4 +1,5 @@
-// What both families share of the chain: the loop that carries a head's state from chunk to chunk.
+// Parts of the chain for both families. The chain is the loop that carries a head's state from
+// chunk to chunk.
 //
 // Each warp holds S^T of 16 columns of V in registers, as accumulators (m16n8 tiles, the same in
 // mma.sync and wgmma) whose rows are columns of V. Every GEMM of the chain then takes operand A
@@ -21,8 +22,8 @@
 
 namespace flashvar::gated_delta_rule {
 
-// Coordinate of a block in a grid of rows x heads x column tiles that is launched on one axis. What
-// a row is, a sequence or a segment, the kernel says.
+// Coordinate of a block in a grid of rows x heads x column tiles that is launched on one axis. A
+// row is a sequence or a segment, depending on the kernel.
 struct BlockCoordinate {
   uint32_t row, head, tile;
 
@@ -100,7 +101,8 @@ __device__ __forceinline__ void pack(uint32_t (&a)[kSteps][4], const float (&d)[
   for (int i = 0; i < 4 * kSteps; ++i) a[i / 4][i % 4] = Dtype::pack(d[2 * i], d[2 * i + 1]);
 }
 
-// Loads from shared memory.
+// Loads from shared memory. Without a memory clobber, unlike ptx::shared_load(): the compiler may
+// move other accesses across it.
 __device__ __forceinline__ float load_float(uint32_t address) {
   float value;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address));
@@ -177,9 +179,9 @@ struct ValueTile {
 
 // Packs operand A in fp16, for bf16 inputs too: W needs fp16's 11 bits of precision. To stay in the
 // range of fp16 each row is scaled by a power of two that brings its largest element to 2^10 to
-// 2^11. `undo`: the inverse factors of rows g and g + 8.
+// 2^11. `descale`: the inverse factors of rows g and g + 8.
 __device__ __forceinline__ void pack_scaled(uint32_t (&a)[4][4], const float (&d)[32],
-                                            float (&undo)[2]) {
+                                            float (&descale)[2]) {
   constexpr uint32_t kExponent = 0x7f800000, kOne = 127u << 23, kTarget = 10u << 23;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -191,7 +193,7 @@ __device__ __forceinline__ void pack_scaled(uint32_t (&a)[4][4], const float (&d
     uint32_t exponent = __float_as_uint(quad_max(largest)) & kExponent;
     // At least 2^-95, so that both factors are finite for rows of zeros too.
     exponent = exponent > (32u << 23) ? exponent : (32u << 23);
-    undo[half] = __uint_as_float(exponent - kTarget);
+    descale[half] = __uint_as_float(exponent - kTarget);
     float const scale = __uint_as_float(2 * kOne + kTarget - exponent);
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
@@ -308,12 +310,12 @@ __device__ __forceinline__ void step_by_tokens(const FwdProblem& problem, const 
     float const decay = exp2_approx(decay_log(problem, coordinate) * (1.f / kLn2));
     float const beta = beta_of(problem, coordinate);
     float const norm = norm_of<Dtype, kDim>(problem, lane, tile_k, token);
-    float known[2] = {}, out[2] = {}, update[2];  // known: S^T k
+    float predicted[2] = {}, out[2] = {}, update[2];  // predicted: S^T k
     for_each_row_element<Dtype, kDim>(lane, tile_k, token, [&](int i, float x) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         of_state(i, half) *= decay;
-        known[half] = fmaf(of_state(i, half), x, known[half]);
+        predicted[half] = fmaf(of_state(i, half), x, predicted[half]);
       }
     });
     int const column = 16 * lane.warp + lane.g;
@@ -323,7 +325,7 @@ __device__ __forceinline__ void step_by_tokens(const FwdProblem& problem, const 
     for (int half = 0; half < 2; ++half) {
       uint16_t v;
       asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(addresses[half]));
-      update[half] = beta * (Dtype::unpack(v) - norm * quad_sum(known[half])) * norm;
+      update[half] = beta * (Dtype::unpack(v) - norm * quad_sum(predicted[half])) * norm;
     }
     for_each_row_element<Dtype, kDim>(lane, tile_k, token, [&](int i, float x) {
 #pragma unroll

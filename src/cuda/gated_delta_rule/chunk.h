@@ -14,7 +14,7 @@
 //
 // `growth` is the infinity norm (largest sum of absolute values of a row) of (T o D) diag(beta).
 // Where keys are nearly equal and beta is near 2, the updates grow along the chunk and cancel in
-// the state, so that 16-bit operands would lose the state's digits. Chunks above kMostGrowth are
+// the state, so that 16-bit operands would lose the state's digits. Chunks above kMaxGrowth are
 // therefore computed token by token, in fp32. With equal keys the norm is below 3 for beta up to 1,
 // and 128 for beta 2.
 #pragma once
@@ -23,7 +23,7 @@
 namespace flashvar::gated_delta_rule {
 
 inline constexpr int kChunk = 64;
-inline constexpr float kMostGrowth = 32.f;
+inline constexpr float kMaxGrowth = 32.f;
 
 // Matrices are lower triangular: of 64 x 64 elements of 16 bits three quarters are stored, laid out
 // and swizzled as in triangle.cuh. Copied into shared memory as they are, they are operands of
@@ -31,7 +31,7 @@ inline constexpr float kMostGrowth = 32.f;
 inline constexpr int kTriangleElements = kChunk * kChunk * 3 / 4;
 inline constexpr int kTriangleBytes = 2 * kTriangleElements;
 struct ChunkRecord {
-  uint16_t update[kTriangleElements];  // (T o D) diag(beta), fp16; used up to kMostGrowth only
+  uint16_t update[kTriangleElements];  // (T o D) diag(beta), fp16; used up to kMaxGrowth only
   uint16_t scores[kTriangleElements];  // P, in the dtype of q
   float a[kChunk], b[kChunk], c[kChunk];
   float decay, growth;

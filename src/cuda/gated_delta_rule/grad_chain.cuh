@@ -1,4 +1,4 @@
-// What both families share of the backward's chains: access to a record's vectors, images in the
+// Parts of the backward's chains for both families: access to a record's vectors, images in the
 // workspace, and operands made from dOut.
 #pragma once
 #include <cstddef>
@@ -76,7 +76,7 @@ __device__ __forceinline__ void store_image(unsigned char* image, const uint32_t
   }
 }
 
-// Packs the low part of accumulators: what is left of them after rounding to 16 bits.
+// Packs the low part of accumulators: their rounding errors in 16 bits.
 template <class Dtype, int kSteps>
 __device__ __forceinline__ void pack_low(uint32_t (&low)[kSteps][4], const float (&d)[8 * kSteps]) {
 #pragma unroll
@@ -91,18 +91,18 @@ __device__ __forceinline__ void pack_low(uint32_t (&low)[kSteps][4], const float
 // solve(), whose GEMM each family implements: d -= M d', for each row of the accumulators. M is X o
 // D or its transpose, d' is d with columns scaled by beta.
 //
-// First step: packs d' as operand A, with the factors that pack_scaled() returns in `undo`.
-__device__ __forceinline__ void start_solve(uint32_t (&packed)[4][4], float (&undo)[2],
+// First step: packs d' as operand A, with the factors that pack_scaled() returns in `descale`.
+__device__ __forceinline__ void start_solve(uint32_t (&packed)[4][4], float (&descale)[2],
                                             const float (&d)[32], uint32_t beta) {
   float scaled[32];
 #pragma unroll
   for (int i = 0; i < 32; ++i) scaled[i] = d[i];
   TokenFactors(beta).scale(scaled);
-  pack_scaled(packed, scaled, undo);
+  pack_scaled(packed, scaled, descale);
 }
 
 // Careful chunks: overwrites X o D in shared memory with its low part. Called by the block's first
-// `threads` threads, after a barrier that says that all of them have read X o D.
+// `threads` threads, after a barrier behind which all of them have read X o D.
 __device__ __forceinline__ void copy_inverse_low(uint32_t matrix, const GradRecord& record,
                                                  int threads) {
   const auto* const low = reinterpret_cast<const uint4*>(record.inverse_low);
@@ -111,11 +111,11 @@ __device__ __forceinline__ void copy_inverse_low(uint32_t matrix, const GradReco
   }
 }
 
-// Last step: d -= undo o product, given the product of M and the packed d'.
+// Last step: d -= descale o product, given the product of M and the packed d'.
 __device__ __forceinline__ void finish_solve(float (&d)[32], const float (&product)[32],
-                                             const float (&undo)[2]) {
+                                             const float (&descale)[2]) {
 #pragma unroll
-  for (int i = 0; i < 32; ++i) d[i] = fmaf(-undo[i / 2 % 2], product[i], d[i]);
+  for (int i = 0; i < 32; ++i) d[i] = fmaf(-descale[i / 2 % 2], product[i], d[i]);
 }
 
 // Stores x, rounded, and its low part to column `token` of two images, in row 16 warp + g + 8 half.

@@ -18,9 +18,9 @@ namespace flashvar::gated_delta_rule {
 
 // Here `growth` is 1 + the infinity norm of (X o D) diag(beta). Above kCarefulGrowth a chunk is
 // careful: its 16-bit matrices are stored as two, high part and low part (the rounding error of the
-// high part). Above kMostGradGrowth it is computed token by token, in fp32.
+// high part). Above kMaxGradGrowth it is computed token by token, in fp32.
 inline constexpr float kCarefulGrowth = 2.25f;
-inline constexpr float kMostGradGrowth = 8.f;
+inline constexpr float kMaxGradGrowth = 8.f;
 // Largest element of X that is stored in fp16.
 inline constexpr float kLargestInverse = 16384.f;
 
@@ -45,7 +45,7 @@ inline constexpr int kSquareBytes = kChunk * kChunk * 2;
 // Sums per token that the gradients of gates and beta are computed from (gates_kernel). What they
 // are of: GateRows (sm80) and RowSums (sm90), which hold them by warps.
 struct GateSums {
-  float gates[kChunk], kept[kChunk], columns[kChunk];
+  float gates[kChunk], later[kChunk], columns[kChunk];
   float states;
   float unused[kChunk - 1];
 };

@@ -1,4 +1,4 @@
-// What both families share of rows_kernel, which computes dQ and dK: its work items, the vectors of
+// Parts of rows_kernel for both families, which computes dQ and dK: its work items, the vectors of
 // a record in shared memory, reductions.
 #pragma once
 #include <cstddef>

@@ -55,12 +55,12 @@ inline int64_t chain_cost(const Problem& problem, const GradChainCosts& costs, i
          time(chains * (count - 1) * (narrow + wide), length * costs.output);
 }
 
-// What the passes over segments hand to one another.
+// The data that the passes over segments leave in the workspace for the next pass.
 struct GradSegments {
   Segments segments;
   uint32_t boundaries;
-  SegmentStates between;
-  SegmentStates grads;  // b' after pass 1, then gradients of the states; transposed transitions
+  SegmentStates between;  // b after pass 1, then states; transitions M
+  SegmentStates grads;    // b' after pass 1, then gradients of the states; transposed transitions
   uint64_t bytes;
 
   GradSegments() = default;

@@ -42,17 +42,17 @@ __device__ __forceinline__ void residuals_by_tokens(const FwdProblem& problem, c
     float const decay = exp2_approx(decay_log(problem, coordinate) * (1.f / kLn2));
     float const norm = norm_of<Dtype, kDim>(problem, lane, tile_k, token);
     float const factor = beta_of(problem, coordinate) * norm;
-    float known[2] = {}, residual[2];  // known: S^T k
+    float predicted[2] = {}, residual[2];  // predicted: S^T k
     for_each_row_element<Dtype, kDim>(lane, tile_k, token, [&](int i, float x) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         element_of(state, i, half) *= decay;
-        known[half] = fmaf(element_of(state, i, half), x, known[half]);
+        predicted[half] = fmaf(element_of(state, i, half), x, predicted[half]);
       }
     });
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      residual[half] = load_value<Dtype>(tile_v, token, half) - norm * quad_sum(known[half]);
+      residual[half] = load_value<Dtype>(tile_v, token, half) - norm * quad_sum(predicted[half]);
       put(token, half, residual[half]);
     }
     for_each_row_element<Dtype, kDim>(lane, tile_k, token, [&](int i, float x) {

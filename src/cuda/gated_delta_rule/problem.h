@@ -25,7 +25,7 @@ struct StateView {
 };
 using State = StateView<float>;
 
-// What the problems of all functions share: everything but the states.
+// Fields of the problems of all functions: all except the states.
 struct Problem {
   int64_t sequences;
   Sequences rows;

@@ -12,12 +12,12 @@ namespace flashvar::gated_delta_rule {
 struct ScanArgs {
   FwdProblem problem;
   Segments segments;
-  SegmentStates between;
-  int32_t column_tiles;  // of V
+  SegmentStates between;  // or their gradients (GradSegments::grads)
+  int32_t column_tiles;   // of V
 };
 
 // Largest head dim: a block's threads hold a whole transition.
-inline constexpr int kMostScanned = 128;
+inline constexpr int kMaxScanDim = 128;
 
 // kRows: rows of the states per thread. More take fewer accesses to shared memory; fewer make more
 // threads.
@@ -136,9 +136,8 @@ __global__ void __launch_bounds__(Config::kThreads)
     scan_kernel(const __grid_constant__ ScanArgs args) {
   __shared__ ScanState<Config> state;
   __shared__ ScanSums<Config> sums;
-  // Also in blocks without work: the next grid waits for this grid only, so this one must not be
-  // complete before the preceding one is.
-  ptx::griddepcontrol_wait();  // pass 1 is complete
+  // Pass 1 is complete. Blocks without work wait, too: see griddepcontrol_wait().
+  ptx::griddepcontrol_wait();
   auto const work = SegmentWork::before_boundary(args.problem, args.segments, args.column_tiles,
                                                  Config::kColumns);
   scan_boundaries<Config>(args, work, false, state, sums);

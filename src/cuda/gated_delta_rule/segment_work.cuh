@@ -1,4 +1,4 @@
-// What both families share of the passes over segments (segments.h): the work of a block, and loads
+// Parts of the passes over segments (segments.h) for both families: the work of a block, and loads
 // and stores of the states that one pass leaves to the next.
 #pragma once
 #include <cstdint>

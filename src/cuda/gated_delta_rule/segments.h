@@ -79,19 +79,19 @@ inline int64_t chain_cost(const Problem& problem, const ChainCosts& costs, int64
 // The division with the least estimated time, chain_cost() of `costs`. It depends on the call's
 // sizes alone, so that equal calls have equal results. Varlen sequences are estimated as one
 // sequence of all rows: where they are in fact shorter than a segment, the passes have less work or
-// none. Nothing is divided where sequences times heads are at least kMany per multiprocessor: they
-// fill the device, unless one of so many sequences has most of the rows, which is rare. A segment
-// has at least kLeastChunks chunks.
+// none. Nothing is divided where sequences times heads are at least kEnoughChains per
+// multiprocessor: they fill the device, unless one of so many sequences has most of the rows, which
+// is rare. A segment has at least kMinChunks chunks.
 template <class Costs>
 Segments choose_segments(const Problem& problem, const Costs& costs) {
-  constexpr int64_t kLeastChunks = 8, kMostSegments = 64, kMany = 8;
-  if (problem.sequences * problem.heads >= kMany * costs.multiprocessors) return {0};
+  constexpr int64_t kMinChunks = 8, kMaxSegments = 64, kEnoughChains = 8;
+  if (problem.sequences * problem.heads >= kEnoughChains * costs.multiprocessors) return {0};
   bool const varlen = problem.rows.offsets != nullptr;
   int64_t const sequences = varlen ? 1 : problem.sequences;
   int64_t const chunks =
       (int64_t{varlen ? problem.rows.total : problem.rows.seqlen} + kChunk - 1) / kChunk;
   int64_t best = 1, least = 0;
-  for (int64_t count = 1; count <= std::min(kMostSegments, chunks / kLeastChunks); ++count) {
+  for (int64_t count = 1; count <= std::min(kMaxSegments, chunks / kMinChunks); ++count) {
     int64_t const cost = chain_cost(problem, costs, sequences, chunks, count);
     // Segments cost memory: they must save at least a twentieth of the time.
     if (count == 1 || 20 * cost < (best == 1 ? 19 : 20) * least) best = count, least = cost;
@@ -100,12 +100,13 @@ Segments choose_segments(const Problem& problem, const Costs& costs) {
   return {static_cast<int32_t>((chunks + best - 1) / best * kChunk)};
 }
 
-// States that passes hand to one another, fp32 [boundary][head][column of V][dim].
+// States and transitions at the boundaries between segments, in the workspace, fp32
+// [boundary][head][column of V][dim].
 struct SegmentStates {
-  // b after pass 1, the state at the boundary after pass 2. At a sequence's first boundary the
-  // state from the start.
+  // b after pass 1, the state at the boundary after pass 2. At a sequence's first boundary pass 1
+  // writes the state itself.
   State states;
-  State transitions;  // columns of M are columns
+  State transitions;  // M after pass 1; its columns are stored like columns of V
   uint64_t bytes;
 
   SegmentStates() = default;

@@ -5,8 +5,8 @@
 // head. What all columns of a head need of a token (k, q and the gates) is prepared in shared
 // memory once per block, one token per warp at a time, while the state is being loaded. Then one
 // pass over a warp's registers gives for each token
-//   known = decay S^T k,  read = decay S^T q
-//   update = beta (v - known),  out = read + (k . q) update
+//   predicted = decay S^T k,  read = decay S^T q
+//   update = beta (v - predicted),  out = read + (k . q) update
 //   S = decay S + k update^T
 // so that lanes reduce sums once per token.
 #pragma once
@@ -24,7 +24,7 @@ namespace flashvar::gated_delta_rule {
 // Distribution of a state's elements over the lanes of a warp. kKFirst: columns are contiguous in
 // memory ([head_dim_v][head_dim]), else rows are. A lane loads 16 contiguous bytes at once;
 // adjacent lanes load at least 64 contiguous bytes together.
-// kLanes: most lanes along K; 0: kMostLanes chooses. kWarps_: most warps of a block.
+// kLanes: most lanes along K; 0: kMaxLanes chooses. kWarps_: most warps of a block.
 template <class Dtype_, class StateDtype_, bool kKFirst_, int kDim_, int kLanes = 0,
           int kWarps_ = 4>
 struct UpdateConfig {
@@ -38,10 +38,10 @@ struct UpdateConfig {
   static constexpr int kRun = kKFirst ? States::kElements : 8;
   // Most lanes along K. The fewer, the more lie along V, where adjacent lanes then load up to 128
   // contiguous bytes; but each lane has more rows, which its registers must hold.
-  static constexpr int kMostLanes = kLanes > 0    ? kLanes
-                                    : kDim == 256 ? (kKFirst || States::kElements == 8 ? 16 : 8)
-                                                  : (!kKFirst && States::kElements == 4 ? 4 : 8);
-  static constexpr int kLanesK = kDim / kRun < kMostLanes ? kDim / kRun : kMostLanes;
+  static constexpr int kMaxLanes = kLanes > 0    ? kLanes
+                                   : kDim == 256 ? (kKFirst || States::kElements == 8 ? 16 : 8)
+                                                 : (!kKFirst && States::kElements == 4 ? 4 : 8);
+  static constexpr int kLanesK = kDim / kRun < kMaxLanes ? kDim / kRun : kMaxLanes;
   static constexpr int kLanesV = 32 / kLanesK;
   static constexpr int kRows = kDim / kLanesK, kRuns = kRows / kRun;  // of a lane
   static constexpr int kColumns = !kKFirst ? States::kElements : (64 / kRows < 8 ? 64 / kRows : 8);
@@ -192,7 +192,7 @@ __device__ __forceinline__ void for_each_row(const float* vector, const UpdateTi
 // S^T k and S^T q of the lane's columns: sums over its own rows.
 template <class C>
 struct UpdateSums {
-  float known[C::kColumns] = {}, read[C::kColumns] = {};
+  float predicted[C::kColumns] = {}, read[C::kColumns] = {};
 
   // Adds up the lanes that share the columns, and sets update and out of the token in all of them.
   __device__ __forceinline__ void finish(const UpdateToken<C>& token, const UpdateTile<C>& tile,
@@ -207,7 +207,7 @@ struct UpdateSums {
     float const decay = token.decay, beta = token.beta, k_q = token.k_q;
 #pragma unroll
     for (int j = 0; j < C::kColumns; ++j) {
-      update[j] = beta * (v[j] - decay * tile.sum(known[j]));
+      update[j] = beta * (v[j] - decay * tile.sum(predicted[j]));
       out[j] = fmaf(k_q, update[j], decay * tile.sum(read[j]));
     }
   }
@@ -260,7 +260,7 @@ struct UpdateState {
     for_each_row(token.k, tile, [&](int i, float k) {
 #pragma unroll
       for (int j = 0; j < C::kColumns; ++j) {
-        sums.known[j] = fmaf(elements[i][j], k, sums.known[j]);
+        sums.predicted[j] = fmaf(elements[i][j], k, sums.predicted[j]);
       }
     });
     for_each_row(token.q, tile, [&](int i, float q) {

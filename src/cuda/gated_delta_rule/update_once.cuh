@@ -61,7 +61,7 @@ struct OnceState {
       unpack(i, values);
 #pragma unroll
       for (int j = 0; j < C::kColumns; ++j) {
-        sums.known[j] = fmaf(values[j], k[i], sums.known[j]);
+        sums.predicted[j] = fmaf(values[j], k[i], sums.predicted[j]);
         sums.read[j] = fmaf(values[j], q, sums.read[j]);
       }
     });

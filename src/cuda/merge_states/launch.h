@@ -1,4 +1,4 @@
-// What the launchers of both directions share. Host only.
+// Shared parts of the launchers of both directions. Host only.
 #pragma once
 #include <cstdint>
 #include <initializer_list>

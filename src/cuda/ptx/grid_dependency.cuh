@@ -13,7 +13,9 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 #endif
 }
 
-// Waits until the preceding grid is complete and its writes are visible.
+// Waits until the preceding grid is complete and its writes are visible. Blocks without work have
+// to wait, too: the next grid waits for this grid alone, so this grid must not be complete before
+// the preceding one, whose writes the next grid may read.
 __device__ __forceinline__ void griddepcontrol_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -1,5 +1,5 @@
-// Pointer into shared memory whose address stays in a register: the compiler would recompute it
-// from the block's base before each access.
+// Pointer into shared memory whose address is pinned to a register. Otherwise the compiler
+// recomputes the address from the block's base before each access.
 #pragma once
 #include <cstdint>
 

@@ -65,7 +65,7 @@ struct BwdLaunch {
     return used;
   }
 
-  // What segments hand to one another lies after the `used` bytes of lay_out().
+  // The memory of GradSegments lies after the `used` bytes of lay_out().
   static GradSegments of_segments(const BwdProblem& problem, uint64_t used) {
     return {problem, Chains::segments(problem), kDim,
             static_cast<unsigned char*>(problem.workspace) + used};

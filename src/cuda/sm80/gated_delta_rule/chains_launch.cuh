@@ -15,7 +15,7 @@ template <class Target, class Dtype, int kDim>
 struct ChainsLaunch {
   static constexpr char kFamily[] = "mma.sync";
   using States = StatesConfig<Target, Dtype, kDim>;
-  using Reverse = std::conditional_t<(kDim > kMostPacked), WideReverseConfig<Target, Dtype, kDim>,
+  using Reverse = std::conditional_t<(kDim > kMaxPackedDim), WideReverseConfig<Target, Dtype, kDim>,
                                      ReverseConfig<Target, Dtype, kDim>>;
 
   static constexpr KernelFactsList<2> facts(const char* row) {

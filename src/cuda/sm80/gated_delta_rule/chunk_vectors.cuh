@@ -52,7 +52,7 @@ struct Solution<ChunkRecord> {
   static __device__ __forceinline__ float row(float beta) { return -beta; }
   static __device__ __forceinline__ float column(float beta) { return beta; }
   static __device__ __forceinline__ float diagonal(float beta) { return beta; }
-  // What an element of a row, and the diagonal, contribute to the growth.
+  // Contributions of an element of a row, and of the diagonal, to the growth.
   static __device__ __forceinline__ float size(float element, float /* minus_beta */) {
     return fabsf(element);
   }

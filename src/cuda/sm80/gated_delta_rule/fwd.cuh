@@ -27,7 +27,7 @@ struct FwdArgs {
   int32_t column_tiles;        // of V; pass 1: and of transitions
   Segments segments;
   uint32_t boundaries;
-  SegmentStates between;
+  SegmentStates between;  // at boundaries, for the other passes
 };
 
 template <class Config>
@@ -188,7 +188,7 @@ __device__ __forceinline__ void advance_state(const FwdLoads<Config>& loads,
     loads.start_state(row + kChunk, shared + (row / kChunk + 1) % 2 * Config::kStageBytes);
 
     uint32_t const tile_v = tiles + Config::kV, tile_q = ptx::smem_address(shared + Config::kQ);
-    if (load_float(vectors + Offsets::growth) > kMostGrowth) {
+    if (load_float(vectors + Offsets::growth) > kMaxGrowth) {
       ptx::cp_async_wait<1>();
       __syncthreads();  // the chunk's second group is loaded
       step_by_tokens<Dtype, kDim, kOutput>(problem, work, state, tiles, tile_q, tile_v, row);
@@ -198,15 +198,15 @@ __device__ __forceinline__ void advance_state(const FwdLoads<Config>& loads,
       if constexpr (kOutput) copy_out(problem, problem.out, work, tile_v, row, work.column);
       continue;
     }
-    float known[32], update[32];  // S^T K^T, then W^T; U^T
-    multiply_registers<Dtype, Tile, false, false>(known, packed_state, tiles);
+    float predicted[32], update[32];  // S^T K^T, then W^T; U^T
+    multiply_registers<Dtype, Tile, false, false>(predicted, packed_state, tiles);
     uint32_t packed[4][4], packed_decayed[4][4];  // decayed: b o U^T
-    float undo[2];
-    ValueTile(tile_v).template subtract<Dtype>(known, TokenFactors(vectors));
-    pack_scaled(packed, known, undo);
+    float descale[2];
+    ValueTile(tile_v).template subtract<Dtype>(predicted, TokenFactors(vectors));
+    pack_scaled(packed, predicted, descale);
     multiply_registers<dtype::fp16, Triangle, false, false>(update, packed,
                                                             tiles + Config::kUpdate);
-    scale_rows(update, undo);
+    scale_rows(update, descale);
     pack<Dtype>(packed, update);
     TokenFactors(vectors + Offsets::b).scale(update);
     pack<Dtype>(packed_decayed, update);

@@ -21,13 +21,13 @@ struct FwdLaunch {
   using Prepare = PrepareConfig<Dtype, kDim>;
   template <bool kOutput>
   using ConfigOf =
-      std::conditional_t<(kDim > kMostPacked), WideFwdConfig<Target, Dtype, kDim, kOutput>,
+      std::conditional_t<(kDim > kMaxPackedDim), WideFwdConfig<Target, Dtype, kDim, kOutput>,
                          FwdConfig<Target, Dtype, kDim, kOutput>>;
   using Config = ConfigOf<true>;
   using SegmentConfig = ConfigOf<false>;
   using Scan = ScanConfig<kDim>;
   // Whether sequences are divided into segments.
-  static constexpr bool kDivides = kDim <= kMostScanned;
+  static constexpr bool kDivides = kDim <= kMaxScanDim;
 
   static constexpr GatedDeltaRuleFwdKernel row() {
     return {Dtype::kAbi, kHeadDim, {&workspace, &launch, &explain_call}};

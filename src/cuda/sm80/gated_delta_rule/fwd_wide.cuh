@@ -1,8 +1,8 @@
 // The chain of the forward for head dims above 128, in the 99 KB of shared memory of compute
-// capability 8.6. K and Q have two tiles, which change places with each chunk: when all warps have
-// read Q, the next chunk's K is loaded over it, and when they have read K, the next Q. So a chunk
-// is loaded as two cp.async groups again: K, V and the vectors; Q and the record's matrices. Each
-// load has about half of a chunk's time.
+// capability 8.6. There are two tiles for K and Q, and each chunk swaps them: when all warps have
+// read Q, the next chunk's K is loaded over it, and when they have read K, the next chunk's Q. As
+// in fwd.cuh, a chunk is loaded as two cp.async groups: K, V and the vectors; Q and the record's
+// matrices. Each load has about half of a chunk's time.
 #pragma once
 #include <cstdint>
 
@@ -109,7 +109,7 @@ __device__ __forceinline__ void advance_state(const WideLoads<Config>& loads,
     uint32_t const tile_v = shared + loads.tile_v(row), vectors = shared + loads.vectors(row);
     ptx::cp_async_wait<1>();
     __syncthreads();  // K, V and the vectors are loaded
-    if (load_float(vectors + Offsets::growth) > kMostGrowth) {
+    if (load_float(vectors + Offsets::growth) > kMaxGrowth) {
       ptx::cp_async_wait<0>();
       __syncthreads();  // Q is loaded
       step_by_tokens<Dtype, kDim, kOutput>(problem, work, state, tile_k, tile_q, tile_v, row);
@@ -119,8 +119,8 @@ __device__ __forceinline__ void advance_state(const WideLoads<Config>& loads,
       if constexpr (kOutput) copy_out(problem, problem.out, work, tile_v, row, work.column);
       continue;
     }
-    float known[32], out[32];  // S^T K^T, then W^T
-    multiply_state<Dtype, Tile>(known, state, tile_k);
+    float predicted[32], out[32];  // S^T K^T, then W^T
+    multiply_state<Dtype, Tile>(predicted, state, tile_k);
     ptx::cp_async_wait<0>();
     __syncthreads();  // Q and the matrices are loaded
     if constexpr (kOutput) {
@@ -130,12 +130,12 @@ __device__ __forceinline__ void advance_state(const WideLoads<Config>& loads,
     loads.start_keys(row + kChunk);
     uint32_t packed[4][4], packed_decayed[4][4];  // decayed: b o U^T
     {
-      float update[32], undo[2];  // update: U^T
-      ValueTile(tile_v).template subtract<Dtype>(known, TokenFactors(vectors));
-      pack_scaled(packed, known, undo);
+      float update[32], descale[2];  // update: U^T
+      ValueTile(tile_v).template subtract<Dtype>(predicted, TokenFactors(vectors));
+      pack_scaled(packed, predicted, descale);
       multiply_registers<dtype::fp16, Triangle, false, false>(update, packed,
                                                               shared + Config::kUpdate);
-      scale_rows(update, undo);
+      scale_rows(update, descale);
       pack<Dtype>(packed, update);
       TokenFactors(vectors + Offsets::b).scale(update);
       pack<Dtype>(packed_decayed, update);

@@ -1,4 +1,4 @@
-// What both chains of the backward share on sm80: loads of chunks, and solve().
+// Parts of both chains of the backward on sm80: loads of chunks, and solve().
 #pragma once
 #include <cstdint>
 
@@ -44,9 +44,9 @@ __device__ __forceinline__ void load_rows(unsigned char* tile, const Tensor& fro
 template <bool kTransposed>
 __device__ __forceinline__ void solve(float (&d)[32], const GradRecord& record, uint32_t matrix,
                                       uint32_t beta, bool careful) {
-  float product[32], undo[2];
+  float product[32], descale[2];
   uint32_t packed[4][4];
-  start_solve(packed, undo, d, beta);
+  start_solve(packed, descale, d, beta);
   multiply_registers<dtype::fp16, Triangle, kTransposed, false>(product, packed, matrix);
   if (careful) {
     __syncthreads();  // all warps have read the high part
@@ -54,7 +54,7 @@ __device__ __forceinline__ void solve(float (&d)[32], const GradRecord& record, 
     __syncthreads();  // the low part is written
     multiply_registers<dtype::fp16, Triangle, kTransposed, true>(product, packed, matrix);
   }
-  finish_solve(d, product, undo);
+  finish_solve(d, product, descale);
 }
 
 }  // namespace flashvar::sm80::gated_delta_rule

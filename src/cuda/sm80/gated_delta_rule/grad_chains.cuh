@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kChainThreads, 1)
   extern __shared__ __align__(1024) unsigned char shared[];
   ptx::griddepcontrol_launch_dependents();
   Work const work(args.problem, args.workspace.tiles, kChainColumns);
-  if constexpr (Config::kDim > kMostPacked) {
+  if constexpr (Config::kDim > kMaxPackedDim) {
     compute_wide_grad_states<Config>(args.problem, args.workspace, work, shared);
   } else {
     compute_grad_states<Config>(args.problem, args.workspace, work, shared);

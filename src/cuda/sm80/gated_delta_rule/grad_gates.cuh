@@ -14,7 +14,7 @@ namespace flashvar::sm80::gated_delta_rule {
 // columns.
 struct GateRows {
   float gates[4][kChunk];    // rows of Q and K times what reads the state and earlier tokens
-  float kept[4][kChunk];     // rows of K times rows of R dS^T
+  float later[4][kChunk];    // rows of K times rows of R dS^T
   float columns[4][kChunk];  // rows of K times what later tokens of the chunk read, without beta
   float states[16];          // S times dS, by warps
 };
@@ -30,7 +30,7 @@ __device__ __forceinline__ void write_sums(const GateRows& found, GateSums& sums
   auto const put = [add](float& to, float sum) { to = add ? to + sum : sum; };
   if (thread < kChunk) {
     put(sums.gates[thread], sum_of(found.gates, thread));
-    put(sums.kept[thread], sum_of(found.kept, thread));
+    put(sums.later[thread], sum_of(found.later, thread));
     put(sums.columns[thread], sum_of(found.columns, thread));
   } else if (thread == kChunk) {
     float states = 0.f;
@@ -104,19 +104,19 @@ __device__ __forceinline__ void compute_gate_grads(const FwdProblem& problem,
                                                    const GradRecord& rows, const GateSums& found,
                                                    float (&of_beta)[2], float (&of_gates)[2]) {
   int const lane = static_cast<int>(threadIdx.x) % 32;
-  float of_sums[2], kept[2];
+  float of_sums[2], later[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     int const token = 2 * lane + i;
     float const column = found.columns[token], beta = rows.beta[token];
-    float const of_state = rows.b[token] * found.kept[token];
+    float const of_state = rows.b[token] * found.later[token];
     of_beta[i] = of_state + column;
     if (problem.beta_sigmoid) of_beta[i] *= beta * (1.f - beta / problem.beta_scale);
-    kept[i] = beta * of_state;
-    of_sums[i] = found.gates[token] - beta * column - kept[i];
+    later[i] = beta * of_state;
+    of_sums[i] = found.gates[token] - beta * column - later[i];
   }
   // A gate also scales what the state and the tokens before it contribute to the next state.
-  float const tail = warp_sum(kept[0] + kept[1]) + rows.decay * found.states;
+  float const tail = warp_sum(later[0] + later[1]) + rows.decay * found.states;
   float const after = tail + exclusive_suffix_sum(of_sums[0] + of_sums[1]);
   of_gates[0] = after + of_sums[1] + of_sums[0];
   of_gates[1] = after + of_sums[1];

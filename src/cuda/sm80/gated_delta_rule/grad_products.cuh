@@ -52,7 +52,7 @@ __device__ __forceinline__ void add_product(Acc& c, const uint32_t (&a)[4], uint
   }
 }
 
-// c += a B and d += b B, which loads each fragment of B once.
+// c += a B and d += e B; loads each fragment of B once.
 template <class Config, class Acc>
 __device__ __forceinline__ void add_products(Acc& c, const uint32_t (&a)[4], Acc& d,
                                              const uint32_t (&e)[4], uint32_t fragments, int row) {

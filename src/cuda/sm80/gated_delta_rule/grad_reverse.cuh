@@ -101,7 +101,7 @@ __device__ __forceinline__ void compute_grad_states(const BwdProblem& problem,
     auto const low = reinterpret_cast<uint16_t*>(workspace.grad_values_low) +
                      indices.tile * (kChunk * kChainColumns);
     float const growth = load_float(vectors + Vectors::growth);
-    if (growth > kMostGradGrowth) {
+    if (growth > kMaxGradGrowth) {
       ptx::cp_async_wait<1>();
       __syncthreads();  // Q is loaded
       gradients_by_tokens<Dtype, kDim>(problem, work, grad, tiles, tile_q, tile_out, row,

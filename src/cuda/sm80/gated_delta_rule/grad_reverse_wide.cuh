@@ -1,7 +1,7 @@
 // The reverse chain of the backward for head dims above 128, in the 99 KB of shared memory of
-// compute capability 8.6. K and Q have two tiles, which change places with each chunk, as in
-// fwd_wide.cuh: dS^T is multiplied by K^T first, and at once takes the product with Q, over which
-// the next chunk's K is loaded.
+// compute capability 8.6. As in fwd_wide.cuh, there are two tiles for K and Q, and each chunk swaps
+// them. dS^T is multiplied by K^T first. Right after that the product with Q is added to it, and
+// the next chunk's K is loaded over Q.
 #pragma once
 #include <cstdint>
 
@@ -108,7 +108,7 @@ __device__ __forceinline__ void compute_wide_grad_states(const BwdProblem& probl
     ptx::cp_async_wait<1>();
     __syncthreads();  // all but Q and X o D is loaded
     float const growth = load_float(vectors + Vectors::growth);
-    if (growth > kMostGradGrowth) {
+    if (growth > kMaxGradGrowth) {
       ptx::cp_async_wait<0>();
       __syncthreads();  // Q is loaded
       gradients_by_tokens<Dtype, kDim>(problem, work, grad, tile_k, tile_q, tile_out, row,

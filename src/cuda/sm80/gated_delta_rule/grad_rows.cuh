@@ -76,7 +76,7 @@ __device__ __forceinline__ void add_heads(RowsAccumulator<Config>& dq, RowsAccum
     return {item.head(problem, i), item.record(problem, i)};
   };
   bool const resident = workspace.tiles <= Config::kSlotCount && Config::kSlotCount > 1;
-  // One cp.async group: what a head needs of a tile. Empty past the last head.
+  // One cp.async group: the operands of one head and tile. Empty past the last head.
   auto start = [&](int32_t i, int32_t tile) {
     if (i < problem.group) {
       GroupHead const head = of_group(i);
@@ -157,7 +157,7 @@ __device__ __forceinline__ void add_heads(RowsAccumulator<Config>& dq, RowsAccum
 
     float const of_q[2] = {rows.c[row], rows.c[row + 8]};
     float const of_k[2] = {-rows.a[row], -rows.a[row + 8]};
-    float2 const kept = row_products<Config>(products.later, tiles + Config::kK);
+    float2 const later = row_products<Config>(products.later, tiles + Config::kK);
     float2 const of_state = row_products<Config>(products.of_q, tiles);
     float2 const of_read = row_products<Config>(products.of_k, tiles + Config::kK);
     of_gates.x += of_q[0] * of_state.x + of_k[0] * of_read.x;
@@ -167,7 +167,7 @@ __device__ __forceinline__ void add_heads(RowsAccumulator<Config>& dq, RowsAccum
     add_scaled(dk, products.later,
                {rows.b[row] * rows.beta[row], rows.b[row + 8] * rows.beta[row + 8]});
     write_row_sums(found.gates[part.quarter], of_gates);
-    write_row_sums(found.kept[part.quarter], kept);
+    write_row_sums(found.later[part.quarter], later);
     states = warp_sum(states);
     if (threadIdx.x % 32 == 0) found.states[threadIdx.x / 32] = states;
     __syncthreads();  // all warps have written their sums
@@ -221,7 +221,7 @@ __device__ __forceinline__ void make_parts(RowsLoads<Config>& loads, const RowsI
     }
     __syncthreads();  // write_sums() has read the sums
     write_row_sums(found.gates[quarter], row_products<Config>(dq, tile_q));
-    write_row_sums(found.kept[quarter], row_products<Config>(dk, tile_k));
+    write_row_sums(found.later[quarter], row_products<Config>(dk, tile_k));
     auto const put = [](const float4& from, float4& to) { to = from; };
     for_each_kept(dq, 0, put);
     for_each_kept(dk, 1, put);
@@ -229,7 +229,7 @@ __device__ __forceinline__ void make_parts(RowsLoads<Config>& loads, const RowsI
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       along_q[half] += sum_of(found.gates, row + 8 * half);
-      along_k[half] += sum_of(found.kept, row + 8 * half);
+      along_k[half] += sum_of(found.later, row + 8 * half);
     }
   }
   if (!problem.qk_l2norm) return;
@@ -268,7 +268,7 @@ __device__ __forceinline__ void make_rows(const RowsArgs& args, const RowsItem& 
     const RecordRows& rows = *loads.vectors(problem.group - 1);
     __syncthreads();  // write_sums() has read the sums, which project() overwrites
     project<Config>(dq, tiles, rows.norm_q, found.gates);
-    project<Config>(dk, tiles + Config::kK, rows.norm_k, found.kept);
+    project<Config>(dk, tiles + Config::kK, rows.norm_k, found.later);
   }
   store_both(dq, dk, loads, head_qk);
 }

@@ -18,7 +18,7 @@ constexpr int part_columns(int head_dim) {
   return head_dim <= 128 ? head_dim : head_dim % 128 == 0 ? 128 : 64;
 }
 
-// kCareful: the kernel of careful chunks, which unrolls less for want of registers.
+// kCareful: the kernel of careful chunks. It unrolls less, because registers are scarce.
 template <class Target, class Dtype_, int kHeadDim, bool kCareful_>
 struct RowsConfig : RowsSlot<SmemLayout<kChunk, part_columns(kHeadDim)>::kBytes> {
   using Dtype = Dtype_;

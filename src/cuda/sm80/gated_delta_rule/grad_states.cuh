@@ -31,7 +31,7 @@ __device__ __forceinline__ void compute_states(const FwdProblem& problem,
   using Dtype = typename Config::Dtype;
   using Tile = typename Config::Tile;
   constexpr int kDim = Config::kDim;
-  constexpr bool kWide = kDim > kMostPacked;
+  constexpr bool kWide = kDim > kMaxPackedDim;
   auto start = [&](int32_t row, unsigned char* stage) {
     if (row < work.span.count) {
       load_rows<Tile, kChainThreads>(stage, problem.k, {work, row}, work.head_qk, 0,
@@ -72,7 +72,7 @@ __device__ __forceinline__ void compute_states(const FwdProblem& problem,
     unsigned char* const image = workspace.residuals + indices.tile * kSquareBytes;
     unsigned char* const image_low = workspace.residuals_low + indices.tile * kSquareBytes;
     float const growth = load_float(vectors + Vectors::growth);
-    if (growth > kMostGradGrowth) {
+    if (growth > kMaxGradGrowth) {
       residuals_by_tokens<Dtype, kDim>(problem, work, state, tiles, tiles + Config::kV, row,
                                        [&](int token, int half, float x) {
                                          put_element<Dtype>(image, token, half, x, image_low);

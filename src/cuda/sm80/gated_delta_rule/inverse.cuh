@@ -84,7 +84,7 @@ class TileRowAddresses {
 };
 
 // The low parts of two values, packed in fp16.
-__device__ __forceinline__ uint32_t pack_rest(float first, float second) {
+__device__ __forceinline__ uint32_t pack_low_fp16(float first, float second) {
   uint32_t const word = dtype::fp16::pack(first, second);
   return dtype::fp16::pack(first - dtype::fp16::unpack(static_cast<uint16_t>(word)),
                            second - dtype::fp16::unpack(static_cast<uint16_t>(word >> 16)));
@@ -157,7 +157,7 @@ struct DiagonalRows {
 // The result matrix in shared memory: a Triangle, followed by the quarter that a Triangle leaves
 // out. That quarter, blocks above the diagonal and, until the result is written there, the last row
 // of blocks hold the diagonal blocks of X as mma operands: I - X_ii diag(beta), i > 0, as operand
-// A, split into a high part (left) and a low part (left_rest); X_jj, j < 3, as operand B (right).
+// A, split into a high part (left) and a low part (left_low); X_jj, j < 3, as operand B (right).
 struct SolutionMatrix {
   static constexpr int kBytes = 2 * kChunk * kChunk;
   uint32_t smem;
@@ -173,7 +173,7 @@ struct SolutionMatrix {
     int i, j;
   };
   static __device__ __forceinline__ constexpr Block left(int i) { return {0, i}; }
-  static __device__ __forceinline__ constexpr Block left_rest(int i) {
+  static __device__ __forceinline__ constexpr Block left_low(int i) {
     return {i < 3 ? 1 : 2, i < 3 ? i + 1 : 3};
   }
   static __device__ __forceinline__ constexpr Block right(int j) { return {3, j}; }
@@ -193,7 +193,7 @@ struct SolutionMatrix {
 // Addresses to which a lane stores its rows of diagonal block lane / 8: of the first eight elements
 // of the upper row, in the result and in the operands.
 class DiagonalAddresses {
-  uint32_t result, right, left, left_rest;
+  uint32_t result, right, left, left_low;
   int row;
   bool has_right, has_left;
 
@@ -207,7 +207,7 @@ class DiagonalAddresses {
     result = address_of({block, block});
     right = address_of(SolutionMatrix::right(block));
     left = address_of(SolutionMatrix::left(block));
-    left_rest = address_of(SolutionMatrix::left_rest(block));
+    left_low = address_of(SolutionMatrix::left_low(block));
   }
 
   // Stores eight elements as operands: columns 8 * chunk to 8 * chunk + 7 of the upper or the lower
@@ -230,9 +230,9 @@ class DiagonalAddresses {
       put(left, lower, chunk,
           {fp16::pack(scaled[0], scaled[1]), fp16::pack(scaled[2], scaled[3]),
            fp16::pack(scaled[4], scaled[5]), fp16::pack(scaled[6], scaled[7])});
-      put(left_rest, lower, chunk,
-          {pack_rest(scaled[0], scaled[1]), pack_rest(scaled[2], scaled[3]),
-           pack_rest(scaled[4], scaled[5]), pack_rest(scaled[6], scaled[7])});
+      put(left_low, lower, chunk,
+          {pack_low_fp16(scaled[0], scaled[1]), pack_low_fp16(scaled[2], scaled[3]),
+           pack_low_fp16(scaled[4], scaled[5]), pack_low_fp16(scaled[6], scaled[7])});
     }
   }
 
@@ -242,7 +242,7 @@ class DiagonalAddresses {
     if (has_right) put(right, lower, chunk, uint4{});
     if (has_left) {
       put(left, lower, chunk, uint4{});
-      put(left_rest, lower, chunk, uint4{});
+      put(left_low, lower, chunk, uint4{});
     }
   }
 
@@ -266,7 +266,7 @@ class DiagonalAddresses {
 // Packs a block's accumulators times -diag(beta) as operand A, and its low part. `minus_beta`: of
 // the lane's columns.
 __device__ __forceinline__ void pack_left(uint32_t (&a)[4], const float (&x)[2][4],
-                                          const float2 (&minus_beta)[2], uint32_t* rest = nullptr) {
+                                          const float2 (&minus_beta)[2], uint32_t* low = nullptr) {
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
 #pragma unroll
@@ -274,7 +274,7 @@ __device__ __forceinline__ void pack_left(uint32_t (&a)[4], const float (&x)[2][
       float const first = minus_beta[n].x * x[n][2 * half];
       float const second = minus_beta[n].y * x[n][2 * half + 1];
       a[2 * n + half] = dtype::fp16::pack(first, second);
-      if (rest != nullptr) rest[2 * n + half] = pack_rest(first, second);
+      if (low != nullptr) low[2 * n + half] = pack_low_fp16(first, second);
     }
   }
 }
@@ -294,7 +294,7 @@ template <class LoadColumn, class Finish>
 __device__ __forceinline__ void solve_below(const KeyProducts& products,
                                             const SolutionMatrix& matrix, int lane,
                                             LoadColumn&& load_column, Finish&& finish) {
-  uint32_t left[kBlocks][kBlocks][4], left_rest[kBlocks][4];
+  uint32_t left[kBlocks][kBlocks][4], left_low[kBlocks][4];
 #pragma unroll
   for (int j = kBlocks - 2; j >= 0; --j) {
     auto const column = load_column(j);
@@ -302,18 +302,18 @@ __device__ __forceinline__ void solve_below(const KeyProducts& products,
     ptx::ldmatrix_x4_trans(right[j], matrix.fragment(SolutionMatrix::right(j), lane));
     // The left operand's blocks of row j + 1, which are used from this column on.
     ptx::ldmatrix_x4(left[j + 1][j + 1], matrix.fragment(SolutionMatrix::left(j + 1), lane));
-    ptx::ldmatrix_x4(left_rest[j + 1], matrix.fragment(SolutionMatrix::left_rest(j + 1), lane));
+    ptx::ldmatrix_x4(left_low[j + 1], matrix.fragment(SolutionMatrix::left_low(j + 1), lane));
     __syncwarp();  // all lanes have read X_jj, which block (3, j) of the result overwrites
 #pragma unroll
     for (int i = j + 1; i < kBlocks; ++i) {
       products.load(right[i], i, j, lane);
       float x[2][4] = {};
-      multiply_block(x, left_rest[i], right[i]);
+      multiply_block(x, left_low[i], right[i]);
 #pragma unroll
       for (int k = i; k > j; --k) multiply_block(x, left[i][k], right[k]);
-      uint32_t rest[4];
-      pack_left(left[i][j], x, column.minus_betas, rest);
-      multiply_block(x, rest, right[j]);
+      uint32_t low[4];
+      pack_left(left[i][j], x, column.minus_betas, low);
+      multiply_block(x, low, right[j]);
       multiply_block(x, left[i][j], right[j]);
       finish(i, j, x, column);
       if (j > 0) pack_left(left[i][j], x, column.minus_betas);

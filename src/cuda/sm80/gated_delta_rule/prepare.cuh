@@ -12,7 +12,7 @@
 #include "gated_delta_rule/problem.h"
 #include "gated_delta_rule/triangle.cuh"
 #include "ptx/grid_dependency.cuh"
-#include "ptx/kept.cuh"
+#include "ptx/pin.cuh"
 #include "sm80/gated_delta_rule/chunk_vectors.cuh"
 #include "sm80/gated_delta_rule/inverse.cuh"
 #include "sm80/gated_delta_rule/solution.cuh"
@@ -224,7 +224,7 @@ __device__ __forceinline__ void write_solution(unsigned char* shared, bool wide,
   unsigned char* const matrix = shared + threadIdx.x / 32 * SolutionMatrix::kBytes;
   float const growth = wide ? call_solve<Config>(false) : solve<Config, false>(shared);
   // Computed here and not earlier, so that the address takes no registers during solve().
-  typename Config::Record& record = records[ptx::kept(index)];
+  typename Config::Record& record = records[ptx::pin(index)];
   start_warp_copy<Triangle::kBytes>(Of::matrix(record), matrix);
   if (threadIdx.x % 32 == 0) record.growth = growth;
   finish_warp_copies();  // the low part overwrites the matrix, or the block exits

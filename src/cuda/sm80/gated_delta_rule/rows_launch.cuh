@@ -11,7 +11,7 @@
 namespace flashvar::sm80::gated_delta_rule {
 
 // Most persistent blocks: there is memory in the workspace for as many.
-inline constexpr int64_t kMostRowsBlocks = 256;
+inline constexpr int64_t kMaxRowsBlocks = 256;
 
 // The kernel of careful items, which both families launch.
 template <class Target, class Dtype, int kDim>
@@ -31,7 +31,7 @@ struct CarefulRowsLaunch {
     cudaError_t const error =
         cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     if (error != cudaSuccess) return error;
-    int64_t const blocks = std::min(int64_t{multiprocessors}, kMostRowsBlocks);
+    int64_t const blocks = std::min(int64_t{multiprocessors}, kMaxRowsBlocks);
     LaunchShape const shape{std::min(int64_t{args.items}, blocks), Config::kThreads,
                             Config::kSharedMemory, programmatic};
     return launch_kernel<careful_rows_kernel<Config>>(args, shape, device, stream);
@@ -48,7 +48,7 @@ inline uint32_t row_items(const BwdProblem& problem) {
 template <class Config>
 uint64_t rows_bytes(const BwdProblem& problem) {
   if (Config::kParts == 1) return 0;
-  auto const blocks = static_cast<uint64_t>(std::min(int64_t{row_items(problem)}, kMostRowsBlocks));
+  auto const blocks = static_cast<uint64_t>(std::min(int64_t{row_items(problem)}, kMaxRowsBlocks));
   return blocks * Config::kParts * 2 * kChunk * Config::kDim * sizeof(float);
 }
 
@@ -83,7 +83,7 @@ struct RowsLaunch {
     if (Config::kParts > 1) {
       int multiprocessors = 0;
       error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-      shape.blocks = std::min({shape.blocks, int64_t{multiprocessors}, kMostRowsBlocks});
+      shape.blocks = std::min({shape.blocks, int64_t{multiprocessors}, kMaxRowsBlocks});
     }
     if (error == cudaSuccess) {
       error = launch_kernel<rows_kernel<Config>>(args, shape, device, stream);

@@ -93,7 +93,7 @@ class SolutionWriter {
 
  private:
   __device__ __forceinline__ uint32_t pack(float first, float second) {
-    return low ? pack_rest(first, second) : dtype::fp16::pack(first, second);
+    return low ? pack_low_fp16(first, second) : dtype::fp16::pack(first, second);
   }
   __device__ __forceinline__ float add(float element, float minus_beta) {
     too_large |= fabsf(element) > Of::kLargest;

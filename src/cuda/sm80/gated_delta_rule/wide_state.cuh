@@ -12,7 +12,7 @@
 namespace flashvar::sm80::gated_delta_rule {
 
 // The largest head dim whose state is packed once per chunk.
-inline constexpr int kMostPacked = 128;
+inline constexpr int kMaxPackedDim = 128;
 
 // Packs accumulator columns 16 step to 16 step + 15 into operand A.
 template <class Dtype, int kElements>

@@ -78,7 +78,7 @@ struct BiasStage {
     ptx::cp_async_commit();
   }
 
-  // Waits until all that load() copies is there.
+  // Waits until all copies of load() are complete, of all lanes.
   __device__ __forceinline__ void wait() const {
     ptx::cp_async_wait<0>();
     __syncwarp();  // all lanes have waited

@@ -111,7 +111,7 @@ struct BwdConfig {
   static constexpr int kBytesScores = kBlockQ * kBlockKV * (!kSplitsKeys ? 4 : kGradQ ? 2 : 0);
   static constexpr int kScoreStages = kBias ? kTile.bias_score_stages : kTile.score_stages;
   static constexpr int kBarrierBytes = 1024;  // mbarriers and work tiles (smem.cuh)
-  // What a BiasStage holds, up to fp32; one for each warp that computes S.
+  // Queries, keys and bytes (for fp32) of a BiasStage; one for each warp that computes S.
   static constexpr int kBiasQueries = kBlockQ, kBiasKeys = 16;
   static constexpr int kBiasWarps = kSplitsKeys ? 4 * kConsumers : 4;
   static constexpr int kBytesBias = kBias ? kBiasQueries * kBiasKeys * 4 : 0;
@@ -180,7 +180,7 @@ struct BwdDqConfig {
   static constexpr int kBytesK = kColBlocks * kColBlockBytesKV;
   static constexpr int kBytesV = kColBlocksV * kColBlockBytesKV;
   static constexpr int kBarrierBytes = 1024;  // mbarriers and work tile (smem.cuh)
-  // What a warp's BiasStage holds, up to fp32.
+  // Queries, keys and bytes (for fp32) of a warp's BiasStage.
   static constexpr int kBiasQueries = 16, kBiasKeys = kBlockKV;
   static constexpr int kBytesBias = kBias ? kBiasQueries * kBiasKeys * 4 : 0;
   static constexpr int kBiasOffset =

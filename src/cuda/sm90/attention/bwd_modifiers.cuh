@@ -125,7 +125,7 @@ struct ModifierStep {
   // derivative of softcap (kGradBias: P), negative where the element is dropped.
   __device__ __forceinline__ void exponentiate(int kk, const Values& lse, float* scores,
                                                uint32_t (&packed)[4]) {
-    float exponent[8];  // log2 of P but for the term of the score: ALiBi + bias - LSE
+    float exponent[8];  // log2 of P without the term of the score: ALiBi + bias - LSE
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       float2 const shift = lse.of_tile(2 * kk + j);
@@ -251,7 +251,7 @@ __device__ __forceinline__ void exponentiate_with_modifiers(
   });
 }
 
-// What dV is multiplied by at the end.
+// The factor that dV is multiplied by at the end.
 template <class Config>
 __device__ __forceinline__ float grad_v_scale(const BwdProblem& problem) {
   return Config::kModifiers ? problem.modifiers.dropout_scale : 1.f;

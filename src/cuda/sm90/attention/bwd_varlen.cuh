@@ -18,7 +18,7 @@
 
 namespace flashvar::sm90::attention {
 
-// Coordinates of rows in a clipped tensor map (TensorMapEncoder).
+// Coordinates of rows in a clipped tensor map (sm90/clipped_map.h).
 struct VarlenCoordinate {
   int32_t row, end;
   uint32_t batch;
@@ -32,7 +32,7 @@ struct VarlenCoordinate {
         batch(sequences.offsets == nullptr ? batch : 0) {}
 };
 
-// VarlenKeyTile: what KeyTile is for dense sequences, stored in a slot of shared memory.
+// VarlenKeyTile: a KeyTile of varlen sequences, stored in a slot of shared memory.
 template <class Config>
 struct VarlenKeyTile {
   Mask mask;  // of the keys in use
@@ -183,7 +183,7 @@ using KeyTiles = std::conditional_t<Config::kVarlen, VarlenKeyTiles<Config>, Den
 // microseconds, in which the scheduler warp locates it.
 inline constexpr int32_t kStepsAhead = 4;
 
-// What a load thread loads: kKeys: K and Q; kValues: V, dO, LSE and delta.
+// The operands of a load thread. kKeys: K and Q; kValues: V, dO, LSE and delta.
 enum class Operand { kKeys, kValues };
 
 // Zeros the column blocks that the GEMMs read beyond a call's smaller head dim. Called by all

@@ -130,8 +130,9 @@ __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTile
     };
 
     // Key blocks that are visible only to other consumers' rows: this consumer releases them
-    // unread, but only once they are loaded, so that no stage is released twice in one phase. A
-    // block that zero_rows() completes is never skipped: all consumers meet there.
+    // unread, but only once they are loaded, so that no stage is released twice in one phase. The
+    // block that zero_rows() completes is never skipped: zero_rows() has a barrier of all
+    // consumers.
     bool const zero_tail = foreign_tail && tile.mask.seqlen_k < tile.end * Config::kBlockKV;
     int32_t const own_end = zero_tail ? tile.end : tile.key_blocks_end(warpgroup);
     if constexpr (Config::kModifiers) {

@@ -97,7 +97,7 @@ struct FwdConfig {
   static constexpr int kBytesK = kColBlocks * kColBlockBytesKV;
   static constexpr int kBytesV = kColBlocksV * kColBlockBytesKV;
   static constexpr int kBarrierBytes = 1024;  // mbarriers and work tile (smem.cuh)
-  // What a warp's BiasStage holds, up to fp32.
+  // Queries, keys and bytes (for fp32) of a warp's BiasStage.
   static constexpr int kBiasQueries = 16, kBiasKeys = kBlockKV;
   static constexpr int kBytesBias = kModifiers ? kBiasQueries * kBiasKeys * 4 : 0;
   static constexpr int kBiasOffset = kBarrierBytes + kBytesQ + kStages * (kBytesK + kBytesV);

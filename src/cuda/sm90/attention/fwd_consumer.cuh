@@ -181,7 +181,7 @@ struct FwdConsumer {
   }
 
  private:
-  // What exponents are multiplied by. Modified scores are already scaled, in natural-log units.
+  // The factor of scores in exponents. Modified scores are already scaled, in natural-log units.
   static __device__ __forceinline__ float scale_log2_of(const FwdProblem& problem) {
     return Config::kModifiers && problem.modifiers.modifies_scores() ? 1.f / kLn2
                                                                      : problem.scale_log2;

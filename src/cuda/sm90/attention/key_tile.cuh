@@ -14,12 +14,13 @@ namespace flashvar::sm90::attention {
 
 using namespace flashvar::attention;  // what all architectures share
 
-// The tail of a schedule of pairs (KeyWork): the key tiles that are left after the rounds in which
-// CTAs take pairs; CTAs take them one by one. A row is the key tiles of one kv head of one
-// sequence. The tail has all tiles of the last `rows` rows, from first_row on. Of the row before
-// these, `pairs` pairs were taken, its first and its last `pairs` tiles; where pairs > 0, the tail
-// also has the tiles between. The tail's tiles are numbered by their position in the row, and at
-// one position by row: under a causal mask, tiles with the most work come first.
+// The tail of a schedule of pairs (KeyWork): the key tiles that CTAs take one by one, after the
+// rounds in which they take pairs. A row is the key tiles of one kv head of one sequence. The tail
+// has all tiles of the last `rows` rows, which are those from first_row on. Where the pairs end
+// within a row (pairs > 0), that row is first_row - 1: its first and its last `pairs` tiles were
+// taken as pairs, and the tail also has the tiles between them. Tiles of the tail are numbered by
+// position in the row, and by row where positions are equal: under a causal mask, tiles with the
+// most work come first.
 struct KeyTileTail {
   uint32_t first_row, rows;
   uint32_t pairs;
@@ -36,9 +37,9 @@ struct KeyTileTail {
     return tail;
   }
 
-  // Positions in a row fall into three parts: the first `pairs`, those between, and the last
-  // `pairs`. In a part the same `width` rows, from `row` on, have tiles in the tail; its first
-  // position is `block`. `number`: of a tile within the part.
+  // A part of the positions in a row: the first `pairs`, those between, or the last `pairs`. At
+  // every position of a part, the same rows have a tile in the tail: `width` rows from `row` on.
+  // `block`: the part's first position. `number`: number of a tile within the part.
   struct Part {
     uint32_t number, width, row, block;
   };

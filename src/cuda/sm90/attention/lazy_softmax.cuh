@@ -17,7 +17,7 @@ namespace flashvar::sm90::attention {
 
 using namespace flashvar::attention;  // what all architectures share
 
-// Largest sum of a thread's P in one row and block; it bounds each element, too: as
+// Largest sum of a thread's P in one row and block. It bounds each element of P, too, as
 // 2^kRescaleThreshold does in OnlineSoftmax.
 inline constexpr float kMaxRowSum = 256.f;
 // P above this counts as overflowed: far below the largest fp32 number (2^128), so that sums of P
@@ -68,7 +68,7 @@ struct LazySoftmax {
     return factor;
   }
 
-  // As OnlineSoftmax::finish.
+  // As OnlineSoftmax::finish(). Does not use scale_log2: running_max is in units of log2 already.
   __device__ __forceinline__ float finish(int r, float, float& lse) {
     float const sum = quad_sum(row_sum[r]);
     bool const empty = sum == 0.f;

@@ -8,11 +8,12 @@ namespace flashvar::sm90::attention {
 
 // Calls step(head, m) for each of these query blocks, of all query heads of the group.
 //
-// Where a key tile sees all queries on one side of it, heads vary fastest. First tiles of a pair,
-// which start together, visit queries in descending order; second tiles, which end together, in
-// ascending order. CTAs of the same kv head are then at the same queries at any time, and find Q,
-// dO and the sums of dQ in L2. In short windows CTAs that run together, which have neighbouring key
-// tiles, see different queries: there queries vary fastest, so that what is in use is of one head.
+// Where a key tile sees all queries on one side of it, heads vary fastest. The first tiles of pairs
+// start at the same time and visit queries in descending order; the second tiles end at the same
+// time and visit queries in ascending order. So CTAs of one kv head are at the same queries at any
+// time, and find Q, dO and the sums of dQ in L2. In short windows, CTAs that run at the same time
+// have neighbouring key tiles, which see different queries: there queries vary fastest, so that the
+// data in use at a time belong to one head.
 template <class Tile, class Step>
 __device__ __forceinline__ void for_each_step(const BwdArgs& args, const Tile& tile, Step&& step) {
   int32_t const group = args.problem.group;

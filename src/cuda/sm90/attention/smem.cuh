@@ -1,8 +1,7 @@
 // Addresses in a CTA's shared memory: mbarriers and work tiles first, then operand tiles, which
 // start at multiples of 1024 bytes, the period of the swizzle. mbarriers come in pairs: full = the
-// buffer is written, empty = all readers have released it. The first half of the
-// kBarrierBytes before the tiles has the mbarriers of operands, the second has the work tiles and
-// their mbarriers.
+// buffer is written, empty = all readers have released it. Of the kBarrierBytes before the tiles,
+// the first half has the mbarriers of operands, the second half the work tiles and their mbarriers.
 #pragma once
 #include <cstdint>
 
@@ -14,7 +13,7 @@
 
 namespace flashvar::sm90::attention {
 
-// Numbers of named barriers. kZeroed: of all consumers, in zero_rows(). kOrder + i: the ordering
+// Numbers of named barriers. kZeroed: all consumers, in zero_rows(). kOrder + i: the ordering
 // barrier of consumer i.
 enum : uint32_t { kZeroed = 1, kOrder = 2 };
 
@@ -32,7 +31,7 @@ struct QueryTileSmem {
     return k(Config::kStages) + stage * Config::kBytesV;
   }
 
-  // The BiasStage of a consumer warp, `warp` of all.
+  // The BiasStage of a consumer warp. `warp`: its number among the warps of all consumers.
   __device__ __forceinline__ uint32_t bias(uint32_t warp) const {
     return base + Config::kBiasOffset + warp * Config::kBytesBias;
   }
@@ -88,7 +87,7 @@ struct KeyTileSmem {
   __device__ __forceinline__ uint32_t delta(uint32_t stage) const {
     return lse(Config::kStages) + stage * Config::kRowBytes;
   }
-  // The BiasStage of a consumer warp, `warp` of all.
+  // The BiasStage of a consumer warp. `warp`: its number among the warps of all consumers.
   __device__ __forceinline__ uint32_t bias(uint32_t warp) const {
     return base + Config::kBiasOffset + warp * Config::kBytesBias;
   }

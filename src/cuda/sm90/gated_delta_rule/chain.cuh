@@ -1,4 +1,4 @@
-// What the chains of the forward and of the backward share: pairs of mbarriers, TMA loads of a
+// Parts of the chains of the forward and of the backward: pairs of mbarriers, TMA loads of a
 // chunk's rows, and stores of operands to shared memory.
 #pragma once
 #include <cuda.h>

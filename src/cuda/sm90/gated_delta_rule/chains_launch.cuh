@@ -12,7 +12,8 @@
 
 namespace flashvar::sm90::gated_delta_rule {
 
-// The arguments of both chains, but for segments and tiles of kWideColumns columns.
+// The arguments of both chains, except those of segments and the numbers of tiles of kWideColumns
+// columns.
 template <class Dtype>
 cudaError_t make_chain_args(ChainArgs& args, const BwdProblem& problem,
                             const GradWorkspace& workspace) {

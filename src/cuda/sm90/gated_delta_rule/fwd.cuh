@@ -12,8 +12,8 @@
 #include "gated_delta_rule/segment_work.cuh"
 #include "ptx/global_store.cuh"
 #include "ptx/grid_dependency.cuh"
-#include "ptx/kept.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/pin.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/vectors.cuh"
 #include "ptx/warpgroup.cuh"
@@ -85,18 +85,20 @@ __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Con
   using Columns = KMajor<Config::kRowBlockBytes>;  // the state and the updates, [V] first
   using Offsets = VectorOffsets<ChunkRecord>;
   PipelineState<Config::kOutStages> stage;
-  PipelineState<1> passed;  // what the state warpgroups pass: smem.state() and smem.updates()
+  PipelineState<1>
+      passed;  // what the state warpgroups pass: smem.state_barriers() and smem.updates_barriers()
   for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance(), passed.advance()) {
     uint32_t const tiles = smem.out_stage(stage.stage());
     uint32_t const vectors = tiles + Config::kOutVectors;
-    BarrierPair const operands = smem.of_out(stage.stage());
-    ptx::mbarrier_wait(operands.full, stage.phase());  // Q and the record are loaded
-    wait_operand(smem.state(), passed.phase());        // the state before the chunk
+    BarrierPair const operands = smem.out_stage_barriers(stage.stage());
+    ptx::mbarrier_wait(operands.full, stage.phase());     // Q and the record are loaded
+    wait_operand(smem.state_barriers(), passed.phase());  // the state before the chunk
     // A chunk that is computed token by token: the state warpgroups write its rows of `out`.
-    if (load_float(vectors + Offsets::growth) > kMostGrowth) {
-      warp_arrive(smem.state().empty());
-      ptx::mbarrier_wait(smem.updates().full, passed.phase());  // the state warpgroups have read Q
-      warp_arrive(smem.updates().empty());
+    if (load_float(vectors + Offsets::growth) > kMaxGrowth) {
+      warp_arrive(smem.state_barriers().empty());
+      ptx::mbarrier_wait(smem.updates_barriers().full,
+                         passed.phase());  // the state warpgroups have read Q
+      warp_arrive(smem.updates_barriers().empty());
       warp_arrive(operands.empty());
       continue;
     }
@@ -108,15 +110,15 @@ __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Con
     float const factors[2] = {load_float(c), load_float(c + 4 * 8)};
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(out);
-    warp_arrive(smem.state().empty());
+    warp_arrive(smem.state_barriers().empty());
     scale_rows(out, factors);
-    wait_operand(smem.updates(), passed.phase());  // the chunk's updates
+    wait_operand(smem.updates_barriers(), passed.phase());  // the chunk's updates
     gemm_ss<Dtype, Config::kColumns, 4, true>(out, ScoresTile(tiles + Config::kScores),
                                               Columns(smem.base + Config::kUpdates));
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(out);
-    warp_arrive(smem.updates().empty());
-    ptx::named_barrier_sync(kQueriesRead, 128);  // out is staged where Q was
+    warp_arrive(smem.updates_barriers().empty());
+    ptx::named_barrier_sync(kQueriesRead, 128);  // all warps have read Q, over which out is staged
     store_out<Config>(args.problem, work, out, tiles, row);
     ptx::fence_async_proxy();  // orders the tile's accesses before TMA overwrites it
     warp_arrive(operands.empty());
@@ -145,13 +147,14 @@ __device__ __forceinline__ void advance_by_tokens(
   constexpr int kDim = Config::kDim;
   if constexpr (Config::kOutput) {
     // Q is loaded. The output's warpgroup releases it after updates().full, below.
-    ptx::mbarrier_wait(smem.of_out(out_stage.stage()).full, out_stage.phase());
+    ptx::mbarrier_wait(smem.out_stage_barriers(out_stage.stage()).full, out_stage.phase());
     step_by_tokens<Dtype, kDim>(problem, work, state, tiles, smem.out_stage(out_stage.stage()),
                                 tile_v, row);
     copy_out(problem, problem.out, work, tile_v, row, column);
     ptx::fence_async_proxy();  // orders the tile's accesses before TMA overwrites it
-    ptx::mbarrier_wait(smem.updates().empty(), passed.phase() ^ 1);  // the last have been read
-    warp_arrive(smem.updates().full);
+    ptx::mbarrier_wait(smem.updates_barriers().empty(),
+                       passed.phase() ^ 1);  // the last have been read
+    warp_arrive(smem.updates_barriers().full);
   } else {
     step_by_tokens<Dtype, kDim, false>(problem, work, state, tiles, 0, tile_v, row);
   }
@@ -179,7 +182,7 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     uint32_t const tiles = smem.state_stage(stage.stage());
     uint32_t const tile_v = tiles + Config::kV + warpgroup * Config::kColBlockBytes;
     uint32_t const vectors = tiles + Config::kStateVectors;
-    BarrierPair const operands = smem.of_state(stage.stage());
+    BarrierPair const operands = smem.state_stage_barriers(stage.stage());
     uint32_t packed_state[kDim / 16][4];
     pack<Dtype>(packed_state, state);
     // A copy in registers of its own: those of packed_state must not be accessed while the GEMM
@@ -190,25 +193,25 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
 #pragma unroll
       for (int i = 0; i < kDim / 4; ++i) {
         uint32_t const word = packed_state[i / 4][i % 4];
-        passed_state[i / 4][i % 4] = kPassFirst ? word : ptx::kept(word);
+        passed_state[i / 4][i % 4] = kPassFirst ? word : ptx::pin(word);
       }
     }
     auto const pass_state = [&] {
       if constexpr (kOutput) {
-        pass_operand<Config>(smem.state(), passed.phase(), smem.base + Config::kState, passed_state,
-                             warpgroup);
+        pass_operand<Config>(smem.state_barriers(), passed.phase(), smem.base + Config::kState,
+                             passed_state, warpgroup);
       }
     };
     ptx::mbarrier_wait(operands.full, stage.phase());  // the chunk is loaded
-    if (load_float(vectors + Offsets::growth) > kMostGrowth) {
+    if (load_float(vectors + Offsets::growth) > kMaxGrowth) {
       pass_state();
       advance_by_tokens(problem, smem, work, tiles, tile_v, out_stage, passed, row, column, state);
       warp_arrive(operands.empty());
       continue;
     }
-    float known[32], update[32];  // S^T K^T, then W^T; U^T
+    float predicted[32], update[32];  // S^T K^T, then W^T; U^T
     if (kPassFirst) pass_state();
-    gemm_rs<Dtype, 64, kDim / 16, Rows, false>(known, packed_state, Rows(tiles));
+    gemm_rs<Dtype, 64, kDim / 16, Rows, false>(predicted, packed_state, Rows(tiles));
     if (kPassFirst) {
       ptx::wgmma_wait<0>();  // before the loads: packed_state has their registers
     } else {
@@ -217,11 +220,11 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     ValueTile const values(tile_v);
     TokenFactors const a(vectors);
     ptx::wgmma_wait<0>();
-    ptx::wgmma_fence_operand(known);
+    ptx::wgmma_fence_operand(predicted);
     uint32_t packed[4][4], packed_decayed[4][4];
-    float undo[2];
-    values.template subtract<Dtype>(known, a);
-    pack_scaled(packed, known, undo);
+    float descale[2];
+    values.template subtract<Dtype>(predicted, a);
+    pack_scaled(packed, predicted, descale);
     gemm_triangle<dtype::fp16, false, false>(update, packed, tiles + Config::kUpdate);
     // While the GEMM runs, all of whose instructions are issued: decay of the state.
     ptx::wgmma_fence_operand(state);
@@ -231,7 +234,7 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     for (float& value : state) value *= decay;
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(update);
-    scale_rows(update, undo);
+    scale_rows(update, descale);
     float decayed[32];  // b o U^T
 #pragma unroll
     for (int i = 0; i < 32; ++i) decayed[i] = update[i];
@@ -241,8 +244,8 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     if constexpr (kOutput) {
       // While the GEMM runs: pass the updates to the output warpgroup.
       pack<Dtype>(packed, update);
-      pass_operand<Config>(smem.updates(), passed.phase(), smem.base + Config::kUpdates, packed,
-                           warpgroup);
+      pass_operand<Config>(smem.updates_barriers(), passed.phase(), smem.base + Config::kUpdates,
+                           packed, warpgroup);
     }
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(state);
@@ -301,8 +304,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       args.after
           ? SegmentWork::after_boundary(problem, args.segments, args.column_tiles, Config::kColumns)
           : SegmentWork::of_first(problem, args.segments, args.column_tiles, Config::kColumns);
-  // Also in blocks without work: the next grid waits for this grid only, so this one must not be
-  // complete before the preceding one is.
+  // Blocks without work wait, too: see griddepcontrol_wait().
   work.exists ? run_segment<Config>(args, work, shared) : ptx::griddepcontrol_wait();
 }
 

@@ -21,7 +21,7 @@ struct FwdLaunch {
   static constexpr int kDim = kHeadDim;
   static_assert(kDim % 64 == 0, "whole column blocks");
   // One state warpgroup per block, and no segments.
-  static constexpr bool kWide = kDim > kMostScanned;
+  static constexpr bool kWide = kDim > kMaxScanDim;
   using Prepare = sm80::gated_delta_rule::PrepareConfig<Dtype, kDim>;
   template <int kWarpgroups>
   using Config = FwdConfig<Target, Dtype, kDim, kWarpgroups>;

@@ -21,7 +21,7 @@ struct FwdArgs {
   const ChunkRecord* records;  // [chunk][head]
   int32_t column_tiles;        // of V
   Segments segments;
-  SegmentStates between;
+  SegmentStates between;  // at boundaries, for the other passes
   bool after;  // fwd_kernel: computes the segments that start at a boundary; else first segments
   // Pass 1: blocks of first segments; column tiles, of V and of transitions, of inner segments.
   uint32_t first_blocks;
@@ -80,8 +80,8 @@ struct FwdConfig {
   static constexpr int kOutStageBytes = kOutVectors + kVectorBytes;
   static constexpr int kOutStages = kOutput ? 2 : 0;
 
-  // What state warpgroups pass to the output warpgroup: the state before a chunk, [V][K], and the
-  // chunk's updates, [V][token].
+  // The operands that state warpgroups pass to the output warpgroup: the state before a chunk,
+  // [V][K], and the chunk's updates, [V][token].
   static constexpr int kRowBlockBytes = kColumns * 128;
   static constexpr int kState = kStateStages * kStateStageBytes + kOutStages * kOutStageBytes;
   static constexpr int kUpdates = kState + kColBlocks * kRowBlockBytes;
@@ -104,25 +104,28 @@ struct FwdSmem {
   __device__ __forceinline__ BarrierPair barriers(uint32_t i) const {
     return {base + Config::kBarriers + 16 * i};
   }
-  __device__ __forceinline__ BarrierPair of_state(uint32_t stage) const { return barriers(stage); }
-  __device__ __forceinline__ BarrierPair of_out(uint32_t stage) const {
+  __device__ __forceinline__ BarrierPair state_stage_barriers(uint32_t stage) const {
+    return barriers(stage);
+  }
+  __device__ __forceinline__ BarrierPair out_stage_barriers(uint32_t stage) const {
     return barriers(Config::kStateStages + stage);
   }
-  __device__ __forceinline__ BarrierPair state() const {
+  __device__ __forceinline__ BarrierPair state_barriers() const {
     return barriers(Config::kStateStages + Config::kOutStages);
   }
-  __device__ __forceinline__ BarrierPair updates() const {
+  __device__ __forceinline__ BarrierPair updates_barriers() const {
     return barriers(Config::kStateStages + Config::kOutStages + 1);
   }
 
   // Initialises the mbarriers; called by one thread.
   __device__ __forceinline__ void init() const {
     constexpr uint32_t kStateWarps = 4 * Config::kWarpgroups, kOutWarps = 4;
-    for (uint32_t i = 0; i < Config::kStateStages; ++i) of_state(i).init(1, kStateWarps);
+    for (uint32_t i = 0; i < Config::kStateStages; ++i)
+      state_stage_barriers(i).init(1, kStateWarps);
     if constexpr (Config::kOutput) {
-      for (uint32_t i = 0; i < Config::kOutStages; ++i) of_out(i).init(1, kOutWarps);
-      state().init(kStateWarps, kOutWarps);
-      updates().init(kStateWarps, kOutWarps);
+      for (uint32_t i = 0; i < Config::kOutStages; ++i) out_stage_barriers(i).init(1, kOutWarps);
+      state_barriers().init(kStateWarps, kOutWarps);
+      updates_barriers().init(kStateWarps, kOutWarps);
     }
     ptx::mbarrier_init_fence();
   }
@@ -143,7 +146,7 @@ struct LoadedBlocks {
   }
 };
 
-// What the load warps need to locate a chunk's operands.
+// The coordinates by which load warps locate a chunk's operands.
 template <class Config>
 struct FwdLoads {
   const FwdArgs& args;
@@ -163,7 +166,7 @@ __device__ __forceinline__ void load_for_state(const FwdLoads<Config>& from,
   const Work& work = from.work;
   PipelineState<Config::kStateStages> stage;
   for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance()) {
-    BarrierPair const barrier = smem.of_state(stage.stage());
+    BarrierPair const barrier = smem.state_stage_barriers(stage.stage());
     uint32_t const to = smem.state_stage(stage.stage());
     ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // its readers released it
     ptx::mbarrier_arrive_expect(barrier.full,
@@ -185,7 +188,7 @@ __device__ __forceinline__ void load_for_out(const FwdLoads<Config>& from,
   const Work& work = from.work;
   PipelineState<Config::kOutStages> stage;
   for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance()) {
-    BarrierPair const barrier = smem.of_out(stage.stage());
+    BarrierPair const barrier = smem.out_stage_barriers(stage.stage());
     uint32_t const to = smem.out_stage(stage.stage());
     ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // its readers released it
     ptx::mbarrier_arrive_expect(barrier.full, from.blocks.keys * Config::kColBlockBytes +

@@ -1,4 +1,4 @@
-// What both chains of the backward share. One or two warpgroups hold 64 columns each of the state
+// Parts of both chains of the backward. One or two warpgroups hold 64 columns each of the state
 // of one head, or of its gradient, in registers; one lane of another issues loads; images are
 // staged in shared memory and stored with bulk copies. With enough blocks two share an SM, so that
 // the GEMMs of one overlap with the arithmetic of the other; otherwise a block has an SM to itself,
@@ -26,7 +26,7 @@ struct ChainArgs {
   uint32_t wide_values, wide_keys;  // tiles of kWideColumns columns of V and of K
 };
 
-// What a chain goes through: a whole sequence; a segment, from the state or gradient that is known
+// The extent of a chain: a whole sequence; a segment, from the state or gradient that is known
 // where the chain begins; or (pass 1) an inner segment, from zeros: the chunks' results are not
 // written.
 enum class Extent { kSequence, kSegment, kInner };
@@ -51,7 +51,7 @@ inline constexpr uint32_t kSolveBarrier = 1;
 template <class Target, int kBlocks>
 constexpr int kShareOfMemory = (Target::kSharedMemory + 1024) / kBlocks - 1024;
 
-// What the loading lane needs to locate a chunk's operands.
+// The coordinates by which the loading lane locates a chunk's operands.
 struct GradLoads {
   const ChainArgs& args;
   const Work& work;
@@ -151,9 +151,9 @@ template <bool kTransposed, class Overlapped>
 __device__ __forceinline__ void solve(float (&d)[32], const GradRecord& record, uint32_t matrix,
                                       uint32_t beta, bool careful, uint32_t threads,
                                       Overlapped overlapped) {
-  float product[32], undo[2];
+  float product[32], descale[2];
   uint32_t packed[4][4];
-  start_solve(packed, undo, d, beta);
+  start_solve(packed, descale, d, beta);
   gemm_triangle<dtype::fp16, kTransposed, false>(product, packed, matrix);
   overlapped();
   ptx::wgmma_wait<0>();
@@ -167,7 +167,7 @@ __device__ __forceinline__ void solve(float (&d)[32], const GradRecord& record, 
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(product);
   }
-  finish_solve(d, product, undo);
+  finish_solve(d, product, descale);
 }
 
 }  // namespace flashvar::sm90::gated_delta_rule

@@ -127,8 +127,7 @@ __global__ void __launch_bounds__(kChainThreads<Extent::kSegment>, 1)
   const Segments& segments = args.of_segments.segments;
   uint32_t const tiles = args.workspace.tiles;
   uint32_t const reverse = args.of_segments.boundaries * problem.heads * tiles;
-  // Also in blocks without work: the next grid waits for this grid only, so this one must not be
-  // complete before the preceding one is.
+  // Blocks without work wait, too: see griddepcontrol_wait().
   if (blockIdx.x < reverse) {
     auto const work = SegmentWork::before_boundary(problem, segments, tiles, kChainColumns);
     work.exists ? run_chain<Reverse>(args, work, shared) : ptx::griddepcontrol_wait();
@@ -146,9 +145,8 @@ __global__ void __launch_bounds__(Config::kThreads, 2)
     chain_scan_kernel(const __grid_constant__ GradScanArgs args) {
   __shared__ ScanState<Config> state;
   __shared__ ScanSums<Config> sums;
-  // Also in blocks without work: the next grid waits for this grid only, so this one must not be
-  // complete before the preceding one is.
-  ptx::griddepcontrol_wait();  // pass 1 is complete
+  // Pass 1 is complete. Blocks without work wait, too: see griddepcontrol_wait().
+  ptx::griddepcontrol_wait();
   uint32_t const scans = gridDim.x / 2;
   bool const reverse = blockIdx.x >= scans;
   uint32_t const block = reverse ? blockIdx.x - scans : blockIdx.x;

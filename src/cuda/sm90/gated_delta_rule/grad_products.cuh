@@ -21,7 +21,7 @@ using ColumnsAsK = KMajor<kSquareBytes>;  // columns are k
 // Sums per token, each over a warpgroup's half of the columns.
 struct RowSums {
   float gates[2][kChunk];    // rows of Q and K times what reads the state and earlier tokens
-  float kept[2][kChunk];     // rows of K times rows of R dS^T
+  float later[2][kChunk];    // rows of K times rows of R dS^T
   float columns[2][kChunk];  // rows of K times what later tokens read of them, without beta
   float along_q[2][kChunk];  // rows of Q times those of dQ, of all heads
   float along_k[2][kChunk];  // likewise of K

@@ -70,10 +70,10 @@ struct ReverseChain {
   __device__ __forceinline__ uint32_t growth(uint32_t buffer) const {
     return base + kGrowth + buffer * kGrowthBytes;
   }
-  __device__ __forceinline__ BarrierPair of_out(uint32_t buffer) const {
+  __device__ __forceinline__ BarrierPair out_barriers(uint32_t buffer) const {
     return operands(kStages + buffer);
   }
-  __device__ __forceinline__ BarrierPair of_queries(uint32_t buffer) const {
+  __device__ __forceinline__ BarrierPair queries_barriers(uint32_t buffer) const {
     return operands(kStages + kBuffers + buffer);
   }
 
@@ -97,7 +97,7 @@ struct ReverseChain {
          row -= kChunk, stage.advance(), buffer.advance()) {
       const GradRecord& record = from.record(row);
       uint32_t const at = buffer.stage();
-      BarrierPair const out = of_out(at), queries_of = of_queries(at);
+      BarrierPair const out = out_barriers(at), queries_of = queries_barriers(at);
       ptx::mbarrier_wait(out.empty(), buffer.phase() ^ 1);  // dOut^T P has read both
       ptx::mbarrier_arrive_expect(out.full,
                                   from.values * kSquareBytes + Triangle::kBytes + kGrowthBytes);
@@ -126,7 +126,7 @@ struct ReverseChain {
   __device__ __forceinline__ bool start_out(uint32_t buffer, uint32_t warpgroup,
                                             float (&product)[32],
                                             uint32_t (&packed_out)[4][4]) const {
-    bool const by_tokens = load_float(growth(buffer) + 4) > kMostGradGrowth;
+    bool const by_tokens = load_float(growth(buffer) + 4) > kMaxGradGrowth;
     load_transposed(packed_out, grad_out(buffer, warpgroup));
     gemm_triangle<Dtype, true, false>(product, packed_out, scores(buffer));
     return by_tokens;
@@ -136,7 +136,7 @@ struct ReverseChain {
   __device__ __forceinline__ bool make_out(const PipelineState<kBuffers>& buffer,
                                            uint32_t warpgroup, float (&product)[32],
                                            uint32_t (&packed_out)[4][4]) const {
-    BarrierPair const out = of_out(buffer.stage());
+    BarrierPair const out = out_barriers(buffer.stage());
     ptx::mbarrier_wait(out.full, buffer.phase());  // dOut is loaded
     bool const by_tokens = start_out(buffer.stage(), warpgroup, product, packed_out);
     ptx::wgmma_wait<0>();
@@ -180,7 +180,7 @@ struct ReverseChain {
     for (int32_t row = last; row >= 0; row -= kChunk, stage.advance(), own.advance()) {
       next.advance();
       uint32_t const at = own.stage();
-      BarrierPair const of_next = of_out(next.stage());
+      BarrierPair const of_next = out_barriers(next.stage());
       uint32_t const tile_k = tiles(stage.stage()), of_tokens = vectors(stage.stage());
       TileIndices const indices(problem, work, workspace.tiles, row);
       unsigned char* const image = workspace.grad_states + indices.tile * workspace.state_bytes;
@@ -192,7 +192,7 @@ struct ReverseChain {
       ptx::mbarrier_wait(operands(stage.stage()).full, stage.phase());  // all but Q is loaded
       if (by_tokens) {
         if constexpr (kOutput) of_state.send(image);
-        ptx::mbarrier_wait(of_queries(at).full, own.phase());  // Q is loaded
+        ptx::mbarrier_wait(queries_barriers(at).full, own.phase());  // Q is loaded
         gradients_by_tokens<Dtype, kDim>(problem, work, grad, tile_k, queries(at),
                                          grad_out(at, warpgroup), row,
                                          [&](int token, int half, float x) {
@@ -200,8 +200,8 @@ struct ReverseChain {
                                              put_grad_value<Dtype>(tile_v, token, half, x, low);
                                          });
         if constexpr (kOutput) copy_out(problem, problem.grad_v, work, tile_v, row, work.column);
-        warp_arrive(of_out(at).empty());
-        warp_arrive(of_queries(at).empty());
+        warp_arrive(out_barriers(at).empty());
+        warp_arrive(queries_barriers(at).empty());
         warp_arrive(operands(stage.stage()).empty());
         if (row > 0) by_tokens = make_out(next, warpgroup, out_product, packed_out);
         continue;
@@ -216,7 +216,7 @@ struct ReverseChain {
       scale_operand<Dtype>(packed_out, of_tokens + Vectors::c);
       bool const careful = load_float(of_tokens + Vectors::growth) > kCarefulGrowth;
       TokenFactors const b(of_tokens + Vectors::b);
-      ptx::mbarrier_wait(of_queries(at).full, own.phase());  // Q is loaded
+      ptx::mbarrier_wait(queries_barriers(at).full, own.phase());  // Q is loaded
       gemm_rs<Dtype, kDim, 4>(grad, packed_out, Columns(queries(at)));
       ptx::wgmma_wait<1>();
       ptx::wgmma_fence_operand(d);
@@ -228,7 +228,7 @@ struct ReverseChain {
       solve<true>(d, workspace.records[indices.record], tile_k + kInverse, of_tokens + kVectorBeta,
                   careful, kStateThreads * warpgroups, [] {});
       ptx::wgmma_fence_operand(grad);
-      warp_arrive(of_queries(at).empty());
+      warp_arrive(queries_barriers(at).empty());
       // Issue dOut^T P of the next chunk, to run during the arithmetic below. After the last one
       // its result is not read.
       bool const more = row > 0;
@@ -259,7 +259,7 @@ struct ReverseChain {
       warp_arrive(operands(stage.stage()).empty());
     }
     store_first_gradient<kDim, kExtent>(args, work, grad);
-    if constexpr (kOutput) ptx::bulk_wait();  // images are stored: shared memory may go
+    if constexpr (kOutput) ptx::bulk_wait();  // images are stored: the block may exit
   }
 };
 

@@ -33,8 +33,8 @@ struct WideReverseChain : ReverseChain<Target, Dtype_, kDim_, Extent::kSequence,
       uint32_t const at = buffer.stage();
       uint32_t const tile_k = this->tiles(stage.stage()), of_tokens = this->vectors(stage.stage());
       uint32_t const tile_out = this->grad_out(at, 0);
-      BarrierPair const operands = this->operands(stage.stage()), of_out = this->of_out(at);
-      BarrierPair const of_queries = this->of_queries(at);
+      BarrierPair const operands = this->operands(stage.stage()), of_out = this->out_barriers(at);
+      BarrierPair const of_queries = this->queries_barriers(at);
       TileIndices const indices(problem, work, workspace.tiles, row);
       unsigned char* const image = workspace.grad_states + indices.tile * workspace.state_bytes;
       auto const low = reinterpret_cast<uint16_t*>(workspace.grad_values_low) +
@@ -48,7 +48,7 @@ struct WideReverseChain : ReverseChain<Target, Dtype_, kDim_, Extent::kSequence,
       ptx::mbarrier_wait(of_out.full, buffer.phase());   // dOut and P are loaded
       ptx::mbarrier_wait(operands.full, stage.phase());  // all but Q is loaded
       float const growth = load_float(of_tokens + Vectors::growth);
-      if (growth > kMostGradGrowth) {
+      if (growth > kMaxGradGrowth) {
         ptx::mbarrier_wait(of_queries.full, buffer.phase());  // Q is loaded
         gradients_by_tokens<Dtype, kDim>(problem, work, grad, tile_k, this->queries(at), tile_out,
                                          row, [&](int token, int half, float x) {
@@ -105,7 +105,7 @@ struct WideReverseChain : ReverseChain<Target, Dtype_, kDim_, Extent::kSequence,
       warp_arrive(operands.empty());
     }
     store_first_gradient<kDim, Extent::kSequence>(args, work, grad);
-    ptx::bulk_wait();  // images are stored: shared memory may go
+    ptx::bulk_wait();  // images are stored: the block may exit
   }
 };
 

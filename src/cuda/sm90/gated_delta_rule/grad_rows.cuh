@@ -42,7 +42,7 @@ __device__ __forceinline__ void sum_states(const RowsArgs& args, const RowsSmem<
     for (int32_t i = 0; i < problem.group; ++i, ++heads) {
       float sum = 0.f;
       for (int32_t tile = 0; tile < args.workspace.tiles; ++tile, slot.advance()) {
-        BarrierPair const barrier = smem.of_slot(slot.stage());
+        BarrierPair const barrier = smem.slot_barriers(slot.stage());
         ptx::mbarrier_wait(barrier.full, slot.phase());  // the slot is loaded
         const unsigned char* const mine = smem.start + Config::kSlots +
                                           slot.stage() * Config::kSlotBytes + half * kHalf +
@@ -94,12 +94,12 @@ struct RowGradients {
   // Computes the products of a head with its slots.
   __device__ __forceinline__ void multiply_slots(SlotProducts<Config>& products,
                                                  SlotState<Config>& slot) const {
-    BarrierPair last = smem.of_slot(slot.stage());
+    BarrierPair last = smem.slot_barriers(slot.stage());
     ptx::mbarrier_wait(last.full, slot.phase());  // the slot is loaded
     products.template start<false>(smem.slot(slot.stage()), warpgroup);
     slot.advance();
     for (int32_t tile = 1; tile < args.workspace.tiles; ++tile, slot.advance()) {
-      BarrierPair const barrier = smem.of_slot(slot.stage());
+      BarrierPair const barrier = smem.slot_barriers(slot.stage());
       ptx::mbarrier_wait(barrier.full, slot.phase());  // the slot is loaded
       products.template start<true>(smem.slot(slot.stage()), warpgroup);
       ptx::wgmma_wait<1>();
@@ -120,13 +120,13 @@ struct RowGradients {
     int const row = 16 * at.warp + at.g;
     SlotProducts<Config> products;
     multiply_slots(products, slot);
-    ptx::mbarrier_wait(smem.of_tiles().full, tiles_phase);  // Q and K are loaded
-    ptx::mbarrier_wait(vectors_full, vectors_phase);        // the vectors are loaded
+    ptx::mbarrier_wait(smem.tiles_barriers().full, tiles_phase);  // Q and K are loaded
+    ptx::mbarrier_wait(vectors_full, vectors_phase);              // the vectors are loaded
     finish_square(products.square, warpgroup, args.problem.scale, rows);
     sync_warpgroups();  // both warpgroups have read the last head's squares and written its sums
     put_square<Dtype>(smem.base + Config::kSquares + warpgroup * kSquareBytes, products.square);
     write_last_sums();
-    float2 const kept = row_products<Config>(products.later, tile_k(), warpgroup);
+    float2 const later = row_products<Config>(products.later, tile_k(), warpgroup);
     float const b[2] = {rows.b[row], rows.b[row + 8]};
     float const beta[2] = {divisor_of(rows.beta[row]), divisor_of(rows.beta[row + 8])};
     scale_rows(products.of_q, {rows.c[row], rows.c[row + 8]});
@@ -136,23 +136,23 @@ struct RowGradients {
     add_square_products<Config>(products, smem.base, smem.base + Config::kSquares, warpgroup);
 
     float2 const of_q = row_products<Config>(products.of_q, tile_q(), warpgroup);
-    float2 of_k, later;
-    row_products<Config>(products.of_k, products.later, tile_k(), warpgroup, of_k, later);
+    float2 of_k, all_later;
+    row_products<Config>(products.of_k, products.later, tile_k(), warpgroup, of_k, all_later);
     add(dq, products.of_q);
     add(dk, products.of_k);
     add(dk, products.later);
     along_q.x += of_q.x;
     along_q.y += of_q.y;
-    along_k.x += of_k.x + later.x;
-    along_k.y += of_k.y + later.y;
+    along_k.x += of_k.x + all_later.x;
+    along_k.y += of_k.y + all_later.y;
     RowSums& sums = smem.sums();
     if (at.t == 0) {
       sums.gates[warpgroup][row] = of_q.x + of_k.x;
       sums.gates[warpgroup][row + 8] = of_q.y + of_k.y;
-      sums.kept[warpgroup][row] = kept.x;
-      sums.kept[warpgroup][row + 8] = kept.y;
-      sums.columns[warpgroup][row] = __fdividef(later.x, beta[0]) - b[0] * kept.x;
-      sums.columns[warpgroup][row + 8] = __fdividef(later.y, beta[1]) - b[1] * kept.y;
+      sums.later[warpgroup][row] = later.x;
+      sums.later[warpgroup][row + 8] = later.y;
+      sums.columns[warpgroup][row] = __fdividef(all_later.x, beta[0]) - b[0] * later.x;
+      sums.columns[warpgroup][row + 8] = __fdividef(all_later.y, beta[1]) - b[1] * later.y;
     }
     last = &to;
   }
@@ -164,7 +164,7 @@ struct RowGradients {
     int const token = static_cast<int>(threadIdx.x) % 128;
     if (token >= kChunk) return;
     last->gates[token] = sums.gates[0][token] + sums.gates[1][token];
-    last->kept[token] = sums.kept[0][token] + sums.kept[1][token];
+    last->later[token] = sums.later[0][token] + sums.later[1][token];
     last->columns[token] = sums.columns[0][token] + sums.columns[1][token];
   }
 
@@ -218,14 +218,14 @@ __device__ __forceinline__ void make_rows(const RowsArgs& args, const RowsSmem<C
   for (RowsItem item; items.next(item); tiles.advance()) {
     rows.clear();
     for (int32_t i = 0; i < problem.group; ++i, vectors.advance()) {
-      BarrierPair const barrier = smem.of_vectors(vectors.stage());
+      BarrierPair const barrier = smem.vectors_barriers(vectors.stage());
       const RecordRows& of_head = smem.vectors(vectors.stage());
       rows.add_head(of_head, barrier.full, vectors.phase(), tiles.phase(), slot,
                     args.workspace.sums[item.record(problem, i)]);
       bool const last = i + 1 == problem.group;
       if (last && problem.qk_l2norm) rows.project_rows(of_head);
       warp_arrive(barrier.empty());
-      if (last) warp_arrive(smem.of_tiles().empty());
+      if (last) warp_arrive(smem.tiles_barriers().empty());
     }
     rows.store(item);
   }
@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (warp == 0) {
       load_slots(args, smem);
     } else if (warp == 1) {
-      load_rest(args, smem);
+      load_items(args, smem);
     } else {
       sum_states(args, smem, warp - 2);
     }

@@ -76,14 +76,14 @@ struct RowsSmem {
   __device__ __forceinline__ BarrierPair barriers(uint32_t i) const {
     return {base + Config::kBarriers + 16 * i};
   }
-  __device__ __forceinline__ BarrierPair of_slot(uint32_t i) const { return barriers(i); }
-  __device__ __forceinline__ BarrierPair of_vectors(uint32_t i) const {
+  __device__ __forceinline__ BarrierPair slot_barriers(uint32_t i) const { return barriers(i); }
+  __device__ __forceinline__ BarrierPair vectors_barriers(uint32_t i) const {
     return barriers(Config::kSlotCount + i);
   }
-  __device__ __forceinline__ BarrierPair of_item(uint32_t i) const {
+  __device__ __forceinline__ BarrierPair item_barriers(uint32_t i) const {
     return barriers(Config::kSlotCount + 2 + i);
   }
-  __device__ __forceinline__ BarrierPair of_tiles() const {
+  __device__ __forceinline__ BarrierPair tiles_barriers() const {
     return barriers(Config::kSlotCount + 4);
   }
 
@@ -91,11 +91,11 @@ struct RowsSmem {
   __device__ __forceinline__ void init() const {
     constexpr uint32_t kRowsWarps = 8, kStatesWarps = 2;
     for (uint32_t i = 0; i < Config::kSlotCount; ++i) {
-      of_slot(i).init(1, kRowsWarps + kStatesWarps);
+      slot_barriers(i).init(1, kRowsWarps + kStatesWarps);
     }
-    for (uint32_t i = 0; i < 2; ++i) of_vectors(i).init(1, kRowsWarps);
-    for (uint32_t i = 0; i < 2; ++i) of_item(i).init(1, kRowsWarps + kStatesWarps);
-    of_tiles().init(1, kRowsWarps);
+    for (uint32_t i = 0; i < 2; ++i) vectors_barriers(i).init(1, kRowsWarps);
+    for (uint32_t i = 0; i < 2; ++i) item_barriers(i).init(1, kRowsWarps + kStatesWarps);
+    tiles_barriers().init(1, kRowsWarps);
     ptx::mbarrier_init_fence();
   }
 };
@@ -103,8 +103,8 @@ struct RowsSmem {
 template <class Config>
 using SlotState = PipelineState<Config::kSlotCount>;
 
-// Reads the block's items, in order, from a queue of two in shared memory, which load_rest() fills.
-// For warps that do not search for the items themselves (for_each_item).
+// Reads the block's items, in order, from a queue of two in shared memory, which load_items()
+// fills. For warps that do not search for the items themselves (for_each_item).
 template <class Config>
 struct ItemQueue {
   const RowsSmem<Config>& smem;
@@ -112,7 +112,7 @@ struct ItemQueue {
 
   // Receives the next item; false after the last. Called by whole warps.
   __device__ __forceinline__ bool next(RowsItem& item) {
-    BarrierPair const barrier = smem.of_item(state.stage());
+    BarrierPair const barrier = smem.item_barriers(state.stage());
     ptx::mbarrier_wait(barrier.full, state.phase());  // the item is written
     item = smem.item(state.stage());
     warp_arrive(barrier.empty());
@@ -129,7 +129,7 @@ __device__ __forceinline__ void for_each_item(const RowsArgs& args, F f) {
   ptx::griddepcontrol_launch_dependents();  // PDL: the next kernel's blocks may start as SMs become
                                             // free
   for (uint32_t i = blockIdx.x; i < args.items; i += gridDim.x) {
-    __syncwarp();  // converged again, as what follows requires
+    __syncwarp();  // f() lets one lane issue loads: the lanes converge again
     RowsItem const item(args.problem, i);
     if (item.count() > 0 && !item.careful(args.problem, args.workspace)) f(item);
   }
@@ -142,7 +142,7 @@ __device__ __forceinline__ void load_slots(const RowsArgs& args, const RowsSmem<
   int32_t const group = args.problem.group;
   SlotState<Config> slot;
   auto const load = [&](const RowsItem& item, int32_t i, int32_t tile) {
-    BarrierPair const barrier = smem.of_slot(slot.stage());
+    BarrierPair const barrier = smem.slot_barriers(slot.stage());
     uint32_t const to = smem.slot(slot.stage()), full = barrier.full;
     uint32_t const head = item.head(args.problem, i);
     int64_t const from = item.record(args.problem, i) * workspace.tiles + tile;
@@ -171,20 +171,20 @@ __device__ __forceinline__ void load_slots(const RowsArgs& args, const RowsSmem<
 // Fills the queue of items, and loads their Q and K and the vectors of their heads. Called by one
 // warp.
 template <class Config>
-__device__ __forceinline__ void load_rest(const RowsArgs& args, const RowsSmem<Config>& smem) {
+__device__ __forceinline__ void load_items(const RowsArgs& args, const RowsSmem<Config>& smem) {
   const BwdProblem& problem = args.problem;
   int32_t const blocks = col_blocks_of(problem.head_dim);
   PipelineState<2> of_item, of_vectors;
   PipelineState<1> of_tiles;
   auto const publish = [&](const RowsItem& item) {
-    BarrierPair const barrier = smem.of_item(of_item.stage());
+    BarrierPair const barrier = smem.item_barriers(of_item.stage());
     ptx::mbarrier_wait(barrier.empty(), of_item.phase() ^ 1);  // the slot of the queue is free
     smem.item(of_item.stage()) = item;
     ptx::mbarrier_arrive(barrier.full);
   };
   auto const load = [&](const RowsItem& item) {
     publish(item);
-    BarrierPair const tiles = smem.of_tiles();
+    BarrierPair const tiles = smem.tiles_barriers();
     ptx::mbarrier_wait(tiles.empty(), of_tiles.phase() ^ 1);  // all warps have released Q and K
     ptx::mbarrier_arrive_expect(tiles.full, 2 * blocks * Config::kColBlockBytes);
     ClippedRows const rows(problem, {item.begin, item.length}, item.batch);
@@ -192,7 +192,7 @@ __device__ __forceinline__ void load_rest(const RowsArgs& args, const RowsSmem<C
     rows.load(smem.base + Config::kK, args.k, tiles.full, blocks, 0, item.first, item.head_qk);
     PipelineState<2> vectors = of_vectors;
     for (int32_t i = 0; i < problem.group; ++i, vectors.advance()) {
-      BarrierPair const barrier = smem.of_vectors(vectors.stage());
+      BarrierPair const barrier = smem.vectors_barriers(vectors.stage());
       ptx::mbarrier_wait(barrier.empty(), vectors.phase() ^ 1);  // the vectors are released
       ptx::mbarrier_arrive_expect(barrier.full, sizeof(RecordRows));
       ptx::bulk_load(ptx::smem_address(&smem.vectors(vectors.stage())),
@@ -206,7 +206,7 @@ __device__ __forceinline__ void load_rest(const RowsArgs& args, const RowsSmem<C
     of_tiles.advance();
     of_vectors.count += problem.group;
   });
-  __syncwarp();  // converged again, as what follows requires
+  __syncwarp();  // converged again, as elect_one() requires
   if (ptx::elect_one()) {
     RowsItem end{};
     end.length = kNoItem;

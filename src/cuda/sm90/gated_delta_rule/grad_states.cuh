@@ -102,7 +102,7 @@ struct StatesChain {
       if constexpr (kOutput) of_state.template put<1>(packed_state);
       ptx::mbarrier_wait(operands(stage.stage()).full, stage.phase());  // the chunk is loaded
       float const growth = load_float(of_tokens + Vectors::growth);
-      if (growth > kMostGradGrowth) {
+      if (growth > kMaxGradGrowth) {
         if constexpr (kOutput) {
           of_state.send(workspace.states + indices.tile * workspace.state_bytes);
         }
@@ -118,7 +118,8 @@ struct StatesChain {
       }
       float residual[32];
       if constexpr (kDim > 128) {
-        // From the image, for want of registers; the fence of send() orders each warp's own rows.
+        // From the image, because registers are scarce. The fence of send() orders each warp's
+        // rows.
         static_assert(kOutput);
         of_state.send(workspace.states + indices.tile * workspace.state_bytes);
         gemm_ss<Dtype, 64, kDim / 16>(residual, Rows(of_state.staging), Rows(tile_k));
@@ -161,7 +162,7 @@ struct StatesChain {
       if (kExtent == Extent::kSegment && work.before < 0) {
         store_state_after<kDim>(problem, args.of_segments.between, work, work.column, state);
       }
-      ptx::bulk_wait();  // images are stored: shared memory may go
+      ptx::bulk_wait();  // images are stored: the block may exit
     } else {
       store_last_state<kDim>(problem, args.of_segments.between, work, work.column, state);
       if (work.is_transition) {

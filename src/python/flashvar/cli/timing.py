@@ -22,7 +22,7 @@ _WARM_UP_CALLS: Final = 3
 _ROUNDS: Final = (7, 60)  # fewest (enough for a spread) and most
 # Most writes of the cache before a call, several milliseconds: a host that takes longer for a call
 # is waiting for the device.
-_MOST_WRITES: Final = 256
+_MAX_WRITES: Final = 256
 _TIMED_WRITES: Final = 20  # one behind another, to time a write
 
 
@@ -94,7 +94,7 @@ def writes_for(host: float, write: float) -> int:
         host: milliseconds of the host for a call.
         write: milliseconds of the device for a write.
     """
-    return min(1 + ceil(host / max(write, 1e-3)), _MOST_WRITES)
+    return min(1 + ceil(host / max(write, 1e-3)), _MAX_WRITES)
 
 
 def _write_ms(flush: torch.Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Reads an unpacked wheel, and checks that its RECORD lists every file with its place and hash."""
+"""Reads an unpacked wheel, and checks that its RECORD lists every file with its path and hash."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read(tree: Path, offer: Offer) -> Mapping[str, bytes]:
         IntegrityError: a file is missing, changed, elsewhere or not listed.
     """
     info = _info(tree, offer)
-    places = (f"{offer.folder}/", f"{info}/")
+    folders = (f"{offer.folder}/", f"{info}/")
     added = {f"{info}/{name}" for name in _ADDED}
     record = f"{info}/RECORD"
     files: dict[str, bytes] = {}
@@ -38,8 +38,8 @@ def read(tree: Path, offer: Offer) -> Mapping[str, bytes]:
     for name, listed, size in _rows(tree / record, offer):
         if name in added:
             continue
-        if name in files or not name.startswith(places) or not _is_plain(name):
-            raise _wrong(offer, f"each file once and in {' or '.join(places)}", repr(name))
+        if name in files or not name.startswith(folders) or not _is_plain(name):
+            raise _wrong(offer, f"each file once and in {' or '.join(folders)}", repr(name))
         files[name] = b"" if name == record else _content(tree, name, listed, offer)
         kept.append((name, listed, size))
     if strays := sorted(_on_disk(tree) - files.keys() - added - {_LOCK}):

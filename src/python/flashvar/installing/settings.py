@@ -27,7 +27,7 @@ _REACH: Final = {
     ),
 }
 # Settings that name the sources; they count only where the command names none.
-_PLACES: Final = frozenset(
+_SOURCES: Final = frozenset(
     {
         *("INDEX_URL", "EXTRA_INDEX_URL", "FIND_LINKS", "NO_INDEX", "INDEX", "DEFAULT_INDEX"),
         *("INDEX_STRATEGY", "CONFIG_FILE", "NO_CONFIG"),
@@ -61,5 +61,6 @@ def _is_kept(key: str, source: Source) -> bool:
     tool, _, name = key.partition("_")
     if tool not in _REACH or not name:
         return True
-    place = name in _PLACES or (tool == "UV" and name.startswith("INDEX_"))  # a source's password
-    return name in _REACH[tool] or (place and not source.is_named)
+    is_password = tool == "UV" and name.startswith("INDEX_")  # of a source
+    names_source = name in _SOURCES or is_password
+    return name in _REACH[tool] or (names_source and not source.is_named)

@@ -19,13 +19,13 @@ _PAGE: Final = "index.html"
 
 @dataclass(frozen=True)
 class Source:
-    """A place that has wheels; `folder` and `index` are None where the installer decides."""
+    """A source of wheels; `folder` and `index` are None where the installer decides."""
 
     folder: Path | None = None
     index: str | None = None
 
     def __str__(self) -> str:
-        """The place for people, without a password."""
+        """The source as text, without a password."""
         if self.folder is not None:
             return str(self.folder)
         if self.index is None:
@@ -36,7 +36,7 @@ class Source:
 
     @property
     def is_named(self) -> bool:
-        """Whether nothing but this place may be asked."""
+        """Whether only this source may be asked."""
         return self.folder is not None or self.index is not None
 
 

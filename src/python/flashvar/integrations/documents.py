@@ -22,7 +22,7 @@ from flashvar.ops.attention.varlen import attention_varlen
 __all__ = ["Documents"]
 
 # The largest int32.
-_MOST_TOKENS: Final = 2**31 - 1
+_MAX_TOKENS: Final = 2**31 - 1
 
 
 class Documents(NamedTuple):
@@ -79,7 +79,7 @@ class Documents(NamedTuple):
         """
         numbers = _whole_numbers(lengths)
         offsets = [0, *accumulate(numbers)]
-        if not numbers or min(numbers) < 0 or offsets[-1] > _MOST_TOKENS:
+        if not numbers or min(numbers) < 0 or offsets[-1] > _MAX_TOKENS:
             raise InvalidInputError(
                 f"lengths must be numbers of tokens, not negative, and less than 2^31 together, "
                 f"got {lengths!r}: pass one for each document"

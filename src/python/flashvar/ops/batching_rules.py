@@ -12,29 +12,29 @@ from flashvar.ops.dispatch_modes import is_compiling
 _is_transformed: Final = torch._C._functorch.is_functorch_wrapped_tensor
 
 
-def fold(x: Any, dim: int | None, size: int, place: int) -> Any:
-    """x whose dimension `place` has the entries of the mapped one too, which is the outer one.
+def fold(x: Any, dim: int | None, size: int, into: int) -> Any:
+    """x with its mapped dimension `dim` merged into dimension `into`, as the outer factor.
 
-    `place` counts without the mapped dimension `dim`. Without one, x is repeated `size` times.
+    `into` does not count the mapped dimension. If dim is None, x is repeated `size` times.
     """
     if x is None:
         return None
     if dim is None:
-        x = x.unsqueeze(place)
-        x = x.expand(*x.shape[:place], size, *x.shape[place + 1 :])
+        x = x.unsqueeze(into)
+        x = x.expand(*x.shape[:into], size, *x.shape[into + 1 :])
     else:
-        x = x.movedim(dim, place)
-    return x.flatten(place, place + 1)
+        x = x.movedim(dim, into)
+    return x.flatten(into, into + 1)
 
 
-def unfold(x: torch.Tensor, size: int, place: int) -> torch.Tensor:
-    """A result whose mapped dimension is at `place`, before the one that it was part of."""
-    # Not -1: of no elements it says nothing.
-    return x.unflatten(place, (size, x.shape[place] // size))
+def unfold(x: torch.Tensor, size: int, dim: int) -> torch.Tensor:
+    """A result with the mapped dimension split off dimension `dim`, and before it."""
+    # Not -1, which torch cannot resolve in a tensor without elements.
+    return x.unflatten(dim, (size, x.shape[dim] // size))
 
 
 def check_same_offsets(dim: int | None, name: str) -> None:
-    """Refuse cu_seqlens of a mapped dimension beside a tensor that has a name."""
+    """Refuse cu_seqlens with a mapped dimension. `name`: a tensor of the call, for the message."""
     if dim is not None:
         raise InvalidInputError(
             "cu_seqlens must be the same for all under torch.vmap, got a mapped one: pack all "

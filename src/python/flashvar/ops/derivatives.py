@@ -54,7 +54,7 @@ class Refused(Differentiated):
 
     no_reverse_mode: ClassVar[str]
     no_forward_mode: ClassVar[str]
-    # Places of inputs that are written in place: autograd does not return what it saved of them.
+    # Indices of inputs that are written in place: autograd does not return what it saved of them.
     written: ClassVar[tuple[int, ...]] = ()
 
     @classmethod

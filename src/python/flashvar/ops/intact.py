@@ -30,7 +30,7 @@ def _fake(tensor: torch.Tensor, from_now: bool) -> torch.Tensor:
 
 
 def _no_answer(tensor: torch.Tensor, from_now: bool) -> torch.Tensor:
-    """What a graph computes when it runs; nothing reads it."""
+    """The result that a graph computes when it runs; nothing reads it."""
     return tensor.new_empty(0)
 
 

@@ -1,4 +1,4 @@
-"""What the plans of all ops share: the caches of them, and how outputs are made.
+"""Parts of the plans of all ops: the caches of them, and how outputs are made.
 
 A plan holds what depends on shapes, strides, dtypes, devices and options alone. Programs repeat
 calls with the same of these thousands of times.
@@ -21,9 +21,9 @@ from flashvar.ops.dispatch_modes import PLAIN
 PLANS_KEPT: Final = 4096
 # Recent calls with the same key: of other shapes, strides or dtypes.
 _RECENT_KEPT: Final = 4
-# Where so many are kept, one of this many others takes a place: a check takes longer to make than
-# it saves once, and would be thrown away before its call repeats where many calls alternate.
-_CALLS_A_PLACE: Final = 8
+# If _RECENT_KEPT calls are kept, only every n-th other call replaces one. Making a check takes
+# longer than it saves once, and where many calls alternate it is dropped before its call repeats.
+_CALLS_PER_REPLACEMENT: Final = 8
 
 # Bound once: looking up a module's attribute takes as long as the call.
 _dispatch_modes: Final = torch._C._len_torch_dispatch_stack
@@ -37,9 +37,9 @@ _Made = TypeVar("_Made")
 Maker: TypeAlias = Callable[[], torch.Tensor]
 
 
-# A recent call: what takes its tensors out of the arguments, each once, None if the arguments are
-# they; the places of arguments that are None, and of pairs that are one tensor; the check of the
-# tensors; the plan; whether autograd records the call.
+# A recent call: the function that takes its tensors, each once, out of the arguments, or None if it
+# takes all of them; the indices of arguments that are None, and of pairs that are one tensor; the
+# check of the tensors; the plan; whether autograd records the call.
 _Recent: TypeAlias = tuple[
     Callable[[tuple[Any, ...]], tuple[Any, ...]] | None,
     tuple[int, ...],
@@ -63,10 +63,10 @@ class Plans(dict[Hashable, _Made]):
         """Nothing was made yet."""
         super().__init__()
         self._recent: dict[Hashable, tuple[_Recent[_Made], ...]] = {}
-        self._without_place = 0
+        self._not_remembered = 0
 
     def __repr__(self) -> str:
-        """How many there are: a prototype in a plan has no memory to print."""
+        """The number of plans. Not their tensors: prototypes have no memory to print."""
         return f"Plans of {len(self)} kinds of calls"
 
     def keep(self, key: Hashable, made: _Made) -> None:
@@ -106,15 +106,15 @@ class Plans(dict[Hashable, _Made]):
 
     def remember(self, key: Hashable, given: tuple[torch.Tensor | None, ...], made: _Made) -> None:
         """Let `recent` find the plan of a call of plain tensors that nothing intercepts."""
-        first = {id(x): place for place, x in reversed([*enumerate(given)]) if x is not None}
-        tensors = [x for place, x in enumerate(given) if x is not None and first[id(x)] == place]
+        first = {id(x): index for index, x in reversed([*enumerate(given)]) if x is not None}
+        tensors = [x for index, x in enumerate(given) if x is not None and first[id(x)] == index]
         if any(type(x) not in PLAIN for x in tensors):
             return
         key = (key, len(given), _grad_enabled())
         others = self._recent.get(key, ())
         if len(others) >= _RECENT_KEPT:
-            self._without_place += 1
-            if self._without_place % _CALLS_A_PLACE:
+            self._not_remembered += 1
+            if self._not_remembered % _CALLS_PER_REPLACEMENT:
                 return
         check = TensorGuards(
             *tensors,
@@ -124,13 +124,13 @@ class Plans(dict[Hashable, _Made]):
         records = _grad_enabled() and any(x.requires_grad for x in tensors)
         if len(self._recent) >= PLANS_KEPT:
             self._recent.clear()
-        absent = tuple(place for place, x in enumerate(given) if x is None)
+        absent = tuple(index for index, x in enumerate(given) if x is None)
         pairs = tuple(
-            (first[id(x)], place)
-            for place, x in enumerate(given)
-            if x is not None and first[id(x)] != place
+            (first[id(x)], index)
+            for index, x in enumerate(given)
+            if x is not None and first[id(x)] != index
         )
-        pick = None if len(tensors) == len(given) else _picks(sorted(first.values()))
+        pick = None if len(tensors) == len(given) else _getter(sorted(first.values()))
         call = pick, absent, pairs, check, made, records
         self._recent[key] = (call, *others[: _RECENT_KEPT - 1])
 
@@ -138,9 +138,9 @@ class Plans(dict[Hashable, _Made]):
 def _are_alike(
     given: tuple[object, ...], absent: tuple[int, ...], pairs: tuple[tuple[int, int], ...]
 ) -> bool:
-    """Whether arguments are None in these places, and the same in these pairs of places."""
-    for place in absent:
-        if given[place] is not None:
+    """Whether the arguments `absent` are None, and those of each pair are one object."""
+    for index in absent:
+        if given[index] is not None:
             return False
     for first, second in pairs:  # noqa: SIM110 (a generator takes twice as long)
         if given[first] is not given[second]:
@@ -148,15 +148,15 @@ def _are_alike(
     return True
 
 
-def _picks(places: list[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """What takes the entries at some places out of a tuple, as a tuple."""
-    if len(places) == 1:
-        return itemgetter(slice(places[0], places[0] + 1))
-    return itemgetter(*places)
+def _getter(indices: list[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """The function that takes the entries at indices out of a tuple, as a tuple."""
+    if len(indices) == 1:
+        return itemgetter(slice(indices[0], indices[0] + 1))
+    return itemgetter(*indices)
 
 
 def maker(like: torch.Tensor) -> Maker:
-    """What makes tensors like `empty_like(like)`, as compiled graphs make theirs.
+    """The function that makes tensors like `empty_like(like)`, as compiled graphs make theirs.
 
     It skips the dispatcher, which takes as long as the allocation itself. Plans may do so: torch
     sees the call of an op, not what is within.

@@ -14,7 +14,7 @@ _INTEGERS: Final = (torch.int32, torch.int64)
 
 
 def check_cu_seqlens(cu_seqlens: Any, name: str, x: Any, batch: int) -> None:
-    """Refuse offsets of another shape or dtype, and a batch beside them of x, which has a name."""
+    """Refuse offsets of another shape or dtype, and offsets together with a batch of x."""
     if batch != 1:
         raise ShapeError(
             f"{name} must have batch 1 with cu_seqlens, got {tuple(x.shape)}: concatenate the "
@@ -99,9 +99,9 @@ def shares_memory(x: Any) -> bool:
         return False
     # Two elements differ by d[i] in dimension i, and the last d that is not 0 is positive.
     return any(
-        _lead_to(steps[:place], ahead * step)
-        for place, (step, size) in enumerate(steps)
-        for ahead in range(1, min(size, _reach(steps[:place]) // step + 1))
+        _lead_to(steps[:i], ahead * step)
+        for i, (step, size) in enumerate(steps)
+        for ahead in range(1, min(size, _reach(steps[:i]) // step + 1))
     )
 
 

@@ -126,7 +126,7 @@ def _specs(value: Any) -> Any:
 
 
 def _placements(value: Any, dim: int | None) -> list[Any]:
-    """Those of an argument: None of what is no tensor, one for each of a list of tensors."""
+    """One placement for each tensor of an argument; None for an argument without tensors."""
     is_list = isinstance(value, (list, tuple))
     if is_list and value and all(_is_tensor(one) for one in value):
         return [_placement(dim)] * len(value)
@@ -213,8 +213,8 @@ def check_in_place(op: Any, name: str, written: str, given: tuple[Any, ...], way
 def _check_shards(name: str, written: str, x: Any) -> None:
     """Refuse a dimension over more ranks than it has entries, which DTensor redistributes."""
     for dim, size in enumerate(x.shape):
-        over = (place for place, one in enumerate(x.placements) if one == shard(dim))
-        ranks = math.prod(x.device_mesh.size(place) for place in over)
+        over = (mesh_dim for mesh_dim, one in enumerate(x.placements) if one == shard(dim))
+        ranks = math.prod(x.device_mesh.size(mesh_dim) for mesh_dim in over)
         if size < ranks:
             raise InvalidInputError(
                 f"{written} of {name} must have an entry for each rank in the dimensions that are "

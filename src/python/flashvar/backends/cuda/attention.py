@@ -256,7 +256,7 @@ def _backward_workspace(problem: BackwardProblem, device: int, function: Functio
 
 
 def _workspaces(size: int, device: int) -> Callable[[], torch.Tensor | None]:
-    """What makes workspaces of so many bytes; None where none is needed."""
+    """The function that allocates workspaces of `size` bytes; None if none is needed."""
     if size == 0:
         return lambda: None
     return maker(torch.empty(size, dtype=torch.uint8, device=f"cuda:{device}"))
@@ -356,5 +356,5 @@ def _bias(tensor: torch.Tensor | None, strides: BiasStrides | None) -> tuple[int
 
 
 def _bias_strides(strides: BiasStrides | None) -> tuple[int, int, int]:
-    """In the order of the struct: batch, query, heads."""
+    """The strides in the order of the struct: batch, query, heads."""
     return (0, 0, 0) if strides is None else (strides.batch, strides.query, strides.heads)

@@ -61,7 +61,7 @@ def function_of(name: str, chosen: CandidateResult, device: int | None) -> tuple
 
 
 def launch_of(function: Function, name: str, chosen: CandidateResult) -> Callable[[bytes], None]:
-    """What launches packed calls. At debug level it logs once which kernels serve, and why."""
+    """The function that launches packed calls. It logs once, for debugging, which kernels run."""
     if not _log.isEnabledFor(logging.DEBUG):
         return function.launch
 

@@ -53,7 +53,7 @@ def prepare_forward(
     y: torch.Tensor,
     final_state: torch.Tensor,
 ) -> ForwardLaunch:
-    """What writes the output and the final state."""
+    """The launch that writes the output and the final state."""
     function, device = function_of(FORWARD, chosen, y.device.index)
     launch = launch_of(function, FORWARD, chosen)
     packed = _pack_forward(device, conv, residual, y, final_state)
@@ -108,7 +108,7 @@ def prepare_backward(
     grad_final: Optional,
     grads: Gradients,
 ) -> BackwardLaunch:
-    """What writes the gradients."""
+    """The launch that writes the gradients."""
     function, device = function_of(BACKWARD, chosen, grad_y.device.index)
     run = launch_of(function, BACKWARD, chosen)
     head, problem = call_head(_BACKWARD, device), _problem(conv)
@@ -151,7 +151,7 @@ def prepare_update(
     state_positions: Optional,
     y: torch.Tensor,
 ) -> UpdateLaunch:
-    """What writes the output, and moves the tokens of x into the state."""
+    """The launch that writes the output, and moves the tokens of x into the state."""
     function, device = function_of(UPDATE, chosen, y.device.index)
     run = launch_of(function, UPDATE, chosen)
     pool = conv.state
@@ -166,8 +166,8 @@ def prepare_update(
     ) -> None:  # fmt: skip
         stream = torch._C._cuda_getCurrentRawStream(device)
         results = (y.data_ptr(), of_y, _address(residual), of_residual)
-        places = (_address(state_indices), _address(state_positions))
-        run(_UPDATE.pack(head, stream, 0, 0, *results, *places, *problem(conv)))
+        index_addresses = (_address(state_indices), _address(state_positions))
+        run(_UPDATE.pack(head, stream, 0, 0, *results, *index_addresses, *problem(conv)))
 
     return launch
 
@@ -201,7 +201,7 @@ def _problem(conv: Convolution, sequences: int | None = None, flags: int = 0) ->
 
 
 def _like(tensor: Optional) -> bytes:
-    """A flashvar_strided behind its address. The stride of one entry says nothing."""
+    """A flashvar_strided after its address. Dimensions with one entry get stride 0."""
     if tensor is None:
         return _LIKE.pack(0, 0, 0, 0, 0)
     pairs = zip(tensor.stride(), tensor.shape, strict=True)

@@ -56,7 +56,7 @@ def prepare_forward(
     out: torch.Tensor,
     final_state: torch.Tensor | None,
 ) -> Launch:
-    """What writes out, and the state after each sequence, by chunks."""
+    """The launch that writes out, and the state after each sequence, by chunks."""
     function, device = function_of(FORWARD, chosen, out.device.index)
     fields = _fields(_FORWARD, device, inputs, initial_state, out, final_state)
     template = Template(_FORWARD, fields)
@@ -89,7 +89,7 @@ def prepare_update(
     out: torch.Tensor,
     final_state: torch.Tensor | None,
 ) -> Launch:
-    """The same token by token; with indices the states are those of a pool."""
+    """The launch that does so token by token; with indices the states are those of a pool."""
     function, device = function_of(UPDATE, chosen, out.device.index)
     one = final_state if states is None else states
     state_dtype = DTYPES["fp32" if one is None else NAMES[one.dtype]]
@@ -124,7 +124,7 @@ def prepare_backward(
     grad_out: torch.Tensor | None,
     grad_final_state: torch.Tensor | None,
 ) -> BackwardLaunch:
-    """What computes the gradients of all inputs."""
+    """The launch that computes the gradients of all inputs."""
     function, device = function_of(BACKWARD, chosen, inputs.q.device.index)
     # Binaries write nothing where there is no element of v, and packed rows of no sequence.
     whole = inputs.cu_seqlens is None and inputs.v.numel() > 0
@@ -249,7 +249,7 @@ def _fields(
     out: torch.Tensor,
     final_state: torch.Tensor | None,
 ) -> tuple[Any, ...]:
-    """All that both structs have."""
+    """The fields that both structs have."""
     problem = _problem(inputs, _offsets(inputs), states)
     head = call_head(params, device)
     return (head, 0, 0, 0, *_tensor(out), *_state(final_state), *problem)
@@ -283,7 +283,7 @@ def _problem(
 
 
 def _tensor(x: torch.Tensor) -> tuple[int, ...]:
-    """A flashvar_tensor. The stride of a dimension with one entry says nothing."""
+    """A flashvar_tensor. Dimensions with one entry, whose stride is arbitrary, get stride 0."""
     pairs = zip(x.stride()[:3], x.shape, strict=False)
     return (x.data_ptr(), *(stride if size > 1 else 0 for stride, size in pairs))
 

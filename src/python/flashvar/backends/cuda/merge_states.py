@@ -38,7 +38,7 @@ _Pack = Callable[["Parts"], "tuple[bytes, object]"]
 def prepare_forward(
     chosen: CandidateResult, parts: Parts, out: torch.Tensor, lse: torch.Tensor
 ) -> ForwardLaunch:
-    """What writes the merged out and its log-sum-exp."""
+    """The launch that writes the merged out and its log-sum-exp."""
     function, device = function_of(FORWARD, chosen, out.device.index)
     packed, run = _pack_forward(device, parts, out), launch_of(function, FORWARD, chosen)
 
@@ -81,7 +81,7 @@ def prepare_backward(
     grad_lses: torch.Tensor | None,
     skipped: int,
 ) -> BackwardLaunch:
-    """What writes the gradients that are wanted, stacked."""
+    """The launch that writes the gradients that are wanted, stacked."""
     function, device = function_of(BACKWARD, chosen, grad_out.device.index)
     head, pack = call_head(_BACKWARD, device), _problem(parts, grad_out)
     of_grad_out, run = _row_strides(grad_out), launch_of(function, BACKWARD, chosen)
@@ -144,17 +144,17 @@ def _address(tensor: torch.Tensor | None) -> int:
 
 
 def _row_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Those of a flashvar_tensor, of [batch, seqlen, heads, head_dim]."""
+    """The strides of a flashvar_tensor, of [batch, seqlen, heads, head_dim]."""
     return _strides(tensor)[:3]
 
 
 def _lse_strides(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """Those of a flashvar_tensor, of [batch, heads, seqlen]."""
+    """The strides of a flashvar_tensor, of [batch, heads, seqlen]."""
     batch, heads, seqlen = _strides(tensor)
     return batch, seqlen, heads
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """That of a dimension with one entry says nothing, and must not make rows look unaligned."""
+    """Strides; 0 for dimensions with one entry: theirs may be any, and make rows look unaligned."""
     pairs = zip(tensor.stride(), tensor.shape, strict=True)
     return tuple(stride if size > 1 else 0 for stride, size in pairs)

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-# Of a kernel and a grid makes what takes the arguments.
+# Takes a kernel and a grid, and returns the function that takes the kernel's arguments.
 Begin = Callable[[Any, "tuple[int, ...]"], Any]
 
 
 def start(kernel: Any, grid: tuple[int, ...]) -> Any:
-    """What takes the arguments of a kernel and starts it on a grid."""
+    """Return the function that launches the kernel with its arguments."""
     return kernel[grid]
 
 
 def compile_only(kernel: Any, grid: tuple[int, ...]) -> Any:
-    """What takes the arguments of a kernel and compiles it for them."""
+    """Return the function that compiles the kernel for its arguments."""
     return partial(kernel.warmup, grid=grid)

@@ -1,7 +1,7 @@
-"""Launches that are repeated: the compiled kernel is found by what can differ among them.
+"""Launches that are repeated: the compiled kernel is looked up by what differs between launches.
 
-Triton looks a kernel up by every argument of every launch, which takes most of the host time of a
-small call.
+Triton looks it up by every argument of every launch, which takes most of the host time of a small
+call.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-# Triton compiles one kernel for pointers to multiples of so many bytes, and another for the rest.
+# Triton compiles one kernel for pointers aligned to this many bytes, and another for all others.
 _ALIGNMENT: Final = 16
 
 
@@ -35,7 +35,7 @@ class RepeatedLaunch:
         # For None, which is a constant of the compiled kernel, any pointer will do.
         pointers = [0 if x is None else x.data_ptr() for x in tensors]
         dtypes = [None if x is None else x.dtype for x in tensors]
-        # All that Triton compiles apart on NVIDIA GPUs: the other arguments do not change.
+        # All that Triton specializes tensor arguments for; the other arguments do not change.
         key = (*dtypes, *[at % _ALIGNMENT == 0 for at in pointers])
         run = self._compiled.get(key)
         if run is not None:

@@ -56,8 +56,8 @@ def causal_conv1d_update_ref(
     else:
         taps = weight.shape[1] - 1
         steps = torch.arange(-taps, seqlen, device=x.device)
-        places = (cache_seqlens.long()[:, None, None] + steps) % columns
-        before, written = places.expand(-1, tokens.shape[1], -1).tensor_split([taps], -1)
+        positions = (cache_seqlens.long()[:, None, None] + steps) % columns
+        before, written = positions.expand(-1, tokens.shape[1], -1).tensor_split([taps], -1)
         seen = torch.cat((conv_state.gather(-1, before), news), -1)
         # Of tokens that share a column the newest stays.
         conv_state.scatter_(-1, written[..., -columns:], news[..., -columns:])

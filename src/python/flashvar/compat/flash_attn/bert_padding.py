@@ -118,14 +118,14 @@ def unpad_input_for_concatenated_sequences(
             "cast it with .to(torch.int32)"
         )
     totals = attention_mask_in_length.sum(-1)
-    places = torch.arange(attention_mask_in_length.shape[-1], device=totals.device)
+    positions = torch.arange(attention_mask_in_length.shape[-1], device=totals.device)
     lengths = attention_mask_in_length.flatten()
     lengths = lengths[lengths != 0]
-    packed = _packed(hidden_states, places < totals[:, None], lengths)
+    packed = _packed(hidden_states, positions < totals[:, None], lengths)
     if int(lengths.clamp(min=0).sum()) != packed[1].shape[0]:
         raise ShapeError(
             "attention_mask_in_length must hold lengths of at most "
-            f"{places.shape[0]} together in each entry of the batch, got {lengths.tolist()[:8]} "
+            f"{positions.shape[0]} together in each entry of the batch, got {lengths.tolist()[:8]} "
             "and so on: shorten the sequences"
         )
     return packed

@@ -72,9 +72,9 @@ def _take_running(model: torch.nn.Module) -> _Forward | None:
     Only one hook of a pair may run where the other is in a compiled graph, so forwards may be left
     over, or missing.
     """
-    for place, forward in enumerate(here.running):
+    for index, forward in enumerate(here.running):
         if forward.model is model:
-            del here.running[place:]
+            del here.running[index:]
             return forward
     return None
 

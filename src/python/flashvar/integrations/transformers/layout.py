@@ -68,15 +68,15 @@ def padding_layout(
 def visible(layout: Layout, batch: int, seqlen_q: int, device: torch.device) -> torch.Tensor:
     """The keys that each query sees without the bias, bool [batch, 1, seqlen_q, keys]."""
     keys = layout.keys
-    place = torch.arange(keys, device=device)
+    key = torch.arange(keys, device=device)
     diagonal = torch.arange(seqlen_q, device=device)[:, None] + keys - seqlen_q
     left, right = layout.window
     right = 0 if layout.causal else right
     seen = torch.ones((1, 1, seqlen_q, keys), dtype=torch.bool, device=device)
     if left >= 0:
-        seen = seen & (place >= diagonal - left)
+        seen = seen & (key >= diagonal - left)
     if right >= 0:
-        seen = seen & (place <= diagonal + right)
+        seen = seen & (key <= diagonal + right)
     if layout.rows is not None:
         of_queries, of_keys = numbers_of(layout.rows, batch, seqlen_q, keys)
         same = of_queries[:, None, :, None] == of_keys[:, None, None]

@@ -97,7 +97,7 @@ def numbers_of(
 
 
 def _numbers(offsets: torch.Tensor, indices: torch.Tensor | None, count: int) -> torch.Tensor:
-    places = torch.arange(count if indices is None else len(indices), device=offsets.device)
-    numbers = torch.searchsorted(offsets.long(), places, right=True)
-    numbers = numbers.masked_fill(places >= offsets[-1], 0)
+    positions = torch.arange(count if indices is None else len(indices), device=offsets.device)
+    numbers = torch.searchsorted(offsets.long(), positions, right=True)
+    numbers = numbers.masked_fill(positions >= offsets[-1], 0)
     return numbers if indices is None else numbers.new_zeros(count).index_copy(0, indices, numbers)

@@ -1,6 +1,6 @@
 """Keys and values of sequences in a cache: in pages, in slots of a pool, or anywhere.
 
-The kernels read the keys of a sequence one behind the other, so they are copied into that order.
+The kernels read the keys of a sequence in consecutive rows, so they are copied into that order.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Cache(NamedTuple):
     def write(self, k: torch.Tensor, v: torch.Tensor, begins: torch.Tensor) -> None:
         """Write k and v [batch, new, heads, head_dim] at the positions from `begins` [batch] on."""
         positions = begins[:, None] + torch.arange(k.shape[1], device=k.device)
-        places = self._places(positions)
-        self.k[places] = k
-        self.v[places] = v
+        where = self._slots_and_rows(positions)
+        self.k[where] = k
+        self.v[where] = v
 
     def read(
         self, begins: torch.Tensor, lengths: torch.Tensor, room: int
@@ -48,12 +48,12 @@ class Cache(NamedTuple):
         """
         steps = torch.arange(room, device=self.k.device)
         used = steps < lengths[:, None]
-        slots, rows = self._places(torch.where(used, begins[:, None] + steps, 0))
+        slots, rows = self._slots_and_rows(torch.where(used, begins[:, None] + steps, 0))
         # Tables may hold anything for pages without keys.
         slots = torch.where(used, slots, 0)
         return self.k[slots, rows], self.v[slots, rows]
 
-    def _places(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _slots_and_rows(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Slots and rows of the keys at positions [batch, n] of their sequences."""
         if self.table is not None:
             size = self.k.shape[1]

@@ -60,7 +60,7 @@ _NO_REVERSE_MODE: Final = (
 
 
 class _WithCache(Refused):
-    """What attention on a cache gives, which has no derivatives."""
+    """The results of attention on a cache, which have no derivatives."""
 
     no_reverse_mode = _NO_REVERSE_MODE
     no_forward_mode = (

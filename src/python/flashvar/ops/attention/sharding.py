@@ -85,7 +85,7 @@ def _strategies(arguments: tuple[Any, ...]) -> list[Strategy]:
 def _by_heads(given: Inputs, heads: int, heads_out: int, heads_lse: int) -> Strategy:
     """Each rank has some heads of q, and the heads of k and v that they read."""
 
-    def place(name: str, spec: Any) -> Any:
+    def placement(name: str, spec: Any) -> Any:
         if name in ("q", "k", "v"):
             return shard(heads)
         if name == "bias":
@@ -96,13 +96,13 @@ def _by_heads(given: Inputs, heads: int, heads_out: int, heads_lse: int) -> Stra
 
     bias_has_dim = given.bias is not None and given.bias.shape[1] > 1
     grad_bias = shard(1) if bias_has_dim else partial()
-    return _strategy(given, place, shard(heads_out), shard(heads_lse), grad_bias, shard(0))
+    return _strategy(given, placement, shard(heads_out), shard(heads_lse), grad_bias, shard(0))
 
 
 def _by_batch(given: Inputs) -> Strategy:
     """Each rank has some sequences of the batch."""
 
-    def place(name: str, spec: Any) -> Any:
+    def placement(name: str, spec: Any) -> Any:
         one_bias = name == "bias" and spec.shape[0] == 1
         one_slope = name == "alibi_slopes" and len(spec.shape) == 1
         shared = one_bias or one_slope or name in ("sinks", "rng_state")
@@ -111,7 +111,7 @@ def _by_batch(given: Inputs) -> Strategy:
     bias_has_dim = given.bias is not None and given.bias.shape[0] > 1
     return _strategy(
         given,
-        place,
+        placement,
         shard(0),
         shard(0),
         shard(0) if bias_has_dim else partial(),
@@ -121,12 +121,12 @@ def _by_batch(given: Inputs) -> Strategy:
 
 def _strategy(
     given: Inputs,
-    place: Callable[[str, Any], Any],
+    placement: Callable[[str, Any], Any],
     out: Any,
     lse: Any,
     grad_bias: Any,
     grad_sinks: Any,
 ) -> Strategy:
     fields = given._asdict().items()
-    made = (None if spec is None else place(name, spec) for name, spec in fields)
+    made = (None if spec is None else placement(name, spec) for name, spec in fields)
     return Strategy(Inputs._make(made), out, lse, grad_bias, grad_sinks)

@@ -67,8 +67,8 @@ class Kind:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that select calls; they select every combination."""
-    words = "e.g. 64,128, or 192x128 if v has its own (default: 64,128)"
-    add_sizes(parser, "--head-dim", pairs, [(64, 64), (128, 128)], words)
+    dims_help = "e.g. 64,128, or 192x128 if v has its own (default: 64,128)"
+    add_sizes(parser, "--head-dim", pairs, [(64, 64), (128, 128)], dims_help)
     add_dtype(parser, _DTYPES)
     parser.add_argument("--causal", action="store_true", help="causal calls (default: both)")
     parser.add_argument(
@@ -76,8 +76,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_backward(parser)
     features = parser.add_argument_group("features of every call; run warmup again for other calls")
-    for name, words in FEATURES.items():
-        features.add_argument(f"--{name}", action="store_true", help=words)
+    for name, help_text in FEATURES.items():
+        features.add_argument(f"--{name}", action="store_true", help=help_text)
 
 
 def kinds(chosen: argparse.Namespace) -> list[Kind]:

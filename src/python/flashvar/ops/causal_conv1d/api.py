@@ -152,7 +152,7 @@ def _refuse_dtensors(tensors: dict[str, Any]) -> None:
 
 
 def _columns(weight: torch.Tensor, state: torch.Tensor | None, state_len: int | None) -> int:
-    """Those of the final state."""
+    """The number of columns of the final state."""
     if weight.dim() != 2:  # the op says what is wrong
         return 0
     if state_len is None:

@@ -64,7 +64,7 @@ def _keep(
 
 
 def _gradients(ctx: Any, wanted: tuple[bool, ...], grad_y: Any, grad_final: Any) -> tuple[Any, ...]:
-    """Those of the tensors of a forward that are wanted."""
+    """The wanted gradients of the tensors of a forward."""
     if grad_y is None and grad_final is None:
         return (None,) * len(wanted)
     silu, _, layout, backend = ctx.options
@@ -90,7 +90,7 @@ def _gradients(ctx: Any, wanted: tuple[bool, ...], grad_y: Any, grad_final: Any)
 
 
 class _Updated(Refused):
-    """What an update gives, which has no derivatives."""
+    """The results of an update, which have no derivatives."""
 
     no_reverse_mode = (
         "causal_conv1d_update has no derivatives, got a request for a gradient: use "

@@ -43,10 +43,10 @@ def check(
     Raises:
         InvalidInputError: with what was expected, what was found and what to do.
     """
-    form = _form(layout)
+    shape = _shape_text(layout)
     if x.dim() != 3 and (x.dim() != 2 or cu_seqlens is None):
         raise ShapeError(
-            f"x must be {form}, or packed with cu_seqlens {_form(layout, packed=True)}, got "
+            f"x must be {shape}, or packed with cu_seqlens {_shape_text(layout, packed=True)}, got "
             f"{tuple(x.shape)}: unsqueeze or reshape it"
         )
     check_channels(x, weight, bias, residual, layout)
@@ -70,7 +70,7 @@ def check_update(
     """Refuse tensors of an update that do not fit together, as `check`."""
     if x.dim() not in (2, 3):
         raise ShapeError(
-            f"x must be [batch, dim] or {_form(layout)}, got {tuple(x.shape)}: unsqueeze or "
+            f"x must be [batch, dim] or {_shape_text(layout)}, got {tuple(x.shape)}: unsqueeze or "
             "reshape it"
         )
     of_one = x if x.dim() == 3 else x.unsqueeze(1 if layout == "btd" else 2)
@@ -170,7 +170,7 @@ def _check_alike(x: Any, floats: dict[str, Any], indices: dict[str, Any]) -> Non
             )
 
 
-def _form(layout: str, packed: bool = False) -> str:
+def _shape_text(layout: str, packed: bool = False) -> str:
     words = {"b": "batch", "t": "total" if packed else "seqlen", "d": "dim"}
     letters = layout.replace("b", "") if packed else layout
     return f"[{', '.join(words[letter] for letter in letters)}]"

@@ -60,7 +60,7 @@ class Gradients(NamedTuple):
     state: torch.Tensor | None
 
 
-# What writes the results of calls that differ in nothing but the addresses of their tensors.
+# Launches of calls that differ only in the addresses of their tensors.
 # conv, residual, y, final_state; binaries take None for one without columns.
 ForwardLaunch: TypeAlias = Callable[[Convolution, torch.Tensor | None, torch.Tensor, Any], None]
 # conv, grad_y, grad_final, grads.
@@ -74,7 +74,7 @@ UpdateLaunch: TypeAlias = Callable[
 
 
 class Backend(Protocol):
-    """What a backend module holds. Tensors are views in the order of Convolution."""
+    """The functions of a backend module. Tensors are views in the order of Convolution."""
 
     def prepare_forward(
         self,
@@ -84,7 +84,7 @@ class Backend(Protocol):
         y: torch.Tensor,
         final_state: torch.Tensor,
     ) -> ForwardLaunch:
-        """What writes the output, and the final state, which may have no columns."""
+        """The launch that writes the output, and the final state, which may have no columns."""
         ...
 
     def prepare_backward(
@@ -95,7 +95,7 @@ class Backend(Protocol):
         grad_final: torch.Tensor | None,
         grads: Gradients,
     ) -> BackwardLaunch:
-        """What writes the gradients."""
+        """The launch that writes the gradients."""
         ...
 
     def prepare_update(
@@ -107,7 +107,7 @@ class Backend(Protocol):
         state_positions: torch.Tensor | None,
         y: torch.Tensor,
     ) -> UpdateLaunch:
-        """What writes the output, and moves the tokens of x into the state.
+        """The launch that writes the output, and moves the tokens of x into the state.
 
         With positions states are circular buffers: x[t] of a sequence goes to column
         (position + t) % columns, and x[-c] stands in column (position - c) % columns. A sequence

@@ -41,7 +41,7 @@ Four: TypeAlias = tuple[torch.Tensor, torch.Tensor, Optional, Optional]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How forwards of one kind are made."""
+    """The plan of forwards of one kind."""
 
     launch: ForwardLaunch | None  # None: there is nothing to compute
     by_address: bool  # launch reads no shapes: views in the order of backends are not made
@@ -79,7 +79,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class BackwardPlan:
-    """How backwards of one kind are made."""
+    """The plan of backwards of one kind."""
 
     launch: BackwardLaunch | None  # None: there are no tokens and no states
     alignment: int  # of x and the gradient of y
@@ -96,7 +96,7 @@ class BackwardPlan:
         state: Optional,
         cu_seqlens: Optional,
     ) -> Four:
-        """The gradients of x, weight, bias and state; None of what is absent."""
+        """The gradients of x, weight, bias and state; None for absent tensors."""
         make_x, make_weight, make_bias, make_state = self.makers
         found: Four = (
             make_x(),
@@ -118,7 +118,7 @@ class BackwardPlan:
 
 @dataclass(frozen=True, slots=True)
 class UpdatePlan:
-    """How updates of one kind are made."""
+    """The plan of updates of one kind."""
 
     launch: UpdateLaunch | None
     by_address: bool  # as Plan's
@@ -207,7 +207,7 @@ def known(options: tuple[Any, ...], given: tuple[Any, ...]) -> tuple[Plan, bool]
 def known_update(
     options: tuple[Any, ...], given: tuple[Any, ...]
 ) -> tuple[UpdatePlan, bool] | None:
-    """The same of an update."""
+    """The plan of a recent update like this one, as `known`."""
     return _recent(_update_plans, options, given)
 
 
@@ -217,7 +217,7 @@ def remember(options: tuple[Any, ...], given: tuple[Any, ...], plan: Plan) -> No
 
 
 def remember_update(options: tuple[Any, ...], given: tuple[Any, ...], plan: UpdatePlan) -> None:
-    """The same of an update."""
+    """Let `known_update` find the plan of an update, as `remember`."""
     _update_plans.remember((options, tuple(map(type, options)), given[0].shape), given, plan)
 
 
@@ -235,7 +235,7 @@ def plan(*arguments: Any) -> Plan:
 
 
 def update_plan(*arguments: Any) -> UpdatePlan:
-    """The same of an update."""
+    """The plan of an update, whose arguments come in the order of the schema."""
     return _plan(_update_plans, _make_update, UPDATE_NAMES, arguments[:7], *arguments[7:])
 
 
@@ -275,14 +275,14 @@ def _make(
 
 
 def backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
-    """The gradients of x, weight, bias and state; empty of what is absent."""
+    """The gradients of x, weight, bias and state; empty for absent tensors."""
     found = gradients(arguments[:7], arguments[7:])
     x: torch.Tensor = arguments[2]
     return tuple(x.new_empty(0) if one is None else one for one in found)
 
 
 def gradients(given: tuple[Any, ...], options: tuple[Any, ...]) -> Four:
-    """As `backward`; None of what is absent. An absent gradient of a result counts as zeros."""
+    """As `backward`; None for absent tensors. An absent gradient of a result counts as zeros."""
     found = known_backward(given, options)
     if found is not None:
         return found.run(*given)
@@ -313,7 +313,7 @@ def known_backward(given: tuple[Any, ...], options: tuple[Any, ...]) -> Backward
 
 
 def _alignment(x: torch.Tensor, grad_y: torch.Tensor) -> int:
-    """How far addresses are from multiples of 16 bytes: the workspace depends on it."""
+    """The low bits of the addresses, on which the workspace depends; 0: multiples of 16 bytes."""
     bits: int = x.data_ptr() | grad_y.data_ptr()
     return bits % 16
 
@@ -406,7 +406,7 @@ def of_tokens(x: torch.Tensor, layout: str) -> torch.Tensor:
 def like_forward(
     x: torch.Tensor, state: Optional, cu_seqlens: Optional, columns: int, layout: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a forward returns, not yet written."""
+    """The results of a forward, not yet written."""
     batch = 1 if x.dim() == 2 else x.shape[0]
     sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
     like = x if state is None else state
@@ -416,7 +416,7 @@ def like_forward(
 def like_backward(
     x: torch.Tensor, weight: torch.Tensor, bias: Optional, state: Optional
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What a backward returns, not yet written; of what is absent an empty tensor."""
+    """The results of a backward, not yet written; empty tensors for absent inputs."""
     return (
         torch.empty_like(x),
         weight.new_empty(weight.shape),

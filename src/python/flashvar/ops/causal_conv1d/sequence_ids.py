@@ -14,7 +14,7 @@ from flashvar.ops.sequences import check_cu_seqlens, check_offsets
 
 
 def check_seq_idx(x: torch.Tensor, seq_idx: Any, layout: str, others: dict[str, Any]) -> None:
-    """Refuse names of sequences that are none, and what they cannot stand beside."""
+    """Refuse invalid sequence ids, and arguments that cannot be combined with them."""
     check_strided("seq_idx", seq_idx)
     check_unmapped("seq_idx", seq_idx)
     given = [name for name, value in others.items() if value is not None and value is not False]
@@ -54,7 +54,7 @@ def _check_values(seq_idx: torch.Tensor) -> None:
 
 
 def ends_of(seq_idx: torch.Tensor) -> torch.Tensor:
-    """cu_seqlens of the rows of all batches one behind the other.
+    """cu_seqlens of the rows of all batch entries, concatenated.
 
     How many sequences there are is not read from the device: there are as many as tokens, of which
     those at the end are empty.
@@ -70,7 +70,7 @@ def ends_of(seq_idx: torch.Tensor) -> torch.Tensor:
 
 
 def pack(x: torch.Tensor, seq_idx: torch.Tensor) -> torch.Tensor:
-    """The rows of all batches of x [batch, seqlen, dim] one behind the other, zeros for padding."""
+    """The rows of all batch entries of x [batch, seqlen, dim], concatenated; zeros for padding."""
     # In the backward 0, the gradient of padding, times NaN would be NaN.
     return x.masked_fill((seq_idx < 0)[..., None], 0).reshape(1, seq_idx.numel(), x.shape[2])
 

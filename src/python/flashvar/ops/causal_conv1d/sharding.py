@@ -46,9 +46,9 @@ def check_written_shards(*arguments: Any) -> None:
 
 
 def _channels(dims: int, layout: str) -> Way:
-    place = dims - (1 if layout == "btd" else 2)
+    channels = dims - (1 if layout == "btd" else 2)
     found = {
-        **dict.fromkeys(_TOKENS, place),
+        **dict.fromkeys(_TOKENS, channels),
         **dict.fromkeys(_STATES, 1),
         **dict.fromkeys(_PARAMETERS, 0),
     }

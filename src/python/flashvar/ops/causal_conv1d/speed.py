@@ -106,7 +106,7 @@ def call(cell: ConvCell, contender: str, device: torch.device) -> Call:
 
 
 def _convolution(contender: str, layout: Literal["btd", "bdt"], ends: torch.Tensor | None) -> Any:
-    """Of x, in the layout, and weight; `ends`: of packed sequences, the cumulative lengths."""
+    """The convolution as a function of x and weight; `ends`: cu_seqlens of packed sequences."""
     import torch
 
     if contender == OURS:

@@ -22,7 +22,7 @@ def forward_batched(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]
         fold.folded(state, in_dims[4], 1),
         *(cu_seqlens, silu, columns, layout, backend),
     )
-    return (fold.unfold(y, fold.place), fold.unfold(final_state, 1)), (0, 0)
+    return (fold.unfold(y, fold.channels), fold.unfold(final_state, 1)), (0, 0)
 
 
 def backward_batched(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
@@ -40,7 +40,7 @@ def backward_batched(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any
         *(cu_seqlens, silu, layout, backend),
     )
     found = (
-        fold.unfold(of_x, fold.place),
+        fold.unfold(of_x, fold.channels),
         fold.unfold(of_weight, 0),
         None if bias is None else fold.unfold(of_bias, 0),
         None if state is None else fold.unfold(of_state, 1),
@@ -56,23 +56,23 @@ def update_batched(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
 
 
 class _Fold:
-    """How a mapped dimension goes in front of the channels."""
+    """Merges a mapped dimension into the channels, as the outer factor."""
 
     def __init__(self, size: int, layout: str) -> None:
         self.size = size
-        self.place = -1 if layout == "btd" else -2
+        self.channels = -1 if layout == "btd" else -2
 
     def tokens(self, x: torch.Tensor | None, dim: int | None) -> torch.Tensor | None:
-        """x, or what has its shape."""
+        """x, or a tensor of its shape, with the mapped dimension merged into the channels."""
         if x is None:
             return None
-        return self.folded(x, dim, x.dim() - (dim is not None) + self.place)
+        return self.folded(x, dim, x.dim() - (dim is not None) + self.channels)
 
-    def folded(self, x: torch.Tensor | None, dim: int | None, place: int) -> torch.Tensor | None:
-        """A tensor that has its channels at a place."""
-        return fold(x, dim, self.size, place)
+    def folded(self, x: torch.Tensor | None, dim: int | None, channels: int) -> torch.Tensor | None:
+        """A tensor whose channels are dimension `channels`, with the mapped dimension merged."""
+        return fold(x, dim, self.size, channels)
 
-    def unfold(self, x: torch.Tensor, place: int) -> torch.Tensor:
+    def unfold(self, x: torch.Tensor, channels: int) -> torch.Tensor:
         """A result with the mapped dimension in front."""
-        place %= x.dim()
-        return unfold(x, self.size, place).movedim(place, 0)
+        channels %= x.dim()
+        return unfold(x, self.size, channels).movedim(channels, 0)

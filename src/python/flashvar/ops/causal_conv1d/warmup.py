@@ -35,23 +35,23 @@ class Kind:
     training: bool
 
     def __str__(self) -> str:
-        """In words."""
+        """The kind in words."""
         direction = "forward and backward" if self.training else "forward and update"
-        words = [*["bias"] * self.bias, *["packed"] * self.packed]
-        return " ".join((direction, self.dtype, f"width {self.width}", *words))
+        features = [*["bias"] * self.bias, *["packed"] * self.packed]
+        return " ".join((direction, self.dtype, f"width {self.width}", *features))
 
     def requests(self, device: int) -> tuple[Request, ...]:
-        """What selection is asked."""
+        """The selection requests."""
         functions = (FORWARD, BACKWARD) if self.training else (FORWARD, UPDATE)
         return tuple(Request.of(name, self.dtype, device) for name in functions)
 
     def to_json(self) -> dict[str, Any]:
-        """For machines."""
+        """The fields, for --json."""
         return dict(vars(self))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that say which calls are meant; every combination is."""
+    """Add the options that select calls; they select every combination."""
     add_sizes(parser, "--width", numbers, [4], "such as 2,4 (default: 4)")
     add_dtype(parser, _DTYPES)
     parser.add_argument("--bias", action="store_true", help="with a bias")
@@ -60,7 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def kinds(chosen: argparse.Namespace) -> list[Kind]:
-    """The kinds of calls that the options mean.
+    """The kinds of calls that the options select.
 
     Raises:
         InvalidInputError: a width that no kernel has.
@@ -76,7 +76,7 @@ def kinds(chosen: argparse.Namespace) -> list[Kind]:
 
 
 def tensors_of(kind: Kind, where: Any) -> dict[str, Any]:
-    """Arguments of a small call; places in memory as in calls of any size."""
+    """Arguments of a small call, laid out in memory as those of calls of any size."""
     import torch
 
     from flashvar.ops.dtypes import dtype_of
@@ -109,7 +109,7 @@ def compile_here(kind: Kind, device: int) -> None:
 
 
 def compile_for(kind: Kind, capability: tuple[int, int]) -> None:
-    """Compile them for a device that is not here."""
+    """Compile the kernels for a GPU that is not in this machine."""
     from flashvar.backends.triton.causal_conv1d import warmup
 
     warmup.compile_for(kind, capability)

@@ -35,8 +35,8 @@ _NO_FORWARD_MODE: Final = (
 )
 # Tensors of a forward: the states, and the others in the order of the schemas.
 _TENSORS: Final = 9
-# The places of what has gradients among the arguments of _Plain and of _Dispatched, in the order of
-# the backward's results.
+# Indices of the arguments of _Plain and of _Dispatched that have gradients, in the order of the
+# backward's results.
 _OF_PLAIN: Final = (2, 3, 4, 5, 6, 7, 8, 10)
 _OF_DISPATCHED: Final = (2, 3, 4, 5, 6, 7, 8, 1)
 
@@ -76,7 +76,7 @@ class _Dispatched(_Gradients):
 
 
 class _Updated(Refused):
-    """What an update gives, which has no derivatives."""
+    """The results of an update, which have no derivatives."""
 
     no_reverse_mode = (
         "gated_delta_rule_update has no derivatives, got a request for a gradient: call "
@@ -97,9 +97,9 @@ def _keep(ctx: Any, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> None:
 
 
 def _gradients(
-    ctx: Any, places: tuple[int, ...], grad_out: Any, grad_final: Any
+    ctx: Any, indices: tuple[int, ...], grad_out: Any, grad_final: Any
 ) -> tuple[Any, ...]:
-    """One gradient for each argument of a forward; `places` are of those that have some."""
+    """A gradient or None for each argument of a forward. `indices`: those with gradients."""
     needed = ctx.needs_input_grad
     found: list[Any] = [None] * len(needed)
     if grad_out is None and grad_final is None:
@@ -112,7 +112,7 @@ def _gradients(
         grads = recorded(BACKWARD, run.gradients)(given, ctx.options)
     else:
         grads = torch.ops.flashvar.gated_delta_rule_bwd.default(*given, *ctx.options)
-    for index, grad in zip(places, grads, strict=True):
+    for index, grad in zip(indices, grads, strict=True):
         if needed[index]:
             found[index] = grad
     return tuple(found)

@@ -31,6 +31,6 @@ def backward_flops(
 
 
 def _product(q: torch.Tensor, v: torch.Tensor) -> int:
-    """Those of a vector with the state, or of two vectors, for each token and head of v."""
+    """The operations of a vector times the state, or of two vectors, for each token and head."""
     count: int = 2 * v.numel() * q.shape[-1]
     return count

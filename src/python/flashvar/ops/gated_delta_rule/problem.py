@@ -73,7 +73,7 @@ make_inputs: Final[Callable[[tuple[Any, ...]], Inputs]] = partial(tuple.__new__,
 
 
 class Gradients(NamedTuple):
-    """Those of the inputs, each in the shape and dtype of its input; None where it has none."""
+    """Gradients of the inputs, each of the shape and dtype of its input; None for absent inputs."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -119,7 +119,7 @@ class BackwardLaunch(Protocol):
 
 
 class Backend(Protocol):
-    """What a backend module holds. States are views [sequences, heads, K, V] of any strides.
+    """The functions of a backend module. States are views [sequences, heads, K, V] of any strides.
 
     Binaries have prepare_forward, prepare_update and prepare_backward instead. They take the chosen
     candidate and a call, and return a launch of such calls. It may be called without a final state,
@@ -139,7 +139,7 @@ class Backend(Protocol):
     def update(
         self, inputs: Inputs, pool: torch.Tensor, indices: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """As forward, on states pool[indices] in place; a negative index is no state at all."""
+        """As forward, on states pool[indices] in place; a negative index: zeros, not written."""
         ...
 
     def backward(

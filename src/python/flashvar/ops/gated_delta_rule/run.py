@@ -24,9 +24,9 @@ from flashvar.ops.gated_delta_rule.problem import (
 )
 from flashvar.ops.gated_delta_rule.spec import (
     BACKWARD,
-    FEW_COMPILED,
     FORWARD,
-    MOST_K,
+    MAX_BACKWARD_HEAD_DIM,
+    RECURRENT_BELOW_COMPILED,
     STEP,
     UPDATE,
 )
@@ -44,11 +44,11 @@ _TENSORS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How calls of one kind are made."""
+    """The plan of calls of one kind."""
 
     launch: Launch | None  # None: there is nothing to compute
     options: tuple[Any, ...]  # those of the call, as in the schemas
-    of_inputs: tuple[Any, ...]  # the fields of Inputs behind its tensors
+    of_inputs: tuple[Any, ...]  # the fields of Inputs after its tensors
     on_cpu: bool  # values are checked there
     state_is_optional: bool  # to the backend
     alignment: int | None  # of the rows of q, k and v; None: calls of all alignments are alike
@@ -81,7 +81,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class BackwardPlan:
-    """How backwards of one kind are made."""
+    """The plan of backwards of one kind."""
 
     launch: BackwardLaunch
     of_inputs: tuple[Any, ...]  # as Plan's
@@ -115,7 +115,7 @@ def given(arguments: tuple[Any, ...]) -> Inputs:
 def checked(
     states: torch.Tensor | None, indices: torch.Tensor | None, arguments: tuple[Any, ...]
 ) -> Inputs:
-    """The inputs of a call, checked beside its states.
+    """The inputs of a call, checked together with its states.
 
     Raises:
         InvalidInputError: with what was expected, what was found and what to do.
@@ -282,7 +282,7 @@ def _backward_plan(
 def _alignment(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad_out: torch.Tensor | None = None
 ) -> int:
-    """How far addresses are from multiples of 16 bytes, their low bits together; 0: no row is."""
+    """The low bits of the addresses, combined; 0 if all are multiples of 16 bytes."""
     bits: int = q.data_ptr() | k.data_ptr() | v.data_ptr()
     if grad_out is not None:
         bits |= grad_out.data_ptr()
@@ -292,7 +292,7 @@ def _alignment(
 def _key(
     states: torch.Tensor | None, indices: torch.Tensor | None, arguments: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    """What plans depend on."""
+    """The key of plans: all that they depend on."""
     q, k, v, g, beta, a, b, cu, *rest = arguments
     options = tuple(rest)
     return (
@@ -347,7 +347,7 @@ def _prepare(
     out: torch.Tensor,
     final_state: torch.Tensor | None,
 ) -> tuple[Launch, bool]:
-    """What computes such calls, and whether it may be called without a final state."""
+    """The launch that computes such calls, and whether it may be called without a final state."""
     chosen, serves = _serving(function, inputs, backend)
     if chosen.binary is not None:
         binary: Any = serves
@@ -375,7 +375,7 @@ def _prepare(
 
 
 def like_forward(inputs: Inputs, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a forward returns, not yet written; packed rows of no sequence stay zeros."""
+    """The results of a forward, not yet written. Varlen: rows of no sequence stay zeros."""
     wide = torch.promote_types(inputs.q.dtype, torch.float32)
     shape = checks.state_shape(inputs, inputs.sequences, layout)
     make = inputs.v.new_empty if inputs.cu_seqlens is None else inputs.v.new_zeros
@@ -383,7 +383,7 @@ def like_forward(inputs: Inputs, layout: str) -> tuple[torch.Tensor, torch.Tenso
 
 
 def like_backward(initial_state: torch.Tensor | None, inputs: Inputs) -> tuple[torch.Tensor, ...]:
-    """What a backward returns, not yet written."""
+    """The results of a backward, not yet written."""
     tensors = (*inputs[:5], inputs.a_log, inputs.dt_bias, initial_state)
     return tuple(inputs.q.new_empty(0) if x is None else x.new_empty(x.shape) for x in tensors)
 
@@ -408,9 +408,10 @@ def _serving(function: str, inputs: Inputs, backend: str) -> tuple[CandidateResu
 
 
 def _takeover(function: str, inputs: Inputs, chosen: str) -> Takeover | None:
-    """What serves a call in place of the chosen backend; None: that serves it."""
-    if chosen == "triton" and function == BACKWARD and inputs.head_dim > MOST_K:
-        reason = f"Triton's kernels take q and k of head dims to {MOST_K}, not {inputs.head_dim}"
+    """The backend that serves a call instead of the chosen one; None: the chosen one serves it."""
+    if chosen == "triton" and function == BACKWARD and inputs.head_dim > MAX_BACKWARD_HEAD_DIM:
+        limit, found = MAX_BACKWARD_HEAD_DIM, inputs.head_dim
+        reason = f"Triton's kernels take q and k of head dims to {limit}, not {found}"
         return Takeover("reference", reason, "take a smaller head dim")
     if chosen != "cuda":
         return None
@@ -433,7 +434,7 @@ def _takeover(function: str, inputs: Inputs, chosen: str) -> Takeover | None:
 def _few_tokens(inputs: Inputs) -> bool:
     """Whether sequences are so short, on average, that binaries go token by token."""
     rows: int = inputs.q.shape[0] * inputs.q.shape[1]
-    return rows < FEW_COMPILED * inputs.sequences
+    return rows < RECURRENT_BELOW_COMPILED * inputs.sequences
 
 
 def _rows_are_aligned(x: torch.Tensor) -> bool:

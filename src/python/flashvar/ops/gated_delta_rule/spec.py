@@ -10,16 +10,16 @@ from flashvar.ops.op import Axis, OpSpec
 FORWARD: Final = "gated_delta_rule_fwd"
 BACKWARD: Final = "gated_delta_rule_bwd"
 UPDATE: Final = "gated_delta_rule_update"
-# Of q and k in Triton's backward, which holds whole rows.
-MOST_K: Final = 256
-# Sequences of fewer tokens, on average where they are packed, go token by token: in Triton, and
-# where binaries serve.
-FEW: Final = 32
-FEW_COMPILED: Final = 16
-# What head dims of binaries are multiples of: they read rows 16 bytes at a time.
+# Largest head dim of q and k in Triton's backward, whose programs hold whole rows.
+MAX_BACKWARD_HEAD_DIM: Final = 256
+# Sequences of fewer tokens (varlen: on average) are computed token by token instead of in chunks.
+# The first limit is Triton's, the second the binaries'.
+RECURRENT_BELOW: Final = 32
+RECURRENT_BELOW_COMPILED: Final = 16
+# Head dims of binaries are multiples of this, because they read rows 16 bytes at a time.
 STEP: Final = 8
 
-# That of q and k. Kernels of binaries serve any of v.
+# The head dim of q and k. Binaries support any head dim of v.
 HEAD_DIM: Final = Axis(
     "head_dim",
     "head dim",

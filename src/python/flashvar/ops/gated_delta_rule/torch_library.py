@@ -31,7 +31,7 @@ _LIBRARY.define(
 _LIBRARY.define(
     f"{UPDATE}(Tensor(a!) states, Tensor state_indices, {_INPUTS}) -> Tensor out", tags=_TAGS
 )
-# Gradients of what is absent are empty.
+# Gradients of absent tensors are empty.
 _LIBRARY.define(
     f"{BACKWARD}(Tensor? grad_out, Tensor? grad_final_state, Tensor? initial_state, {_INPUTS})"
     " -> (Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor a_log, Tensor dt_bias, "

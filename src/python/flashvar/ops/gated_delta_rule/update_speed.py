@@ -85,13 +85,13 @@ def call(cell: UpdateCell, contender: str, device: torch.device) -> Call:
         return lambda: of_fla(**given, initial_state=states, **options)
     from flashvar.ops.gated_delta_rule.api import gated_delta_rule
 
-    places = torch.randperm(cell.sequences, device=device)
+    indices = torch.randperm(cell.sequences, device=device)
     # Not by name, and without no_grad, which nothing here needs: they are no part of the call.
     tensors, layout = tuple(given.values()), cell.state_layout
     return lambda: gated_delta_rule(
         *tensors,
         initial_state=states,
-        state_indices=places,
+        state_indices=indices,
         state_layout=layout,
         qk_l2norm=True,
     )

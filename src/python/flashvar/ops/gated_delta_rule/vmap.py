@@ -8,20 +8,20 @@ import torch
 
 from flashvar.ops.batching_rules import check_same_offsets, fold, mapped_update, unfold
 
-# Where heads are: in the tensors of a call in the order of the schemas, and in states.
-_PLACES: Final = (2, 2, 2, 2, 2, 0, 0)
-_OF_STATES: Final = 1
-_TENSORS: Final = len(_PLACES)
+# Dimensions of heads: in the tensors of a call, in the order of the schemas, and in states.
+_HEAD_AXES: Final = (2, 2, 2, 2, 2, 0, 0)
+_STATE_HEAD_AXIS: Final = 1
+_TENSORS: Final = len(_HEAD_AXES)
 
 
 def forward_batched(info: Any, in_dims: Any, state: Any, *arguments: Any) -> tuple[Any, Any]:
     """The batching rule of gated_delta_rule_fwd."""
     size = info.batch_size
     out, final_state = torch.ops.flashvar.gated_delta_rule_fwd.default(
-        fold(state, in_dims[0], size, _OF_STATES), *_folded(size, in_dims[1:], arguments)
+        fold(state, in_dims[0], size, _STATE_HEAD_AXIS), *_folded(size, in_dims[1:], arguments)
     )
-    places = _PLACES[0], _OF_STATES
-    return (unfold(out, size, places[0]), unfold(final_state, size, places[1])), places
+    out_dims = _HEAD_AXES[0], _STATE_HEAD_AXIS
+    return (unfold(out, size, out_dims[0]), unfold(final_state, size, out_dims[1])), out_dims
 
 
 def backward_batched(
@@ -30,14 +30,15 @@ def backward_batched(
     """The batching rule of gated_delta_rule_bwd."""
     size = info.batch_size
     grads = torch.ops.flashvar.gated_delta_rule_bwd.default(
-        fold(grad_out, in_dims[0], size, _PLACES[0]),
-        fold(grad_final, in_dims[1], size, _OF_STATES),
-        fold(state, in_dims[2], size, _OF_STATES),
+        fold(grad_out, in_dims[0], size, _HEAD_AXES[0]),
+        fold(grad_final, in_dims[1], size, _STATE_HEAD_AXIS),
+        fold(state, in_dims[2], size, _STATE_HEAD_AXIS),
         *_folded(size, in_dims[3:], arguments),
     )
     given = (*arguments[:_TENSORS], state)
     dims = [
-        None if x is None else place for x, place in zip(given, (*_PLACES, _OF_STATES), strict=True)
+        None if x is None else axis
+        for x, axis in zip(given, (*_HEAD_AXES, _STATE_HEAD_AXIS), strict=True)
     ]
     found = [
         grad if dim is None else unfold(grad, size, dim)
@@ -54,7 +55,7 @@ def update_batched(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
 def _folded(size: int, in_dims: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     check_same_offsets(in_dims[_TENSORS], "q")
     folded = [
-        fold(x, dim, size, place)
-        for x, dim, place in zip(arguments, in_dims, _PLACES, strict=False)
+        fold(x, dim, size, axis)
+        for x, dim, axis in zip(arguments, in_dims, _HEAD_AXES, strict=False)
     ]
     return (*folded, *arguments[_TENSORS:])

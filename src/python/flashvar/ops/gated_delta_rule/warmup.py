@@ -9,7 +9,13 @@ from typing import Any, Final
 
 from flashvar.cli.comma_lists import pairs, unique
 from flashvar.errors import InvalidInputError
-from flashvar.ops.gated_delta_rule.spec import BACKWARD, FORWARD, MOST_K, SPEC, UPDATE
+from flashvar.ops.gated_delta_rule.spec import (
+    BACKWARD,
+    FORWARD,
+    MAX_BACKWARD_HEAD_DIM,
+    SPEC,
+    UPDATE,
+)
 from flashvar.ops.warmup_options import (
     add_backward,
     add_dtype,
@@ -20,7 +26,7 @@ from flashvar.ops.warmup_options import (
 from flashvar.selection.request import Request
 
 _DTYPES: Final = tuple(SPEC.triton)
-# Tokens of a small call that goes by chunks.
+# Tokens of a small call that is computed in chunks.
 _TOKENS: Final = 64
 
 
@@ -36,28 +42,28 @@ class Kind:
     training: bool
 
     def __str__(self) -> str:
-        """In words."""
+        """The kind in words."""
         direction = "forward and backward" if self.training else "forward and update"
-        words = [*["raw"] * self.raw, *["packed"] * self.packed]
+        features = [*["raw"] * self.raw, *["packed"] * self.packed]
         dims = f"K {self.head_dim} V {self.head_dim_v}"
-        return " ".join((direction, self.dtype, dims, *words))
+        return " ".join((direction, self.dtype, dims, *features))
 
     def requests(self, device: int) -> tuple[Request, ...]:
-        """What selection is asked."""
+        """The selection requests."""
         functions = (FORWARD, BACKWARD) if self.training else (FORWARD, UPDATE)
         return tuple(
             Request.of(name, self.dtype, device, head_dim=self.head_dim) for name in functions
         )
 
     def to_json(self) -> dict[str, Any]:
-        """For machines."""
+        """The fields, for --json."""
         return dict(vars(self))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that say which calls are meant; every combination is."""
-    words = "e.g. 64,128, or 96x192 for K and V (default: 128)"
-    add_sizes(parser, "--head-dim", pairs, [(128, 128)], words)
+    """Add the options that select calls; they select every combination."""
+    dims_help = "e.g. 64,128, or 96x192 for K and V (default: 128)"
+    add_sizes(parser, "--head-dim", pairs, [(128, 128)], dims_help)
     add_dtype(parser, _DTYPES)
     parser.add_argument(
         "--raw", action="store_true", help="with qk_l2norm, beta_sigmoid, A_log and dt_bias"
@@ -67,16 +73,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def kinds(chosen: argparse.Namespace) -> list[Kind]:
-    """The kinds of calls that the options mean.
+    """The kinds of calls that the options select.
 
     Raises:
         InvalidInputError: a head dim that no kernel takes.
     """
     dims = unique(chosen.head_dim)
     for k, v in dims:
-        if min(k, v) < 1 or (chosen.backward and k > MOST_K):
+        if min(k, v) < 1 or (chosen.backward and k > MAX_BACKWARD_HEAD_DIM):
             raise InvalidInputError(
-                f"expected K and V from 1, and K to {MOST_K} for gradients, got {k}x{v}: correct it"
+                f"expected K and V from 1, and K to {MAX_BACKWARD_HEAD_DIM} for gradients, "
+                f"got {k}x{v}: correct it"
             )
     return [
         Kind(dtype, k, v, chosen.raw, chosen.varlen, gradients)
@@ -85,7 +92,7 @@ def kinds(chosen: argparse.Namespace) -> list[Kind]:
 
 
 def inputs_of(kind: Kind, tokens: int, where: Any) -> dict[str, Any]:
-    """Arguments of a small call; rows and places in memory as in calls of any size."""
+    """Arguments of a small call, laid out in memory as those of calls of any size."""
     import torch
 
     from flashvar.ops.dtypes import dtype_of
@@ -131,7 +138,7 @@ def compile_here(kind: Kind, device: int) -> None:
 
 
 def compile_for(kind: Kind, capability: tuple[int, int]) -> None:
-    """Compile them for a device that is not here."""
+    """Compile the kernels for a GPU that is not in this machine."""
     from flashvar.backends.triton.gated_delta_rule import warmup
 
     warmup.compile_for(kind, _TOKENS, capability)

@@ -163,7 +163,7 @@ def _check_dtypes(out: Any, lse: Any) -> None:
 
 
 def out_shape(out: Any, stacked: bool, layout: str) -> tuple[int, ...]:
-    """Of the merged output."""
+    """The shape of the merged output."""
     shape = tuple(out.shape)[1 if stacked else 0 :]
     if layout == "bhsd->bshd":
         return shape[0], shape[2], shape[1], shape[3]
@@ -171,7 +171,7 @@ def out_shape(out: Any, stacked: bool, layout: str) -> tuple[int, ...]:
 
 
 def output_layout(layout: str) -> str:
-    """Of the merged output and its gradient."""
+    """The layout of the merged output and of its gradient."""
     return "bshd" if layout == "bhsd->bshd" else layout
 
 

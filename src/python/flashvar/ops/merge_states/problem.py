@@ -64,9 +64,9 @@ class Wanted:
 
     @classmethod
     def of(cls, wanted: Sequence[bool], parts: int, stacked: bool) -> Wanted:
-        """Of a flag for each tensor, outs before lses; of none: all. `parts` are in each tuple.
+        """Make it from a flag for each tensor, outs before lses; without flags all are wanted.
 
-        Parts of longer lists are all written if one is wanted.
+        `parts` outs and lses are given. Parts of longer lists are all written if one is wanted.
         """
         half = len(wanted) // 2
         of_outs, lses = wanted[:half], any(wanted[half:]) or not wanted
@@ -96,7 +96,7 @@ BackwardLaunch = Callable[
 
 
 class Backend(Protocol):
-    """What a backend module holds. Tensors are views in the order of Parts.
+    """The functions of a backend module. Tensors are views in the order of Parts.
 
     Launches are made of the tensors of one call, and take those of every call whose shapes,
     strides, dtypes and devices are the same.
@@ -105,7 +105,7 @@ class Backend(Protocol):
     def prepare_forward(
         self, chosen: CandidateResult, parts: Parts, out: torch.Tensor, lse: torch.Tensor
     ) -> ForwardLaunch:
-        """What writes the merged out, and its log-sum-exp, which is contiguous."""
+        """The launch that writes the merged out, and its log-sum-exp, which is contiguous."""
         ...
 
     def prepare_backward(
@@ -118,7 +118,7 @@ class Backend(Protocol):
         grad_lses: torch.Tensor | None,
         skipped: int,
     ) -> BackwardLaunch:
-        """What writes the gradients that are wanted, stacked.
+        """The launch that writes the gradients that are wanted, stacked.
 
         Those of log-sum-exps are contiguous. `skipped`: bit i, the gradient of outs[i] is not
         wanted and has no place in grad_outs.

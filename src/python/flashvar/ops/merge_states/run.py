@@ -34,7 +34,7 @@ Tensors = Sequence[torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How calls of one kind are made."""
+    """The plan of calls of one kind."""
 
     launch: ForwardLaunch | None  # None: there is nothing to compute
     copies: bool  # whether parts are copied, into strides that backends take
@@ -44,7 +44,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class BackwardPlan:
-    """How backwards of one kind are made."""
+    """The plan of backwards of one kind."""
 
     launch: BackwardLaunch | None
     copies: bool
@@ -119,7 +119,7 @@ def _plan(outs: Tensors, lses: Tensors, stacked: bool, layout: str, backend: str
 
 
 def _key(outs: Tensors, lses: Tensors) -> tuple[Any, ...]:
-    """What plans of these tensors depend on."""
+    """The key of plans of these tensors: all that they depend on."""
     return tuple([(x.shape, x.stride(), x.dtype, x.device) for x in (*outs, *lses)]), len(outs)
 
 
@@ -169,7 +169,7 @@ def _make_backward(
 def like_forward(
     outs: Tensors, lses: Tensors, stacked: bool, layout: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a forward returns, not yet written."""
+    """The results of a forward, not yet written."""
     lse_shape = tuple(lses[0].shape)[1 if stacked else 0 :]
     return outs[0].new_empty(out_shape(outs[0], stacked, layout)), lses[0].new_empty(lse_shape)
 
@@ -177,7 +177,7 @@ def like_forward(
 def like_backward(
     outs: Tensors, lses: Tensors, stacked: bool, wanted: Sequence[bool]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a backward returns, not yet written: without parts where none is wanted."""
+    """The results of a backward, not yet written; no parts where none is wanted."""
     written = Wanted.of(wanted, len(outs), stacked)
     out, lse = outs[0], lses[0]
     if stacked:

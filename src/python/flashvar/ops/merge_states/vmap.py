@@ -53,16 +53,16 @@ class _Fold:
         """An argument without parts."""
         return None if tensor is None else self._folded(tensor, dim, 0)
 
-    def _folded(self, tensor: torch.Tensor, dim: int | None, place: int) -> torch.Tensor:
+    def _folded(self, tensor: torch.Tensor, dim: int | None, into: int) -> torch.Tensor:
         if dim is None:
-            tensor = tensor.unsqueeze(place)
+            tensor = tensor.unsqueeze(into)
             sizes = list(tensor.shape)
-            sizes[place] = self.size
+            sizes[into] = self.size
             tensor = tensor.expand(sizes)
         else:
-            tensor = tensor.movedim(dim, place)
-        return tensor if self.packed else tensor.flatten(place, place + 1)
+            tensor = tensor.movedim(dim, into)
+        return tensor if self.packed else tensor.flatten(into, into + 1)
 
-    def unfold(self, tensor: torch.Tensor, place: int) -> torch.Tensor:
-        """A result with the mapped dimension at a place of its own."""
-        return tensor if self.packed else tensor.unflatten(place, (self.size, self.batch))
+    def unfold(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        """A result with the mapped dimension split off dimension `dim`."""
+        return tensor if self.packed else tensor.unflatten(dim, (self.size, self.batch))

@@ -34,7 +34,7 @@ class Kind:
     unaligned: bool = False  # outs do not start on 16 bytes
 
     def __str__(self) -> str:
-        """In words."""
+        """The kind in words."""
         direction = "forward and backward" if self.training else "forward"
         parts = "stacked parts" if self.stacked else f"{self.parts} parts"
         unaligned = ", unaligned" if self.unaligned else ""
@@ -68,20 +68,22 @@ class Kind:
                 yield has_grad_lse, [of_outs] * each + [of_lses] * each
 
     def requests(self, device: int) -> tuple[Request, ...]:
-        """What selection is asked."""
+        """The selection requests."""
         functions = (FORWARD, BACKWARD) if self.training else (FORWARD,)
         return tuple(Request.of(name, self.dtype, device) for name in functions)
 
     def to_json(self) -> dict[str, Any]:
-        """For machines."""
+        """The fields, for --json."""
         return dict(vars(self))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that say which calls are meant; every combination is."""
+    """Add the options that select calls; they select every combination."""
     add_sizes(parser, "--head-dim", numbers, [64, 128], "such as 64,128 (default: 64,128)")
-    words = "how many are merged, such as 2,4 (default: 2); of parts that are stacked any number"
-    add_sizes(parser, "--parts", numbers, [2], words)
+    parts_help = (
+        "how many are merged, such as 2,4 (default: 2); of parts that are stacked any number"
+    )
+    add_sizes(parser, "--parts", numbers, [2], parts_help)
     add_dtype(parser, _DTYPES)
     add_backward(parser)
     parser.add_argument("--stacked", action="store_true", help="parts in one tensor too")
@@ -91,7 +93,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def kinds(chosen: argparse.Namespace) -> list[Kind]:
-    """The kinds of calls that the options mean.
+    """The kinds of calls that the options select.
 
     Raises:
         InvalidInputError: a head dim or a number of parts below 1.
@@ -133,7 +135,7 @@ def compile_here(kind: Kind, device: int) -> None:
 
 
 def compile_for(kind: Kind, capability: tuple[int, int]) -> None:
-    """Compile them for a device that is not here."""
+    """Compile the kernels for a GPU that is not in this machine."""
     from flashvar.backends.triton.merge_states import warmup
 
     warmup.compile_for(kind, capability)

@@ -231,9 +231,9 @@ def positions_of_rows(x: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor
     begins, ends = cu_seqlens[:-1], cu_seqlens[1:]
     if begins.shape[0] == 0:
         return rows, torch.zeros_like(rows, dtype=torch.bool)
-    places = rows - offset
-    sequence = torch.searchsorted(ends.contiguous(), places, right=True)
-    inside = (sequence < begins.shape[0]) & (places >= begins[0])
+    packed_rows = rows - offset
+    sequence = torch.searchsorted(ends.contiguous(), packed_rows, right=True)
+    inside = (sequence < begins.shape[0]) & (packed_rows >= begins[0])
     sequence = sequence.clamp(max=begins.shape[0] - 1)
     positions = rows - begins[sequence]
     return positions + (0 if offsets is None else offsets[sequence]), inside

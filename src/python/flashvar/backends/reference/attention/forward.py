@@ -27,9 +27,10 @@ from flashvar.backends.reference.attention.sequences import (
 if TYPE_CHECKING:
     from flashvar.ops.attention.problem import Inputs, Problem
 
-# Exponents are relative to no less than this. A row of lower scores alone, as masks of large finite
-# numbers make them, sees no key: its log-sum-exp could not tell how many keys it has.
-LEAST_MAX: Final = -(2.0**24) * math.log(2.0)
+# Lower bound of the maximum that exponents are relative to. Lower scores come from masks of large
+# finite numbers. A row that has no others counts as a row without a visible key: its log-sum-exp is
+# too large for the number of its keys to change it.
+MIN_RUNNING_MAX: Final = -(2.0**24) * math.log(2.0)
 
 
 @without_autocast
@@ -56,7 +57,7 @@ def attention_fwd(
             if sinks is not None:
                 row_max = torch.maximum(row_max, sinks)
             # Finite in rows that see no key, whose maximum is -inf: -inf - -inf is NaN.
-            shift = row_max.clamp(min=LEAST_MAX)
+            shift = row_max.clamp(min=MIN_RUNNING_MAX)
             unnormalized = torch.exp(found - shift)
             row_sum = unnormalized.sum(-1, keepdim=True)
             if sinks is not None:

@@ -78,7 +78,7 @@ def scores(
     final = capped
     if inputs.bias is not None:
         final = final + bias_of(problem, inputs.bias, part, rows).to(final.dtype)
-    diagonal, key = _places(part, rows, queries.device)
+    diagonal, key = _diagonal_and_keys(part, rows, queries.device)
     if inputs.alibi_slopes is not None:
         slopes = inputs.alibi_slopes.expand(problem.batch, -1)[part.batch]
         slopes = slopes.unflatten(1, (problem.heads_kv, -1)).to(final.dtype)
@@ -124,7 +124,9 @@ def dropout_factors(
     return kept.to(dtype) * kept_scale(problem.dropout_p)
 
 
-def _places(part: Part, rows: slice, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _diagonal_and_keys(
+    part: Part, rows: slice, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The diagonal keys of the rows, [rows, 1], and the keys, [seqlen_k]."""
     query = torch.arange(rows.start, rows.stop, device=device)
     key = torch.arange(part.seqlen_k, device=device)

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 def prepare_forward(chosen: CandidateResult, *like: object) -> ForwardLaunch:
-    """What writes the output and the final state."""
+    """The launch that writes the output and the final state."""
     return partial(forward, chosen)
 
 
 def prepare_backward(chosen: CandidateResult, *like: object) -> BackwardLaunch:
-    """What writes the gradients."""
+    """The launch that writes the gradients."""
     return partial(backward, chosen)
 
 
 def prepare_update(chosen: CandidateResult, *like: object) -> UpdateLaunch:
-    """What writes the output, and moves the tokens of x into the state."""
+    """The launch that writes the output, and moves the tokens of x into the state."""
     return partial(update, chosen)
 
 
@@ -99,13 +99,13 @@ def _moved(
     columns = state.shape[-1]
     if positions is None:
         return formula.forward(conv, residual, columns)
-    ordered = conv._replace(state=_turned(state, positions))
+    ordered = conv._replace(state=_rotated(state, positions))
     found, final = formula.forward(ordered, residual, columns)
-    return found, _turned(final, -(positions.long() + conv.x.shape[1]))
+    return found, _rotated(final, -(positions.long() + conv.x.shape[1]))
 
 
-def _turned(state: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-    """States whose column c is column (c + by) % columns, with a number for each state."""
+def _rotated(state: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    """States whose column c is column (c + by) % columns of `state`; `by`: for each state."""
     column = torch.arange(state.shape[-1], device=state.device)
-    place = (column + by.long()[:, None]) % state.shape[-1]
-    return state.gather(2, place[:, None].expand(state.shape))
+    source = (column + by.long()[:, None]) % state.shape[-1]
+    return state.gather(2, source[:, None].expand(state.shape))

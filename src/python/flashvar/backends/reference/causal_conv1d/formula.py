@@ -15,13 +15,13 @@ def forward(
     conv: Convolution, residual: torch.Tensor | None, columns: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output [batch, seqlen, dim] and the final state [sequences, dim, columns]."""
-    places = _Places(conv, columns)
-    table = _table(conv, places)
-    z = _sum(conv, [table[tap] for tap in places.taps])
+    rows = _TableRows(conv, columns)
+    table = _table(conv, rows)
+    z = _sum(conv, [table[tap] for tap in rows.taps])
     y = torch.nn.functional.silu(z) if conv.silu else z
     if residual is not None:
         y = y + residual.flatten(0, 1).to(y.dtype)
-    final = table[places.final].unflatten(0, (conv.sequences, columns)).transpose(1, 2)
+    final = table[rows.final].unflatten(0, (conv.sequences, columns)).transpose(1, 2)
     dtype = conv.x.dtype if conv.state is None else conv.state.dtype
     return y.unflatten(0, conv.x.shape[:2]).to(conv.x.dtype), final.to(dtype)
 
@@ -31,9 +31,9 @@ def backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of x, weight, bias and state, the last two wide if there are none."""
     columns = 0 if grad_final is None else grad_final.shape[-1]
-    places = _Places(conv, columns)
-    table = _table(conv, places)
-    inputs = [table[tap] for tap in places.taps]
+    rows = _TableRows(conv, columns)
+    table = _table(conv, rows)
+    inputs = [table[tap] for tap in rows.taps]
     # reshape, not flatten, which torch's older kind of batches has not.
     grad_z = grad_y.reshape(inputs[0].shape).to(table.dtype)
     if conv.silu:
@@ -43,13 +43,13 @@ def backward(
     grad_weight = torch.stack([(grad_z * one).sum(0) for one in inputs], 1)
     weight = conv.weight.to(table.dtype)
     of_table = torch.zeros_like(table)
-    for j, tap in enumerate(places.taps):
+    for j, tap in enumerate(rows.taps):
         of_table = of_table.index_add(0, tap, grad_z * weight[:, j])
     if grad_final is not None:
-        rows = grad_final.transpose(1, 2).reshape(len(places.final), table.shape[1]).to(table.dtype)
-        of_table = of_table.index_add(0, places.final, rows)
-    begin = conv.sequences * places.columns
-    grad_state = of_table[:begin].reshape(conv.sequences, places.columns, conv.x.shape[-1])
+        grads = grad_final.transpose(1, 2).reshape(len(rows.final), table.shape[1]).to(table.dtype)
+        of_table = of_table.index_add(0, rows.final, grads)
+    begin = conv.sequences * rows.columns
+    grad_state = of_table[:begin].reshape(conv.sequences, rows.columns, conv.x.shape[-1])
     grad_state = grad_state.transpose(1, 2)
     return (
         of_table[begin:].reshape(conv.x.shape).to(conv.x.dtype),
@@ -59,8 +59,8 @@ def backward(
     )
 
 
-class _Places:
-    """Which rows of the table the taps and the final states are."""
+class _TableRows:
+    """Rows of the table (_table) that taps and final states take."""
 
     def __init__(self, conv: Convolution, final_columns: int) -> None:
         batch, seqlen = conv.x.shape[:2]
@@ -75,7 +75,7 @@ class _Places:
         else:
             ends = conv.cu_seqlens.long()
         at = torch.searchsorted(ends, rows, right=True) - 1
-        # What cu_seqlens leaves out counts to the last sequence, so that nothing is out of bounds.
+        # Rows of no sequence count as rows of the last one, so that no index is out of bounds.
         at = at.clamp(0, max(sequences - 1, 0))
         begins = ends[at]
         self.taps = [self._row(rows - past + j, begins, at, sequences) for j in range(past + 1)]
@@ -90,11 +90,11 @@ class _Places:
         return torch.where(token >= begin, sequences * self.columns + token, of_state)
 
 
-def _table(conv: Convolution, places: _Places) -> torch.Tensor:
+def _table(conv: Convolution, rows: _TableRows) -> torch.Tensor:
     wide = torch.promote_types(torch.float32, conv.x.dtype)
     x = conv.x.flatten(0, 1).to(wide)
     if conv.state is None:
-        return torch.cat((x.new_zeros(conv.sequences * places.columns, x.shape[1]), x))
+        return torch.cat((x.new_zeros(conv.sequences * rows.columns, x.shape[1]), x))
     return torch.cat((conv.state.transpose(1, 2).flatten(0, 1).to(wide), x))
 
 

@@ -17,8 +17,8 @@ from flashvar.backends.reference.gated_delta_rule import activations, chunked, r
 from flashvar.backends.reference.gated_delta_rule.activations import Terms
 from flashvar.ops.gated_delta_rule.problem import Gradients, Inputs
 
-# Fewer tokens than this cost less one by one.
-_FEW: Final = 8
+# Sequences of fewer tokens take less time token by token.
+_RECURRENT_BELOW: Final = 8
 
 
 def forward(
@@ -32,17 +32,17 @@ def forward(
     for part, rows, states in _sequences(inputs, terms):
         state = _first(inputs, initial_state, states)
         with _no_autocast(inputs):
-            found, after = _form(part).forward(part, state)
+            found, after = _algorithm(part).forward(part, state)
         out[rows].copy_(found.transpose(1, 2))
         final_state[states].copy_(after)
 
 
 def update(inputs: Inputs, pool: torch.Tensor, indices: torch.Tensor, out: torch.Tensor) -> None:
-    """As forward, on states pool[indices] in place; a negative index is no state at all."""
+    """As forward, on states pool[indices] in place; a negative index: zeros, not written."""
     wide = activations.wide_dtype(inputs)
     used = (indices >= 0).view(-1, 1, 1, 1)
-    places = indices.clamp(min=0)
-    before = torch.where(used, pool[places].to(wide), 0)
+    clamped = indices.clamp(min=0)
+    before = torch.where(used, pool[clamped].to(wide), 0)
     after = torch.empty_like(before)
     forward(inputs, before, out, after)
     kept = indices >= 0
@@ -69,17 +69,17 @@ def backward(
         if grad_final_state is not None:
             d_final.copy_(grad_final_state[states])
         with _no_autocast(inputs):
-            found, d_state = _form(part).backward(part, state, d_out, d_final)
+            found, d_state = _algorithm(part).backward(part, state, d_out, d_final)
         for whole, one in zip(grads, found, strict=True):
             whole.transpose(1, 2)[rows].copy_(one.transpose(1, 2))
         of_state[states] = d_state
     return activations.backward(inputs, grads, None if initial_state is None else of_state)
 
 
-Place = tuple[slice, slice]
+Rows = tuple[slice, slice]
 
 
-def _sequences(inputs: Inputs, terms: Terms) -> Iterator[tuple[Terms, Place, slice]]:
+def _sequences(inputs: Inputs, terms: Terms) -> Iterator[tuple[Terms, Rows, slice]]:
     """Terms of sequences of one length, their rows, and their states."""
     if inputs.cu_seqlens is None:
         yield terms, (slice(None), slice(None)), slice(None)
@@ -90,12 +90,12 @@ def _sequences(inputs: Inputs, terms: Terms) -> Iterator[tuple[Terms, Place, sli
 
 
 def _no_autocast(inputs: Inputs) -> Any:
-    """Matrix products in their operands' dtype: autocast reaches into the op."""
+    """Disables autocast, which would change the dtype of matrix products within the op."""
     return torch.autocast(inputs.q.device.type, enabled=False)
 
 
-def _form(terms: Terms) -> ModuleType:
-    return recurrence if terms.q.shape[2] < _FEW else chunked
+def _algorithm(terms: Terms) -> ModuleType:
+    return recurrence if terms.q.shape[2] < _RECURRENT_BELOW else chunked
 
 
 def _first(inputs: Inputs, initial_state: torch.Tensor | None, states: slice) -> torch.Tensor:

@@ -23,7 +23,7 @@ class Terms(NamedTuple):
     beta: torch.Tensor  # [batch, heads, seqlen]
 
     def rows(self, begin: int, end: int) -> Terms:
-        """Those of some tokens."""
+        """The terms of the tokens from `begin` to `end`."""
         return Terms(*(x[:, :, begin:end] for x in self))
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def prepare_forward(
     chosen: CandidateResult, parts: Parts, out: torch.Tensor, lse: torch.Tensor
 ) -> ForwardLaunch:
-    """What writes the merged out and its log-sum-exp."""
+    """The launch that writes the merged out and its log-sum-exp."""
     return _forward
 
 
@@ -36,7 +36,7 @@ def prepare_backward(
     grad_lses: torch.Tensor | None,
     skipped: int,
 ) -> BackwardLaunch:
-    """What writes the gradients that are wanted, stacked."""
+    """The launch that writes the gradients that are wanted, stacked."""
     return partial(_backward, skipped)
 
 

@@ -23,7 +23,13 @@ from flashvar.backends.triton.attention.matrices import (
     zeros,
 )
 from flashvar.backends.triton.attention.ranges import keys_of_block
-from flashvar.backends.triton.attention.scores import LEAST_MAX, LOG2E, kept, modified, visible
+from flashvar.backends.triton.attention.scores import (
+    LOG2E,
+    MIN_RUNNING_MAX,
+    kept,
+    modified,
+    visible,
+)
 from flashvar.backends.triton.attention.sequences import rows_outside, span, work_tile
 
 
@@ -31,7 +37,7 @@ from flashvar.backends.triton.attention.sequences import rows_outside, span, wor
 def _update(
     b_acc,  # [BLOCK_Q, HEAD_V] float32, not yet divided by the row sum
     b_acc_tail,  # [BLOCK_Q, TAIL_V]
-    b_max,  # [BLOCK_Q] float32: running maximum of the scores times log2(e), at least LEAST_MAX
+    b_max,  # [BLOCK_Q] float32: running maximum of scores times log2(e), at least MIN_RUNNING_MAX
     b_sum,  # [BLOCK_Q] float32: running sum of P
     b_q,  # [BLOCK_Q, HEAD]
     b_q_tail,  # [BLOCK_Q, TAIL]
@@ -228,7 +234,10 @@ def attention_fwd_kernel(
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr,
     HEAD_V: tl.constexpr, TAIL_V: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
 ):  # fmt: skip
-    """Compute one block of query rows; the grid is one-dimensional, in the order of `work_tile`."""
+    """Compute one block of query rows; the grid is one-dimensional, in the order of `work_tile`.
+
+    Over 100 lines, of which the parameters are 26.
+    """
     i_batch, i_head, i_block, i_tile = work_tile(
         p_offsets_q, batch, heads_q, seqlen_q, total_q, False, BLOCK_Q
     )
@@ -277,7 +286,7 @@ def attention_fwd_kernel(
         b_q_tail = (b_q_tail * SIGN).to(p_q.dtype.element_ty)
     b_acc, b_acc_tail = zeros(BLOCK_Q, HEAD_V, TAIL_V)
     # Not -inf: differences from it are finite.
-    b_max = tl.full([BLOCK_Q], LEAST_MAX, tl.float32)
+    b_max = tl.full([BLOCK_Q], MIN_RUNNING_MAX, tl.float32)
     b_sum = tl.zeros([BLOCK_Q], tl.float32)
 
     start, stop, unmasked, masked, gap = keys_of_block(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     )
     from flashvar.selection.candidates import CandidateResult
 
-# Makes of a kernel, a grid and all arguments but the tensors the function that takes the tensors.
+# Takes a kernel, a grid and all arguments except tensors; returns the function that takes tensors.
 Bind = Callable[[Any, "tuple[int, ...]", "dict[str, Any]"], Callable[..., object]]
 
 # Elements of a 16-bit dtype in 16 bytes, the width of a vectorized load.

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
-# Exponents are relative to no less than this, as in the reference; in units of log2.
-LEAST_MAX = tl.constexpr(-(2.0**24))
+# Lower bound of the maximum that exponents are relative to, as in the reference; in units of log2.
+MIN_RUNNING_MAX = tl.constexpr(-(2.0**24))
 # A Philox call gives half words for rows r, r + 8 and columns c, c + 1, c + 8, c + 9 of a 16 x 16
 # fragment, where c is even.
 PHILOX_ROUNDS = tl.constexpr(7)

@@ -29,26 +29,26 @@ if TYPE_CHECKING:
 
 # Elements of a block: 16 bytes of a 16-bit dtype for each thread of 4 warps.
 _ELEMENTS: Final = 128 * 8
-_MOST_DIM: Final = 128
-# Tokens whose parts of the gradients of weights one program sums.
+_MAX_BLOCK_DIM: Final = 128
+# Tokens over which one program sums its part of the gradients of weight and bias.
 _CHUNK: Final = 256
-# Tokens or columns of a block of an update, which mostly has one token.
+# Tokens or columns of a block of an update. Most updates have one token.
 _UPDATE_ROWS: Final = 4
 _WARPS: Final = 4
 
 
 def prepare_forward(chosen: CandidateResult, *like: object) -> ForwardLaunch:
-    """What writes the output and the final state."""
+    """The launch that writes the output and the final state."""
     return partial(forward, chosen)
 
 
 def prepare_backward(chosen: CandidateResult, *like: object) -> BackwardLaunch:
-    """What writes the gradients."""
+    """The launch that writes the gradients."""
     return partial(backward, chosen)
 
 
 def prepare_update(chosen: CandidateResult, *like: object) -> UpdateLaunch:
-    """What writes the output, and moves the tokens of x into the state."""
+    """The launch that writes the output, and moves the tokens of x into the state."""
     return partial(update, chosen)
 
 
@@ -171,9 +171,9 @@ def _constants(conv: Convolution) -> dict[str, Any]:
     }
 
 
-def _sizes(dim: int, wide: bool) -> dict[str, Any]:
-    """The block and the options of a kernel; `wide` where channels lie beside each other."""
-    most = _MOST_DIM if wide else _ELEMENTS // _MOST_DIM
+def _sizes(dim: int, channels_contiguous: bool) -> dict[str, Any]:
+    """The block and the options of a kernel. Blocks are wider where channels are contiguous."""
+    most = _MAX_BLOCK_DIM if channels_contiguous else _ELEMENTS // _MAX_BLOCK_DIM
     columns = min(max(triton.next_power_of_2(dim), 8), most)
     return {
         "BLOCK_ROWS": _ELEMENTS // columns,

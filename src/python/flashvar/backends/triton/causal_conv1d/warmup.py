@@ -1,4 +1,4 @@
-"""Compiling the Triton kernels of causal_conv1d for a device that is not here."""
+"""Compile the Triton kernels of causal_conv1d for a GPU that is not in this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def compile_for(kind: Kind, capability: tuple[int, int]) -> None:
     """Compile the kernels of a kind of call; Triton finds them where there is such a device.
 
-    Afterwards this process can start no kernel of Triton's.
+    Afterwards this process cannot launch Triton kernels.
     """
     set_target(capability)
     x, weight, bias, ends = tensors_of(kind, "cpu").values()

@@ -1,4 +1,4 @@
-"""Launches of the Triton kernels of gated_delta_rule: one fixed configuration, nothing is tuned."""
+"""Launches the Triton kernels of gated_delta_rule, in one fixed configuration without tuning."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import torch
 import triton
 
 from flashvar.backends.triton.begin import Begin, start
-from flashvar.backends.triton.gated_delta_rule import launch, widened
+from flashvar.backends.triton.gated_delta_rule import launch, padding
 from flashvar.backends.triton.gated_delta_rule.launch import strides
 from flashvar.backends.triton.gated_delta_rule.recurrent import recurrent_kernel
 from flashvar.ops.gated_delta_rule.problem import L2NORM_EPS, Gradients, Inputs
-from flashvar.ops.gated_delta_rule.spec import FEW
+from flashvar.ops.gated_delta_rule.spec import RECURRENT_BELOW
 
 # Elements of a state in a program: 32 registers for each thread of 4 warps.
 _ELEMENTS: Final = 4096
 _WARPS: Final = 4
-_MOST_COLUMNS: Final = 64
+_MAX_BLOCK_V: Final = 64
 
 
 def forward(
@@ -29,13 +29,15 @@ def forward(
 ) -> None:
     """Write out, and the state after each sequence."""
     rows = inputs.q.shape[0] * inputs.q.shape[1]
-    few = rows < FEW * inputs.sequences
-    if few or launch.Chunks(inputs).size < launch.LEAST_TOKENS:
+    few = rows < RECURRENT_BELOW * inputs.sequences
+    if few or launch.Chunks(inputs).size < launch.MIN_CHUNK_TOKENS:
         _recurrent(inputs, initial_state, None, final_state, out, begin)
-    elif inputs.head_dim < widened.LEAST:
-        after = final_state.new_empty(*final_state.shape[:2], widened.LEAST, final_state.shape[3])
-        before = widened.state(initial_state)
-        launch.forward(widened.inputs(inputs), before, out, after, begin)
+    elif inputs.head_dim < padding.MIN_HEAD_DIM:
+        after = final_state.new_empty(
+            *final_state.shape[:2], padding.MIN_HEAD_DIM, final_state.shape[3]
+        )
+        before = padding.state(initial_state)
+        launch.forward(padding.inputs(inputs), before, out, after, begin)
         final_state.copy_(after[:, :, : inputs.head_dim])
     else:
         launch.forward(inputs, initial_state, out, final_state, begin)
@@ -48,7 +50,7 @@ def update(
     out: torch.Tensor,
     begin: Begin = start,
 ) -> None:
-    """As forward, on states pool[indices] in place; a negative index is no state at all."""
+    """As forward, on states pool[indices] in place; a negative index: zeros, not written."""
     _recurrent(inputs, pool, indices, pool, out, begin)
 
 
@@ -60,10 +62,10 @@ def backward(
     begin: Begin = start,
 ) -> Gradients:
     """The gradients of all inputs; an absent gradient of a result counts as zeros."""
-    if inputs.head_dim < widened.LEAST:
-        states = widened.state(initial_state), widened.state(grad_final_state)
-        found = launch.backward(widened.inputs(inputs), states[0], grad_out, states[1], begin)
-        return widened.gradients(found, inputs.head_dim)
+    if inputs.head_dim < padding.MIN_HEAD_DIM:
+        states = padding.state(initial_state), padding.state(grad_final_state)
+        found = launch.backward(padding.inputs(inputs), states[0], grad_out, states[1], begin)
+        return padding.gradients(found, inputs.head_dim)
     return launch.backward(inputs, initial_state, grad_out, grad_final_state, begin)
 
 
@@ -77,7 +79,7 @@ def _recurrent(
 ) -> None:
     k, v = inputs.q.shape[-1], inputs.v.shape[-1]
     block_k = triton.next_power_of_2(k)
-    block_v = min(triton.next_power_of_2(v), _MOST_COLUMNS, max(_ELEMENTS // block_k, 1))
+    block_v = min(triton.next_power_of_2(v), _MAX_BLOCK_V, max(_ELEMENTS // block_k, 1))
     programs = inputs.sequences * inputs.heads * -(-v // block_v)
     if programs == 0:
         return

@@ -1,4 +1,4 @@
-"""Computes what the recurrence reads from loaded inputs: gates and beta, in float32."""
+"""Computes the recurrence's gates, beta and normalized rows from loaded inputs, in float32."""
 # Constants of the compiler are upper case, as in all of Triton.
 # ruff: noqa: N803
 # Triton's own language: no annotations that mypy could check.
@@ -12,13 +12,13 @@ from typing import Final
 import triton
 import triton.language as tl
 
-# exp of it is 0: sums of gates stay finite.
+# Gates are clamped to it, so that their sums stay finite. Its exp is 0 in float32.
 LOWEST_GATE: Final = tl.constexpr(-104.0)
 
 
 @triton.jit
 def normalised(b_x, EPS: tl.constexpr):
-    """Rows of length 1; the last dimension is summed over."""
+    """Rows divided by their norm, over the last dimension."""
     b_sum = tl.sum(b_x * b_x, len(b_x.shape) - 1, keep_dims=True)
     return b_x * tl.rsqrt(b_sum + EPS)
 
@@ -31,10 +31,10 @@ def beta_of(b_beta, SIGMOID: tl.constexpr, SCALE: tl.constexpr):
 
 @triton.jit
 def softplus(b_x):
-    """log(1 + exp(x)), of large x without overflow and of small x with all digits."""
+    """log(1 + exp(x)), without overflow for large x and to full precision for small x."""
     b_exp = tl.exp(-tl.abs(b_x))
     b_sum = 1.0 + b_exp
-    # The quotient undoes what rounding does to the sum (Kahan's log1p).
+    # The quotient corrects the rounding error of the sum (Kahan's log1p).
     b_same = b_sum == 1.0
     b_quotient = b_exp / tl.where(b_same, 1.0, b_sum - 1.0)
     b_log = tl.where(b_same, b_exp, tl.log(b_sum) * b_quotient)
@@ -43,7 +43,7 @@ def softplus(b_x):
 
 @triton.jit
 def gate_of(b_g, p_a_log, p_dt_bias):
-    """The gate, made of a head's parameters where there are any."""
+    """The gate: g itself, or computed from g with a head's A_log and dt_bias."""
     if p_a_log is not None:
         if p_dt_bias is not None:
             b_g += tl.load(p_dt_bias).to(tl.float32)
@@ -60,6 +60,6 @@ def gate_backward(b_g, b_grad, p_a_log, p_dt_bias):
         if p_dt_bias is not None:
             b_g += tl.load(p_dt_bias).to(tl.float32)
         b_grad *= -tl.exp(tl.load(p_a_log).to(tl.float32)) * tl.sigmoid(b_g)
-    # Nothing depends on how a gate that forgets all came about.
+    # Clamped gates forget everything: results do not depend on what they were computed from.
     forgets = b_gate <= LOWEST_GATE
     return tl.where(forgets, 0.0, b_grad), tl.where(forgets, 0.0, b_grad_a_log)

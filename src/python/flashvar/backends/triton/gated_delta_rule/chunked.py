@@ -1,8 +1,8 @@
 """The Triton kernels of the gated delta rule in chunks of tokens, by matrix products.
 
-Names and formulas are those of flashvar.backends.reference.gated_delta_rule.chunked. What no state
-enters comes first and for all chunks at once; then a program goes through the chunks of a sequence
-with BLOCK_V columns of a head's state in registers.
+Names and formulas are those of flashvar.backends.reference.gated_delta_rule.chunked. chunk_kernel
+computes the matrices that do not depend on states, for all chunks in parallel. In chain_kernel a
+program iterates over the chunks of a sequence, with BLOCK_V columns of a head's state in registers.
 """
 # Constants of the compiler are upper case, as in all of Triton.
 # ruff: noqa: N803
@@ -20,16 +20,16 @@ import triton.language as tl
 from flashvar.backends.triton.gated_delta_rule.activations import LOWEST_GATE, beta_of, gate_of
 from flashvar.backends.triton.gated_delta_rule.chunks import (
     RUNTIME,
-    add_halves,
-    add_right,
+    add_split,
+    add_split_right,
+    bounds,
     chunk_coordinate,
     decays,
-    ends,
     first_slot,
-    halves,
-    lengths,
-    load_halves,
-    store_halves,
+    load_split,
+    norm_factors,
+    split,
+    store_split,
 )
 
 _BLOCK: Final = tl.constexpr(16)
@@ -39,21 +39,21 @@ _BLOCK: Final = tl.constexpr(16)
 def _inverse(b_a, CHUNK: tl.constexpr):
     """inverse(I + a) of a strictly lower matrix, by forward substitution in two levels.
 
-    Diagonal blocks of 16 go row by row, all at once. Of the blocks below, each iteration makes one
-    more row final, from rows that are: x = d - (d l) x.
+    First the diagonal blocks of 16, row by row and all blocks in parallel: d. Then the blocks below
+    them, l: each iteration of x = d - (d l) x makes one more row of blocks final.
     """
     blocks: tl.constexpr = CHUNK // _BLOCK
     o_c = tl.arange(0, CHUNK)
     same = (o_c // _BLOCK)[:, None] == (o_c // _BLOCK)[None, :]
-    b_whole = tl.reshape(tl.where(same, b_a, 0.0), [blocks, _BLOCK, blocks, _BLOCK])
-    b_diagonal = tl.sum(b_whole, 2)  # [block, row, column]: the others are 0
+    b_blocks = tl.reshape(tl.where(same, b_a, 0.0), [blocks, _BLOCK, blocks, _BLOCK])
+    b_diagonal = tl.sum(b_blocks, 2)  # [block, row, column]: all other blocks are 0
     o_b = tl.arange(0, _BLOCK)
     b_x = tl.where(o_b[:, None] == o_b[None, :], 1.0, 0.0)[None, :, :] + b_diagonal * 0.0
     for row in range(1, _BLOCK):
         m_row = o_b[None, :, None] == row
         b_row = tl.sum(tl.where(m_row, b_diagonal, 0.0), 1)  # [block, column]
-        b_new = tl.sum(b_row[:, :, None] * b_x, 1)
-        b_x = tl.where(m_row, b_x - b_new[:, None, :], b_x)
+        b_product = tl.sum(b_row[:, :, None] * b_x, 1)
+        b_x = tl.where(m_row, b_x - b_product[:, None, :], b_x)
     b_spread = tl.broadcast_to(b_x[:, :, None, :], [blocks, _BLOCK, blocks, _BLOCK])
     b_d = tl.where(same, tl.reshape(b_spread, [CHUNK, CHUNK]), 0.0)
     b_l = tl.dot(b_d, tl.where(same, 0.0, b_a), input_precision="tf32x3")
@@ -72,9 +72,9 @@ def chunk_kernel(
     p_a_log,  # [heads]; None: g is the gate
     p_dt_bias,  # [heads]; None: zeros
     p_cu_seqlens,  # [sequences + 1]; None: each batch is a sequence
-    p_mixed,  # T D in halves [slots, heads, 2, CHUNK, CHUNK], contiguous, written
-    p_scores,  # P, times scale, like that
-    p_rows,  # four numbers of each row [slots, heads, 4, CHUNK], contiguous, written
+    p_mixed,  # T D, split [slots, heads, 2, CHUNK, CHUNK], contiguous, written
+    p_scores,  # scale P, laid out like p_mixed, written
+    p_rows,  # values of rows (chunks.py) [slots, heads, 4, CHUNK], contiguous, written
     q_batch, q_row, q_head, q_dim,
     k_batch, k_row, k_head, k_dim,
     g_batch, g_row, g_head,
@@ -85,10 +85,10 @@ def chunk_kernel(
     scale, heads, group,
     K: tl.constexpr, L2NORM: tl.constexpr, SIGMOID: tl.constexpr, BETA_SCALE: tl.constexpr,
     EPS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_K: tl.constexpr,
-    OPERAND: tl.constexpr,  # dtype of what is multiplied
-    PRECISION: tl.constexpr,  # where that is float32
+    OPERAND: tl.constexpr,  # dtype of operands of tl.dot
+    PRECISION: tl.constexpr,  # of tl.dot with float32 operands
 ):  # fmt: skip
-    """The grid is all heads of all slots, on one axis."""
+    """Writes the matrices of one chunk. Grid: slots x heads, on one axis."""
     i_head = (tl.program_id(0) % heads).to(tl.int64)
     slot = (tl.program_id(0) // heads).to(tl.int64)
     i_sequence, row, end = chunk_coordinate(
@@ -109,8 +109,8 @@ def chunk_kernel(
     p_k += o_row[:, None] * k_row + o_k[None, :] * k_dim
     b_q = tl.load(p_q, mask=m_rows, other=0.0).to(OPERAND)
     b_k = tl.load(p_k, mask=m_rows, other=0.0).to(OPERAND)
-    b_one_q = scale * lengths(tl.trans(b_q), L2NORM, EPS)
-    b_one_k = lengths(tl.trans(b_k), L2NORM, EPS)
+    b_norm_q = scale * norm_factors(tl.trans(b_q), L2NORM, EPS)
+    b_norm_k = norm_factors(tl.trans(b_k), L2NORM, EPS)
     p_beta += i_batch * beta_batch + o_row * beta_row + i_head * beta_head
     b_beta = beta_of(tl.load(p_beta, mask=m_row, other=0.0).to(tl.float32), SIGMOID, BETA_SCALE)
     b_beta = tl.where(m_row, b_beta, 0.0)
@@ -129,17 +129,17 @@ def chunk_kernel(
     o_square = o_c[:, None] * CHUNK + o_c[None, :]
     b_decay = decays(b_sums, o_c, False)
     b_scores = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-    b_scores *= b_one_q[:, None] * b_one_k[None, :] * b_decay
-    store_halves(p_scores + first_row * 2 * CHUNK + o_square, b_scores, CHUNK, OPERAND)
+    b_scores *= b_norm_q[:, None] * b_norm_k[None, :] * b_decay
+    store_split(p_scores + first_row * 2 * CHUNK + o_square, b_scores, CHUNK, OPERAND)
     b_a = tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION)
-    b_a *= (b_beta * b_one_k)[:, None] * b_one_k[None, :]
+    b_a *= (b_beta * b_norm_k)[:, None] * b_norm_k[None, :]
     b_mixed = _inverse(tl.where(o_c[:, None] > o_c[None, :], b_a, 0.0), CHUNK) * b_decay
-    store_halves(p_mixed + first_row * 2 * CHUNK + o_square, b_mixed, CHUNK, OPERAND)
+    store_split(p_mixed + first_row * 2 * CHUNK + o_square, b_mixed, CHUNK, OPERAND)
     p_rows += first_row * 4 + o_c
     tl.store(p_rows, b_sums)
     tl.store(p_rows + CHUNK, b_beta)
-    tl.store(p_rows + 2 * CHUNK, b_one_q)
-    tl.store(p_rows + 3 * CHUNK, b_one_k)
+    tl.store(p_rows + 2 * CHUNK, b_norm_q)
+    tl.store(p_rows + 3 * CHUNK, b_norm_k)
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -155,7 +155,7 @@ def chain_kernel(
     p_after,  # like before; None: not written
     p_out,  # [batch, seqlen, heads, V], rows contiguous; None: not written
     p_states,  # S before each chunk [slots, heads, K, V], contiguous; None: not written
-    p_new,  # N [slots, heads, CHUNK, V], contiguous; None: not written
+    p_updates,  # N [slots, heads, CHUNK, V], contiguous; None: not written
     q_batch, q_row, q_head, q_dim,
     k_batch, k_row, k_head, k_dim,
     v_batch, v_row, v_head, v_dim,
@@ -167,9 +167,10 @@ def chain_kernel(
     K: tl.constexpr, V: tl.constexpr, CHUNK: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The grid is all column blocks of all heads of all sequences, on one axis.
+    """Iterates over a sequence. Grid: sequences x heads x column blocks, on one axis.
 
-    A forward writes out and after; a backward, which begins with the same chain, states and new.
+    The forward writes out and after. The backward runs the chain again and writes states and
+    updates.
     """
     blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     i_head = (tl.program_id(0) // blocks % heads).to(tl.int64)
@@ -183,7 +184,7 @@ def chain_kernel(
     o_values = o_c[:, None] * V + o_v.to(tl.int32)[None, :]
     o_state = o_k.to(tl.int32)[:, None] * V + o_v.to(tl.int32)[None, :]
 
-    begin, end = ends(p_cu_seqlens, cu_seqlens_stride, i_sequence, seqlen)
+    begin, end = bounds(p_cu_seqlens, cu_seqlens_stride, i_sequence, seqlen)
     slot = first_slot(begin, i_sequence, seqlen, p_cu_seqlens is not None, CHUNK)
     i_batch = i_sequence if p_cu_seqlens is None else i_sequence * 0
     p_q += i_batch * q_batch + i_head // group * q_head + o_k[None, :] * q_dim
@@ -206,36 +207,36 @@ def chain_kernel(
         b_k = b_k.to(OPERAND)
         first_row = (slot * heads + i_head) * CHUNK
         p_chunk = p_mixed + first_row * 2 * CHUNK + o_square
-        b_mixed, b_mixed_low = load_halves(p_chunk, CHUNK, OPERAND)
+        b_mixed, b_mixed_low = load_split(p_chunk, CHUNK, OPERAND)
         b_sums = tl.load(p_rows + first_row * 4 + o_c)
         b_beta = tl.load(p_rows + first_row * 4 + CHUNK + o_c)[:, None]
-        b_one_k = tl.load(p_rows + first_row * 4 + 3 * CHUNK + o_c)
+        b_norm_k = tl.load(p_rows + first_row * 4 + 3 * CHUNK + o_c)
         b_last = tl.load(p_rows + first_row * 4 + CHUNK - 1)
         b_operand = b_state.to(OPERAND)
         if p_states is not None:
             tl.store(p_states + (slot * heads + i_head) * K * V + o_state, b_operand, mask=m_state)
 
-        b_read = tl.dot(b_k, b_operand, input_precision=PRECISION)
-        b_rest = b_beta * (b_v - (tl.exp(b_sums) * b_one_k)[:, None] * b_read)
-        b_high, b_low = halves(b_rest, OPERAND)
-        b_new = tl.zeros([CHUNK, BLOCK_V], tl.float32)
-        b_new = add_halves(b_new, b_mixed, b_mixed_low, b_high, b_low, OPERAND, PRECISION)
-        if p_new is not None:
-            tl.store(p_new + first_row * V + o_values, b_new, mask=m_v[None, :])
+        b_predicted = tl.dot(b_k, b_operand, input_precision=PRECISION)
+        b_residual = b_beta * (b_v - (tl.exp(b_sums) * b_norm_k)[:, None] * b_predicted)
+        b_high, b_low = split(b_residual, OPERAND)
+        b_updates = tl.zeros([CHUNK, BLOCK_V], tl.float32)
+        b_updates = add_split(b_updates, b_mixed, b_mixed_low, b_high, b_low, OPERAND, PRECISION)
+        if p_updates is not None:
+            tl.store(p_updates + first_row * V + o_values, b_updates, mask=m_v[None, :])
         if p_out is not None:
             b_q = tl.load(p_q + o_row[:, None] * q_row, mask=m_row & m_k[None, :], other=0.0)
             p_chunk = p_scores + first_row * 2 * CHUNK + o_square
-            b_scores, b_scores_low = load_halves(p_chunk, CHUNK, OPERAND)
-            b_one_q = tl.load(p_rows + first_row * 4 + 2 * CHUNK + o_c)
+            b_scores, b_scores_low = load_split(p_chunk, CHUNK, OPERAND)
+            b_norm_q = tl.load(p_rows + first_row * 4 + 2 * CHUNK + o_c)
             b_out = tl.dot(b_q.to(OPERAND), b_operand, input_precision=PRECISION)
-            b_out *= (tl.exp(b_sums) * b_one_q)[:, None]
-            b_high, b_low = halves(b_new, OPERAND)
-            b_out = add_halves(b_out, b_scores, b_scores_low, b_high, b_low, OPERAND, PRECISION)
+            b_out *= (tl.exp(b_sums) * b_norm_q)[:, None]
+            b_high, b_low = split(b_updates, OPERAND)
+            b_out = add_split(b_out, b_scores, b_scores_low, b_high, b_low, OPERAND, PRECISION)
             b_out = b_out.to(p_out.dtype.element_ty)
             tl.store(p_out + o_row[:, None] * out_row, b_out, mask=m_values)
-        b_kept = (tl.exp(b_last - b_sums) * b_one_k)[:, None] * b_new
+        b_decayed = (tl.exp(b_last - b_sums) * b_norm_k)[:, None] * b_updates
         b_state *= tl.exp(b_last)
-        b_state = add_right(b_state, tl.trans(b_k), b_kept, OPERAND, PRECISION)
+        b_state = add_split_right(b_state, tl.trans(b_k), b_decayed, OPERAND, PRECISION)
         slot += 1
 
     if p_after is not None:

@@ -1,10 +1,10 @@
 """Locates the chunks of sequences; helpers for a chunk's matrices that all kernels share.
 
-A chunk of a sequence that begins at row b has the slot b // CHUNK + (number of the sequence) + (its
-own number) in scratch memory: no two have the same, and no length is needed on the host.
+Chunk n of sequence i, which begins at row b, has slot b // CHUNK + i + n in scratch memory. No two
+chunks have the same slot, and the host needs no lengths of sequences.
 
-Of each row of a chunk four numbers are kept: G, beta, scale times the factor that makes the length
-of q 1, and that of k; without qk_l2norm the factors are 1.
+Scratch memory has four values for each row of a chunk: G, beta, scale times the factor that
+normalizes q, and the factor that normalizes k. Without qk_l2norm these factors are 1.
 """
 # Constants of the compiler are upper case, as in all of Triton.
 # ruff: noqa: N803, SIM300
@@ -19,7 +19,8 @@ from typing import Final
 import triton
 import triton.language as tl
 
-# They change from call to call, or tell the compiler nothing: one kernel serves all their values.
+# Arguments that change from call to call, or whose values do not help the compiler: kernels are not
+# specialized for them.
 RUNTIME: Final = (
     *("seqlen", "sequences", "first_step", "scale", "heads", "group", "cu_seqlens_stride"),
     *("g_batch", "g_row", "g_head", "beta_batch", "beta_row", "beta_head"),
@@ -28,8 +29,8 @@ RUNTIME: Final = (
 
 
 @triton.jit
-def ends(p_cu_seqlens, cu_seqlens_stride, i_sequence, seqlen):
-    """The first row of a sequence, counted from that of its batch, and the row behind its last."""
+def bounds(p_cu_seqlens, cu_seqlens_stride, i_sequence, seqlen):
+    """The first row of a sequence in its batch entry, and the row after its last."""
     begin = i_sequence * 0
     end = begin + seqlen
     if p_cu_seqlens is not None:
@@ -53,7 +54,7 @@ def first_slot(begin, i_sequence, seqlen, PACKED: tl.constexpr, CHUNK: tl.conste
 def sequence_of(
     p_cu_seqlens, cu_seqlens_stride, slot, seqlen, sequences, first_step, CHUNK: tl.constexpr
 ):
-    """The last sequence whose first slot is not behind a slot."""
+    """The last sequence whose first slot is not after `slot`."""
     if p_cu_seqlens is None:
         i_sequence = slot // ((seqlen + CHUNK - 1) // CHUNK)
     else:
@@ -73,26 +74,27 @@ def sequence_of(
 def chunk_coordinate(
     p_cu_seqlens, cu_seqlens_stride, slot, seqlen, sequences, first_step, CHUNK: tl.constexpr
 ):
-    """The sequence of a slot, the first row of its chunk, and the row behind the sequence's last.
+    """The sequence of a slot, the first row of its chunk, and the row after the sequence's last.
 
-    A slot that no chunk has begins behind the last.
+    Slots without a chunk: the first row is not before the row after the last.
     """
     i_sequence = sequence_of(
         p_cu_seqlens, cu_seqlens_stride, slot, seqlen, sequences, first_step, CHUNK
     )
-    begin, end = ends(p_cu_seqlens, cu_seqlens_stride, i_sequence, seqlen)
+    begin, end = bounds(p_cu_seqlens, cu_seqlens_stride, i_sequence, seqlen)
     first = first_slot(begin, i_sequence, seqlen, p_cu_seqlens is not None, CHUNK)
     return i_sequence, begin + (slot - first) * CHUNK, end
 
 
 @triton.jit
-def lengths(b_x, L2NORM: tl.constexpr, EPS: tl.constexpr):
-    """The factor of each row that makes its length 1, or 1; of the rows transposed, [K, C].
+def norm_factors(b_x, L2NORM: tl.constexpr, EPS: tl.constexpr):
+    """The factor of each row that makes its norm 1, or ones. Takes rows transposed, [K, C].
 
-    Triton 3.6 fails to compile sums along rows of [C, K] at some K that are no multiples of 16.
+    Triton 3.6 fails to compile sums along rows of [C, K] at some K that are not multiples of 16.
 
-    Products take the rows as they are and are scaled: rows of length 1, rounded to 16 bits, would
-    have another length, which equal keys raise to the power of the number of tokens.
+    GEMMs take the rows as they are, and their results are scaled: normalized rows, rounded to 16
+    bits, would not have norm 1, and where keys are equal that error grows exponentially with the
+    number of tokens.
     """
     b_factor = tl.full([b_x.shape[1]], 1.0, tl.float32)
     if L2NORM:
@@ -102,11 +104,11 @@ def lengths(b_x, L2NORM: tl.constexpr, EPS: tl.constexpr):
 
 
 @triton.jit
-def decays(b_sums, o_c, TURNED: tl.constexpr):
+def decays(b_sums, o_c, TRANSPOSED: tl.constexpr):
     """D [row, column], exp(G[row] - G[column]) on and below the diagonal, or its transpose."""
     b_between = b_sums[:, None] - b_sums[None, :]
-    # On the other side of the diagonal the difference would overflow.
-    if TURNED:
+    # On the other side of the diagonal exp() would overflow.
+    if TRANSPOSED:
         b_between = tl.where(o_c[:, None] <= o_c[None, :], -b_between, float("-inf"))
     else:
         b_between = tl.where(o_c[:, None] >= o_c[None, :], b_between, float("-inf"))
@@ -114,24 +116,24 @@ def decays(b_sums, o_c, TURNED: tl.constexpr):
 
 
 @triton.jit
-def halves(b_x, OPERAND: tl.constexpr):
-    """What the operand dtype holds of a float32 matrix, and the rest, which is 0 for float32."""
+def split(b_x, OPERAND: tl.constexpr):
+    """The high and the low part of a float32 matrix in the operand dtype; float32: low is 0."""
     b_high = b_x.to(OPERAND)
     return b_high, (b_x - b_high.to(tl.float32)).to(OPERAND)
 
 
 @triton.jit
-def store_halves(p_x, b_x, CHUNK: tl.constexpr, OPERAND: tl.constexpr):
-    """Both halves [2, CHUNK, CHUNK], contiguous; the first alone where it is float32."""
-    b_high, b_low = halves(b_x, OPERAND)
+def store_split(p_x, b_x, CHUNK: tl.constexpr, OPERAND: tl.constexpr):
+    """Store both parts, [2, CHUNK, CHUNK], contiguous; float32: the high part alone."""
+    b_high, b_low = split(b_x, OPERAND)
     tl.store(p_x, b_high)
     if OPERAND != tl.float32:
         tl.store(p_x + CHUNK * CHUNK, b_low)
 
 
 @triton.jit
-def load_halves(p_x, CHUNK: tl.constexpr, OPERAND: tl.constexpr):
-    """What `store_halves` stored."""
+def load_split(p_x, CHUNK: tl.constexpr, OPERAND: tl.constexpr):
+    """Load what store_split() stored; float32: the low part is not used."""
     b_high = tl.load(p_x)
     b_low = b_high
     if OPERAND != tl.float32:
@@ -140,19 +142,19 @@ def load_halves(p_x, CHUNK: tl.constexpr, OPERAND: tl.constexpr):
 
 
 @triton.jit
-def whole(b_high, b_low, OPERAND: tl.constexpr):
-    """The float32 matrix of two halves."""
+def join(b_high, b_low, OPERAND: tl.constexpr):
+    """The float32 matrix whose parts are given."""
     b_x = b_high.to(tl.float32)
     return b_x + b_low.to(tl.float32) if OPERAND != tl.float32 else b_x
 
 
 @triton.jit
-def add_halves(
+def add_split(
     b_z, b_high_x, b_low_x, b_high_y, b_low_y, OPERAND: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """A sum and a product of float32 matrices in halves.
+    """z + x y, where x and y are split into high and low parts.
 
-    For sums over tokens: where keys are alike their terms cancel, and with them 16 bits.
+    For sums over tokens: where keys are alike their terms cancel, and 16 bits would be lost.
     """
     b_z = tl.dot(b_high_x, b_high_y, b_z, input_precision=PRECISION)
     if OPERAND != tl.float32:
@@ -162,8 +164,8 @@ def add_halves(
 
 
 @triton.jit
-def add_left(b_z, b_high, b_low, b_y, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
-    """The same where the second matrix is of operands already."""
+def add_split_left(b_z, b_high, b_low, b_y, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    """z + x y, where only x is split."""
     b_z = tl.dot(b_high, b_y, b_z, input_precision=PRECISION)
     if OPERAND != tl.float32:
         b_z = tl.dot(b_low, b_y, b_z)
@@ -171,9 +173,9 @@ def add_left(b_z, b_high, b_low, b_y, OPERAND: tl.constexpr, PRECISION: tl.const
 
 
 @triton.jit
-def add_right(b_z, b_x, b_y, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
-    """The same where the first is."""
-    b_high, b_low = halves(b_y, OPERAND)
+def add_split_right(b_z, b_x, b_y, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    """z + x y, where only y is split, here."""
+    b_high, b_low = split(b_y, OPERAND)
     b_z = tl.dot(b_x, b_high, b_z, input_precision=PRECISION)
     if OPERAND != tl.float32:
         b_z = tl.dot(b_x, b_low, b_z)

@@ -1,8 +1,8 @@
 """Launches the chunked kernels, forward and backward.
 
-The scratch memory of a backward is, for each chunk and head of v, two states and eight squares
-[chunk, chunk] in the dtype of what is multiplied, and two blocks of the size of its v in float32:
-with bfloat16 and K = V = 128 that is 3 KiB for each token and head of v.
+The scratch memory of the backward is, for each chunk and head of v, two states and eight squares
+[chunk, chunk] in the dtype of operands, and two blocks of the size of the chunk's v in float32.
+With bfloat16 and K = V = 128 that is 3 KiB for each token and head of v.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from flashvar.backends.triton.gated_delta_rule.backward import (
 from flashvar.backends.triton.gated_delta_rule.chunked import chain_kernel, chunk_kernel
 from flashvar.ops.gated_delta_rule.problem import L2NORM_EPS, Gradients, Inputs
 
-LEAST_TOKENS: Final = 16
-# Tokens of a chunk, and bytes of its q or k: several such fit into 99 KiB of shared memory.
-_MOST_TOKENS: Final = 64
+MIN_CHUNK_TOKENS: Final = 16
+# Upper bounds of a chunk's tokens and of the bytes of its q or k: several such blocks fit into
+# 99 KiB of shared memory.
+_MAX_CHUNK_TOKENS: Final = 64
 _CHUNK_BYTES: Final = 16384
-# Elements and columns of a state in a program.
+# Upper bounds of the elements and of the columns of a state in a program.
 _STATE_ELEMENTS: Final = 8192
 _STATE_COLUMNS: Final = 64
 _WARPS: Final = 4
 _BACKWARD_WARPS: Final = 8
-# What is multiplied. float16 has not the range of states and of gradients.
+# Dtypes of operands. float16 lacks the range of states and gradients: those calls use float32.
 _OPERANDS: Final = {torch.bfloat16: (torch.bfloat16, tl.bfloat16)}
-_WIDE: Final = (torch.float32, tl.float32)
+_FLOAT32: Final = (torch.float32, tl.float32)
 
 
 class Chunks:
-    """How a call is cut into chunks, and what all of its kernels are given."""
+    """The division of a call into chunks, and the arguments that its kernels share."""
 
     def __init__(self, inputs: Inputs) -> None:
         q, v = inputs.q, inputs.v.shape[-1]
@@ -45,13 +46,13 @@ class Chunks:
         self.inputs = inputs
         self.seqlen: int = q.shape[1]
         self.heads, self.sequences = inputs.heads, inputs.sequences
-        self.dtype, operand = _OPERANDS.get(q.dtype, _WIDE)
+        self.dtype, operand = _OPERANDS.get(q.dtype, _FLOAT32)
         block_k: int = max(triton.next_power_of_2(k), 16)
-        self.size: int = min(_CHUNK_BYTES // (block_k * self.dtype.itemsize), _MOST_TOKENS)
+        self.size: int = min(_CHUNK_BYTES // (block_k * self.dtype.itemsize), _MAX_CHUNK_TOKENS)
         self.constants: dict[str, Any] = {
             **{"heads": self.heads, "group": inputs.group, "K": k, "CHUNK": self.size},
             **{"BLOCK_K": block_k, "OPERAND": operand},
-            # float32 leaves no shared memory for the next step's loads.
+            # With float32 there is no shared memory left to load the next iteration ahead.
             "num_stages": 2 if self.dtype.itemsize == 2 else 1,
             "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
         }
@@ -65,35 +66,35 @@ class Chunks:
 
     @property
     def slots(self) -> int:
-        """How many chunks there may be; none without a sequence."""
+        """An upper bound of the number of chunks."""
         if self.inputs.cu_seqlens is None:
             return self.sequences * -(-self.seqlen // self.size)
         return self.seqlen // self.size + self.sequences if self.sequences else 0
 
     @property
     def chains(self) -> tuple[int]:
-        """A grid: all column blocks of all states."""
+        """The grid of kernels that iterate over sequences: column blocks of all states."""
         return (self.sequences * self.heads * -(-self.values["V"] // self.values["BLOCK_V"]),)
 
     @property
-    def search(self) -> tuple[int, int, int]:
-        """What a kernel finds the sequence of a slot by."""
+    def search_arguments(self) -> tuple[int, int, int]:
+        """The arguments by which kernels find the sequence of a slot: see sequence_of()."""
         steps = self.sequences - 1
         return self.seqlen, self.sequences, 1 << steps.bit_length() - 1 if steps > 0 else 0
 
     def scratch(self, *shape: int) -> torch.Tensor:
-        """Memory of each slot and head."""
+        """Scratch memory [slots, heads, *shape] in the dtype of operands."""
         device = self.inputs.q.device
         return torch.empty(self.slots, self.heads, *shape, dtype=self.dtype, device=device)
 
     def floats(self, *shape: int) -> torch.Tensor:
-        """The same in float32."""
+        """Scratch memory [slots, heads, *shape] in float32."""
         device = self.inputs.q.device
         return torch.empty(self.slots, self.heads, *shape, dtype=torch.float32, device=device)
 
 
 def strides(x: torch.Tensor | None, dimensions: int) -> tuple[int, ...]:
-    """Zeros where there is no tensor."""
+    """The strides of a tensor; zeros if it is None."""
     return (0,) * dimensions if x is None else x.stride()
 
 
@@ -122,7 +123,7 @@ def backward(
     chunks = Chunks(inputs)
     (q, k, v), heads, size = inputs[:3], inputs.heads, chunks.size
     grad_out = torch.zeros_like(v) if grad_out is None else grad_out
-    # Packed rows of no sequence have gradients of 0.
+    # Varlen: rows of no sequence have gradients of 0.
     make = torch.empty if inputs.cu_seqlens is None else torch.zeros
     d_q, d_k = (make(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
     d_beta = make(v.shape[:3], dtype=inputs.beta.dtype, device=q.device)
@@ -132,22 +133,22 @@ def backward(
     if before is not None:
         d_before = torch.empty(before.shape, dtype=torch.float32, device=q.device)
     states = chunks.scratch(q.shape[-1], v.shape[-1])
-    new = chunks.floats(size, v.shape[-1])
-    d_states, d_new = torch.empty_like(states), torch.empty_like(new)
+    updates = chunks.floats(size, v.shape[-1])
+    d_states, d_updates = torch.empty_like(states), torch.empty_like(updates)
     d_scores, d_gram = chunks.scratch(2, size, size), chunks.scratch(2, size, size)
-    d_sums, reads = chunks.floats(size), chunks.floats(size)
+    d_sums, predicted_sums = chunks.floats(size), chunks.floats(size)
     parts = [None if x is None else chunks.floats().zero_() for x in (inputs.a_log, inputs.dt_bias)]
-    rows = (*q.stride(), *k.stride())
-    of_out = strides(grad_out, 4)
-    of_offsets = strides(inputs.cu_seqlens, 1)
+    qk_strides = (*q.stride(), *k.stride())
+    grad_out_strides = strides(grad_out, 4)
+    cu_seqlens_strides = strides(inputs.cu_seqlens, 1)
     with torch.cuda.device_of(q):
         found = _parts(chunks, begin)
-        _chain(chunks, found, before, (None, None, states, new), begin)
+        _chain(chunks, found, before, (None, None, states, updates), begin)
         if chunks.chains[0]:
             begin(reverse_kernel, chunks.chains)(
                 *(q, k, inputs.cu_seqlens, *found),
-                *(grad_out, grad_after, d_before, d_states, d_new, d_v),
-                *(*rows, *of_offsets, *of_out, *strides(grad_after, 4)),
+                *(grad_out, grad_after, d_before, d_states, d_updates, d_v),
+                *(*qk_strides, *cu_seqlens_strides, *grad_out_strides, *strides(grad_after, 4)),
                 chunks.seqlen,
                 **chunks.values,
                 **chunks.constants,
@@ -156,9 +157,15 @@ def backward(
             )
         if chunks.slots * heads:
             begin(squares_kernel, (chunks.slots * heads,))(
-                *(k, v, inputs.cu_seqlens, *found, states, new),
-                *(grad_out, d_new, d_v, d_scores, d_gram, d_sums, reads, d_beta),
-                *(*k.stride(), *v.stride(), *of_offsets, *of_out, *chunks.search),
+                *(k, v, inputs.cu_seqlens, *found, states, updates),
+                *(grad_out, d_updates, d_v, d_scores, d_gram, d_sums, predicted_sums, d_beta),
+                *(
+                    *k.stride(),
+                    *v.stride(),
+                    *cu_seqlens_strides,
+                    *grad_out_strides,
+                    *chunks.search_arguments,
+                ),
                 **chunks.beta,
                 **chunks.values,
                 **chunks.constants,
@@ -167,11 +174,26 @@ def backward(
             )
             begin(rows_kernel, (chunks.slots * q.shape[2],))(
                 *(q, k, inputs.g, inputs.a_log, inputs.dt_bias, inputs.cu_seqlens, found[2]),
-                *(states, new, grad_out, d_states, d_v, d_scores, d_gram, d_sums, reads),
+                *(
+                    states,
+                    updates,
+                    grad_out,
+                    d_states,
+                    d_v,
+                    d_scores,
+                    d_gram,
+                    d_sums,
+                    predicted_sums,
+                ),
                 *(d_q, d_k, d_g, *parts),
-                *(*rows, *strides(inputs.g, 3)),
-                *(*strides(inputs.a_log, 1), *strides(inputs.dt_bias, 1), *of_offsets, *of_out),
-                *chunks.search,
+                *(*qk_strides, *strides(inputs.g, 3)),
+                *(
+                    *strides(inputs.a_log, 1),
+                    *strides(inputs.dt_bias, 1),
+                    *cu_seqlens_strides,
+                    *grad_out_strides,
+                ),
+                *chunks.search_arguments,
                 **chunks.norm,
                 **chunks.values,
                 **chunks.constants,
@@ -185,12 +207,12 @@ def backward(
     return Gradients(d_q, d_k, d_v.to(v.dtype), d_g, d_beta, d_a_log, d_dt_bias, d_before)
 
 
-# T D and P of each slot and head, and four numbers of each row.
+# T D and P of each slot and head, and the values of rows (chunks.py).
 _Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _parts(chunks: Chunks, begin: Begin) -> _Parts:
-    """What no state enters."""
+    """Compute the matrices that do not depend on states."""
     inputs, size = chunks.inputs, chunks.size
     squares = chunks.scratch(2, size, size), chunks.scratch(2, size, size)
     found = *squares, chunks.floats(4, size)
@@ -200,7 +222,7 @@ def _parts(chunks: Chunks, begin: Begin) -> _Parts:
             *(*inputs.q.stride(), *inputs.k.stride()),
             *(*strides(inputs.g, 3), *inputs.beta.stride()),
             *(*strides(inputs.a_log, 1), *strides(inputs.dt_bias, 1)),
-            *(*strides(inputs.cu_seqlens, 1), *chunks.search, inputs.scale),
+            *(*strides(inputs.cu_seqlens, 1), *chunks.search_arguments, inputs.scale),
             **chunks.beta,
             **chunks.norm,
             **chunks.constants,
@@ -217,7 +239,7 @@ def _chain(
     written: tuple[torch.Tensor | None, ...],
     begin: Begin,
 ) -> None:
-    """From the first chunk of each sequence to its last."""
+    """Iterate over the chunks of each sequence, from the first to the last."""
     inputs = chunks.inputs
     q, k, v = inputs[:3]
     if chunks.chains[0] == 0:

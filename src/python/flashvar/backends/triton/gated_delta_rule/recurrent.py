@@ -1,7 +1,7 @@
 """The Triton kernel of the gated delta rule token by token: for decoding and short sequences.
 
-A program has BLOCK_V columns of one head's state in registers, and goes through one sequence.
-Columns are independent of each other, so programs share nothing.
+A program iterates over one sequence, with BLOCK_V columns of one head's state in registers. Columns
+are independent of each other, so programs exchange nothing.
 """
 # Constants of the compiler are upper case, as in all of Triton.
 # ruff: noqa: N803
@@ -17,10 +17,11 @@ import triton
 import triton.language as tl
 
 from flashvar.backends.triton.gated_delta_rule.activations import beta_of, gate_of, normalised
-from flashvar.backends.triton.gated_delta_rule.chunks import RUNTIME as OF_CHUNKS
+from flashvar.backends.triton.gated_delta_rule.chunks import RUNTIME as CHUNK_RUNTIME
+from flashvar.backends.triton.gated_delta_rule.chunks import bounds
 
-# They change from call to call: one kernel serves all of their values.
-RUNTIME: Final = (*OF_CHUNKS, "pool", "indices_stride")
+# Arguments that change from call to call: kernels are not specialized for their values.
+RUNTIME: Final = (*CHUNK_RUNTIME, "pool", "indices_stride")
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -33,9 +34,9 @@ def recurrent_kernel(
     p_a_log,  # [heads]; None: g is the gate
     p_dt_bias,  # [heads]; None: zeros
     p_cu_seqlens,  # [sequences + 1]; None: each batch is a sequence
-    p_indices,  # [sequences]: where states are in the pool; None: the first is the first's
+    p_indices,  # [sequences]: indices of states in the pool; None: sequence i has state i
     p_before,  # [pool, heads, K, V]; None: zeros
-    p_after,  # like before, which it may be
+    p_after,  # like p_before; may be the same tensor
     p_out,  # [batch, seqlen, heads, V]
     q_batch, q_row, q_head, q_dim,
     k_batch, k_row, k_head, k_dim,
@@ -50,7 +51,7 @@ def recurrent_kernel(
     K: tl.constexpr, V: tl.constexpr, L2NORM: tl.constexpr, SIGMOID: tl.constexpr,
     BETA_SCALE: tl.constexpr, EPS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """The grid is all column blocks of all heads of all sequences, on one axis."""
+    """Iterates over a sequence. Grid: sequences x heads x column blocks, on one axis."""
     blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     i_block = tl.program_id(0) % blocks
     i_head = (tl.program_id(0) // blocks % heads).to(tl.int64)
@@ -61,29 +62,19 @@ def recurrent_kernel(
     m_v = o_v < V
     m_state = m_k[:, None] & m_v[None, :]
 
-    if p_cu_seqlens is None:
-        i_batch = i_sequence
-        begin = i_sequence * 0
-        end = begin + seqlen
-    else:
-        i_batch = i_sequence * 0
-        p_cu_seqlens += i_sequence * cu_seqlens_stride
-        begin = tl.load(p_cu_seqlens).to(tl.int64)
-        end = tl.load(p_cu_seqlens + cu_seqlens_stride).to(tl.int64)
-        # Offsets beyond the rows would read other memory.
-        begin = tl.maximum(begin, 0)
-        end = tl.minimum(end, seqlen)
+    begin, end = bounds(p_cu_seqlens, cu_seqlens_stride, i_sequence, seqlen)
+    i_batch = i_sequence if p_cu_seqlens is None else i_sequence * 0
     i_state = i_sequence
     if p_indices is not None:
         i_state = tl.load(p_indices + i_sequence * indices_stride).to(tl.int64)
-    m_known = m_state & (i_state >= 0) & (i_state < pool)
+    m_valid = m_state & (i_state >= 0) & (i_state < pool)
 
     o_k64, o_v64 = o_k.to(tl.int64), o_v.to(tl.int64)
     b_state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
     if p_before is not None:
         p_state = p_before + i_state * before_state + i_head * before_head
         p_state += o_k64[:, None] * before_k + o_v64[None, :] * before_v
-        b_state = tl.load(p_state, mask=m_known, other=0.0).to(tl.float32)
+        b_state = tl.load(p_state, mask=m_valid, other=0.0).to(tl.float32)
     if p_a_log is not None:
         p_a_log += i_head * a_log_head
     if p_dt_bias is not None:
@@ -110,8 +101,8 @@ def recurrent_kernel(
             b_g = tl.load(p_g).to(tl.float32)
             b_state *= tl.exp(gate_of(b_g, p_a_log, p_dt_bias))
             p_g += g_row
-        b_new = b_beta * (b_v - tl.sum(b_state * b_k[:, None], 0))
-        b_state += b_k[:, None] * b_new[None, :]
+        b_update = b_beta * (b_v - tl.sum(b_state * b_k[:, None], 0))
+        b_state += b_k[:, None] * b_update[None, :]
         b_out = scale * tl.sum(b_state * b_q[:, None], 0)
         tl.store(p_out, b_out.to(p_out.dtype.element_ty), mask=m_v)
         p_q += q_row
@@ -122,4 +113,4 @@ def recurrent_kernel(
 
     p_state = p_after + i_state * after_state + i_head * after_head
     p_state += o_k64[:, None] * after_k + o_v64[None, :] * after_v
-    tl.store(p_state, b_state.to(p_after.dtype.element_ty), mask=m_known)
+    tl.store(p_state, b_state.to(p_after.dtype.element_ty), mask=m_valid)

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from flashvar.ops.merge_states.problem import BackwardLaunch, ForwardLaunch, Parts
     from flashvar.selection.candidates import CandidateResult
 
-# Each number of pointers is a kernel of its own; more parts than this are stacked.
-_MOST_POINTERS: Final = 8
+# Each number of pointers is a kernel of its own. More parts than this are copied into one tensor.
+_MAX_POINTERS: Final = 8
 # Elements of a block: 16 bytes of a 16-bit dtype for each thread of 4 warps.
 _ELEMENTS: Final = 128 * 8
-_MOST_COLUMNS: Final = 256
+_MAX_BLOCK_DIM: Final = 256
 _INT32_MAX: Final = 2**31 - 1
 _WARPS: Final = 4
 
@@ -30,7 +30,7 @@ def prepare_forward(
     lse: torch.Tensor,
     begin: Begin = start,
 ) -> ForwardLaunch:
-    """What writes the merged out and its log-sum-exp, which is contiguous."""
+    """The launch that writes the merged out and its log-sum-exp, which is contiguous."""
     sizes, of_out, strides = _sizes(out), out.stride()[:3], _strides(parts, out)
     blocks = max(-(-out.shape[-1] // sizes["BLOCK_DIM"]), 1)
     grid = (-(-lse.numel() // sizes["BLOCK_ROWS"]) * blocks,)
@@ -53,7 +53,7 @@ def prepare_backward(
     skipped: int,
     begin: Begin = start,
 ) -> BackwardLaunch:
-    """What writes the gradients that are wanted: those of lses contiguous as `grad_lse` is."""
+    """The launch that writes the wanted gradients; those of lses are contiguous as grad_lse is."""
     sizes, strides = _sizes(grad_out), _strides(parts, grad_out)
     of_grads = (0,) * 4 if grad_outs is None else grad_outs.stride()[:4]
     numbers = (*grad_out.stride()[:3], *of_grads, *strides, skipped)
@@ -76,11 +76,11 @@ def prepare_backward(
 
 def _pointers(parts: Parts) -> Parts:
     """The tensors that kernels get."""
-    return parts.as_stacked() if len(parts.outs) > _MOST_POINTERS else parts
+    return parts.as_stacked() if len(parts.outs) > _MAX_POINTERS else parts
 
 
 def _strides(parts: Parts, out: torch.Tensor) -> tuple[int, ...]:
-    """Of outs and lses; numbers of rows; parts that each pointer stands for."""
+    """The strides of outs and lses, the numbers of rows, and the parts of each pointer."""
     parts = _pointers(parts)
     outs, lses = parts.outs, parts.lses
     batch, seqlen, heads = out.shape[:3]
@@ -93,7 +93,7 @@ def _strides(parts: Parts, out: torch.Tensor) -> tuple[int, ...]:
 def _sizes(out: torch.Tensor) -> dict[str, Any]:
     """The kernels' constants and options."""
     head_dim = out.shape[-1]
-    columns = min(max(triton.next_power_of_2(head_dim), 16), _MOST_COLUMNS)
+    columns = min(max(triton.next_power_of_2(head_dim), 16), _MAX_BLOCK_DIM)
     return {
         "HEAD_DIM": head_dim,
         "WIDE": out.shape[:3].numel() > _INT32_MAX - _ELEMENTS,

@@ -100,7 +100,7 @@ def fwd_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
-    """One block; the grid is all of them on one axis, those of the same rows beside each other."""
+    """Writes one block. The grid has one axis; blocks of the same rows are adjacent."""
     blocks: tl.constexpr = max((HEAD_DIM + BLOCK_DIM - 1) // BLOCK_DIM, 1)
     i_batch, i_sequence, i_head, m_row = _coordinates(
         rows, seqlen, heads, tl.program_id(0) // blocks, BLOCK_ROWS, WIDE

@@ -13,7 +13,7 @@ from flashvar.ops.rotary.rotation import Rotation
 # Elements of a 16-bit dtype in 16 bytes, the width of a vectorized load.
 _LOAD_ELEMENTS: Final = 8
 _PAIRS_OF_BLOCK: Final = 128 * _LOAD_ELEMENTS  # a load for each thread of 4 warps
-_MOST_HEADS: Final = 8
+_MAX_BLOCK_HEADS: Final = 8
 
 
 def launch(out: torch.Tensor, x: torch.Tensor, rotation: Rotation, rotated_heads: int) -> None:
@@ -31,7 +31,7 @@ def launch(out: torch.Tensor, x: torch.Tensor, rotation: Rotation, rotated_heads
         return
     pairs = cos.shape[1]
     block_pairs = max(triton.next_power_of_2(pairs), _LOAD_ELEMENTS)
-    block_heads = min(triton.next_power_of_2(heads), _MOST_HEADS)
+    block_heads = min(triton.next_power_of_2(heads), _MAX_BLOCK_HEADS)
     block_rows = max(_PAIRS_OF_BLOCK // (block_pairs * block_heads), 1)
     blocks = -(-rows // block_rows) * -(-heads // block_heads)
     with torch.cuda.device_of(x):  # Triton launches on the current device

@@ -1,4 +1,7 @@
-"""Pads q and k with zeros where they are narrower than tl.dot takes; results stay the same."""
+"""Pads the head dim of q, k and states with zeros to the smallest that tl.dot supports.
+
+Results stay the same.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,22 @@ from torch.nn.functional import pad
 
 from flashvar.ops.gated_delta_rule.problem import Gradients, Inputs
 
-# tl.dot takes so many columns at least.
-LEAST: Final = 16
+MIN_HEAD_DIM: Final = 16
 
 
 def inputs(given: Inputs) -> Inputs:
-    """The same call with q and k of LEAST columns."""
-    columns = LEAST - given.head_dim
+    """The call with q and k padded to MIN_HEAD_DIM columns."""
+    columns = MIN_HEAD_DIM - given.head_dim
     return given._replace(q=pad(given.q, (0, columns)), k=pad(given.k, (0, columns)))
 
 
 def state(given: torch.Tensor | None) -> torch.Tensor | None:
-    """[..., K, V] with LEAST rows."""
-    return None if given is None else pad(given, (0, 0, 0, LEAST - given.shape[-2]))
+    """A state [..., K, V] padded to MIN_HEAD_DIM rows."""
+    return None if given is None else pad(given, (0, 0, 0, MIN_HEAD_DIM - given.shape[-2]))
 
 
 def gradients(found: Gradients, head_dim: int) -> Gradients:
-    """Those of the columns and rows that the call has."""
+    """The gradients without those of the padding."""
     before = found.initial_state
     return found._replace(
         q=found.q[..., :head_dim].contiguous(),
