@@ -15,7 +15,8 @@ from interpreter import interpreted
 from test_triton_compile import stack_bytes
 
 from flashvar.layers.norms import rms_norm, rms_norm_gated
-from flashvar.ops.rms_norm import formula, torch_library
+from flashvar.ops.plans import Plans
+from flashvar.ops.rms_norm import formula, run, torch_library
 from flashvar.ops.rms_norm.formula import Norm, Tensors
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
@@ -52,14 +53,13 @@ def compiled(capability: int, tensors: Tensors, direction: str) -> Any:
             asked.update(given=given)
 
     norm = Norm(1e-5, True, False, tensors.x.dtype, None)
+    given = (torch.empty_like(tensors.x), None, *tensors)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rms_norm, "RepeatedLaunch", Recorded)
-        patch.setattr(rms_norm, "_forward", rms_norm._forward.__wrapped__)
-        patch.setattr(rms_norm, "_backward", rms_norm._backward.__wrapped__)
         if direction == "forward":
-            rms_norm.forward(tensors, norm)
+            rms_norm.prepare_forward(tensors, norm)(given[0], None, tensors)
         else:
-            rms_norm.backward(torch.empty_like(tensors.x), None, tensors, norm)
+            rms_norm.prepare_backward(given, norm)(tensors, given)
     kernel, arguments = asked["kernel"], asked["arguments"]
     values = {**dict(zip(kernel.arg_names, asked["given"], strict=False)), **arguments}
     signature, constants, aligned = {}, {}, {}
@@ -133,19 +133,36 @@ def test_ops_are_registered_right(dtype: torch.dtype, total: torch.dtype | None)
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """As on a device, with the formula in place of the kernels; lists their calls."""
+    """As on a device, with the formula in place of the kernels; lists their launches."""
     from flashvar.backends.triton import rms_norm
 
-    calls: list[str] = []
-    for name in ("forward", "backward"):
+    launches: list[str] = []
 
-        def call(*arguments: Any, name: str = name) -> Any:
-            calls.append(name)
-            return getattr(formula, name)(*arguments)
+    def prepare_forward(_: Tensors, norm: Norm) -> Any:
+        def launch(y: Any, total: Any, tensors: Any) -> None:
+            launches.append("forward")
+            write((y, total), formula.forward(Tensors._make(tensors), norm))
 
-        monkeypatch.setattr(rms_norm, name, call)
+        return launch
+
+    def prepare_backward(_: Any, norm: Norm) -> Any:
+        def launch(grads: Any, given: Any) -> None:
+            launches.append("backward")
+            write(grads, formula.backward(*given[:2], Tensors._make(given[2:]), norm))
+
+        return launch
+
+    def write(outs: Any, values: Any) -> None:
+        for out, value in zip(outs, values, strict=True):
+            if out is not None:
+                out.copy_(value)
+
+    monkeypatch.setattr(rms_norm, "prepare_forward", prepare_forward)
+    monkeypatch.setattr(rms_norm, "prepare_backward", prepare_backward)
     monkeypatch.setattr(torch_library, "_in_triton", lambda x: True)
-    return calls
+    monkeypatch.setattr(run, "_plans", Plans())
+    monkeypatch.setattr(run, "_backward_plans", Plans())
+    return launches
 
 
 def gated(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor) -> Any:
