@@ -13,6 +13,9 @@ import torch.utils.checkpoint
 from interpreted_rms_norm import CASES, Case
 from interpreter import interpreted
 from test_triton_compile import stack_bytes
+from torch.autograd import forward_ad
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashvar.layers.norms import rms_norm, rms_norm_gated
 from flashvar.ops.plans import Plans
@@ -167,6 +170,113 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def gated(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor) -> Any:
     return rms_norm_gated(x, gate, weight, None)
+
+
+def test_repeated_calls_are_found_at_once(
+    served: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaves = given()[:3]
+    frozen = [one.detach() for one in leaves]
+
+    def step() -> None:
+        gated(*frozen)
+        gated(*leaves).square().sum().backward()
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a repeated call was checked anew")
+
+    step()
+    for name in ("_kernels_serve", "skips_dispatcher", "_OP", "_BACKWARD_OP"):
+        monkeypatch.setattr(torch_library, name, refuse)
+    step()
+    assert served == ["forward", "forward", "backward"] * 2
+
+
+@pytest.mark.parametrize("wanted", list(product([False, True], repeat=4)), ids=str)
+def test_gradients_that_are_wanted_alone_are_made(
+    wanted: tuple[bool, ...], served: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flashvar.backends.triton import rms_norm
+
+    made = []
+
+    def prepare(given: Any, norm: Norm, prepare: Any = rms_norm.prepare_backward) -> Any:
+        launch = prepare(given, norm)
+
+        def watched(grads: Any, given: Any) -> None:
+            made.append([grad is not None for grad in grads])
+            launch(grads, given)
+
+        return watched
+
+    monkeypatch.setattr(rms_norm, "prepare_backward", prepare)
+    tensors = given()
+    for x, is_wanted in zip(tensors[1:], wanted, strict=True):
+        x.requires_grad_(is_wanted)
+    leaves = [x for x in tensors if x.requires_grad]
+    x, gate, weight, bias, residual = tensors
+    expected = formula.forward(Tensors._make(tensors), Norm(1e-6, True, False, x.dtype, None))[0]
+    grad = torch.randn_like(x)
+    for _ in range(2):
+        y = rms_norm_gated(x, gate, weight, bias, residual=residual)
+        found = torch.autograd.grad(y, leaves, grad)
+    torch.testing.assert_close(found, torch.autograd.grad(expected, leaves, grad))
+    assert made == [[True, *wanted[:3], False]] * 2  # that of the residual is that of x
+    assert served == ["forward", "backward"] * 2
+
+
+class Seen(TorchDispatchMode):
+    """The calls of ops that a mode sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[str] = []
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops.append(str(op))
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("ignore")  # those of torch.jit
+def test_repeated_calls_are_seen(served: list[str]) -> None:
+    """By modes, traces, transforms and subclasses, which the first call was not for."""
+    x, gate, weight = (one.detach() for one in given()[:3])
+    leaves = [one.clone().requires_grad_() for one in (x, gate, weight)]
+    for _ in range(2):
+        plain = gated(x, gate, weight)
+        gated(*leaves).sum().backward()
+    served.clear()
+    with Seen() as seen:
+        gated(x, gate, weight)
+    assert "flashvar.rms_norm.default" in seen.ops
+    out = gated(*leaves)
+    with Seen() as seen:
+        out.sum().backward()
+    assert "flashvar.rms_norm_bwd.default" in seen.ops
+    traced = torch.jit.trace(gated, (x, gate, weight), check_trace=False)
+    assert "flashvar::rms_norm" in str(traced.graph)
+    served.clear()
+    mapped = torch.vmap(lambda one: gated(x, gate, weight) + one)(torch.zeros(2))
+    torch.testing.assert_close(mapped[0], plain)
+    with forward_ad.dual_level():
+        gated(x, gate, weight)
+    gated(x.as_subclass(Other), gate, weight)
+    assert served == []
+
+
+class Other(torch.Tensor):  # type: ignore[misc]
+    """A subclass."""
+
+
+def test_events_of_the_profiler(served: list[str]) -> None:
+    leaves = given()[:3]
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        for _ in range(2):
+            gated(*[one.detach() for one in leaves])
+            gated(*leaves).sum().backward()
+    counts = {event.key: event.count for event in seen.key_averages()}
+    assert counts.get("flashvar::rms_norm") == 4
+    assert counts.get("flashvar::rms_norm_bwd") == 2
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit")  # torch.func.jvp loads it
