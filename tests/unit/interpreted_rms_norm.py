@@ -54,6 +54,7 @@ CASES = [
     Case(residual="half", dtype="float"),
     Case(total="float"),
     Case(rows=(3,), dim=1000, gate="swish", bias=True),
+    Case(rows=(300,), dim=900, bias=True, programs=80),
     Case(rows=(2,), dim=8192, gate="sigmoid"),
     Case(rows=(3,), dim=5000, dtype="float", residual="float"),
     Case(strides="slice", gate="swish", residual="half"),

@@ -9,7 +9,7 @@ import torch
 import triton
 
 from flashvar.backends.triton.repeated import RepeatedLaunch, on_device
-from flashvar.backends.triton.rms_norm.kernels import bwd_kernel, fwd_kernel
+from flashvar.backends.triton.rms_norm.kernels import bwd_kernel, fwd_kernel, sum_kernel
 from flashvar.ops.plans import maker
 
 if TYPE_CHECKING:
@@ -24,6 +24,14 @@ _MOST_WARPS: Final = 16
 # Warps of all programs of a backward: as many as run at once on the largest devices. Independent of
 # the device, so that sums have the same order on all.
 _BACKWARD_WARPS: Final = 4096
+# Of the sums over the programs of a backward: four loads of 16 bytes for each thread, in segments
+# of 64 bytes, so that there are several programs for few columns too.
+_SUM_CONSTANTS: Final = {
+    "BLOCK_PARTS": 256,
+    "BLOCK_DIM": 16,
+    "num_warps": 8,
+    "enable_fp_fusion": True,
+}
 
 
 def prepare_forward(tensors: Tensors, norm: Norm) -> ForwardLaunch:
@@ -73,19 +81,17 @@ def prepare_backward(given: Sequence[Any], norm: Norm) -> BackwardLaunch:
     programs = min(blocks, _BACKWARD_WARPS // arguments["num_warps"])
     run = RepeatedLaunch(bwd_kernel, (programs,), arguments)
     make_parts = maker(x.new_empty(programs, dim, dtype=torch.float32))
+    of_sums = {"parts": programs, "DIM": dim, **_SUM_CONSTANTS}
+    run_sums = RepeatedLaunch(sum_kernel, (-(-dim // of_sums["BLOCK_DIM"]),), of_sums)
 
     def launch(grads: Sequence[torch.Tensor | None], given: Sequence[torch.Tensor | None]) -> None:
-        of_x, of_gate, *of_columns, of_residual = grads
+        of_x, of_gate, of_weight, of_bias, of_residual = grads
+        of_columns = of_weight, of_bias
         parts = [None if grad is None else make_parts() for grad in of_columns]
         with on_device(device):
             run(of_x, of_gate, of_residual, *parts, *_by_rows(given, copied))
-            for grad, part in zip(of_columns, parts, strict=True):
-                if grad is None or part is None:
-                    continue
-                if grad.dtype == part.dtype:
-                    torch.sum(part, 0, out=grad)
-                else:
-                    grad.copy_(part.sum(0))
+            if of_weight is not None or of_bias is not None:
+                run_sums(*of_columns, *parts)
 
     return launch
 

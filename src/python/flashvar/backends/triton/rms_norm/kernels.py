@@ -176,3 +176,35 @@ def bwd_kernel(
         tl.store(p_parts_weight + o_part, tl.sum(b_parts_weight, 0), mask=o_dim < DIM)
     if p_parts_bias is not None:
         tl.store(p_parts_bias + o_part, tl.sum(b_parts_bias, 0), mask=o_dim < DIM)
+
+
+@triton.jit(do_not_specialize=["parts"])
+def sum_kernel(
+    p_grad_weight,  # [DIM]; None as its parts are
+    p_grad_bias,
+    p_parts_weight,  # [parts, DIM]
+    p_parts_bias,
+    parts,
+    DIM: tl.constexpr,
+    BLOCK_PARTS: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+):
+    """The gradients of weight and bias in some columns."""
+    if p_parts_weight is not None:
+        _sum_parts(p_grad_weight, p_parts_weight, parts, DIM, BLOCK_PARTS, BLOCK_DIM)
+    if p_parts_bias is not None:
+        _sum_parts(p_grad_bias, p_parts_bias, parts, DIM, BLOCK_PARTS, BLOCK_DIM)
+
+
+@triton.jit
+def _sum_parts(
+    p_grad, p_parts, parts, DIM: tl.constexpr, BLOCK_PARTS: tl.constexpr, BLOCK_DIM: tl.constexpr
+):
+    o_dim = tl.program_id(0) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
+    b_sums = tl.zeros([BLOCK_PARTS, BLOCK_DIM], tl.float32)
+    for first in range(0, parts, BLOCK_PARTS):
+        o_part = (first + tl.arange(0, BLOCK_PARTS))[:, None]
+        mask = (o_part < parts) & (o_dim < DIM)[None, :]
+        b_sums += tl.load(p_parts + o_part * DIM + o_dim[None, :], mask=mask, other=0.0)
+    b_grad = tl.sum(b_sums, 0).to(p_grad.dtype.element_ty)
+    tl.store(p_grad + o_dim, b_grad, mask=o_dim < DIM)
