@@ -167,7 +167,6 @@ def _of_triton(every: list[Record], op: str | None = None) -> str:
 def in_words(root: Path) -> str:
     """What README.md says of code that was translated, and of Triton's kernels."""
     every = list(records(root))
-    devices = _listed(dict.fromkeys(f"an {one.device}" for one in every))
     translated: dict[tuple[str, ...], list[str]] = {}
     for op in ops.TABLE:
         runs = (one for one in every if not one.is_native and one.of("cuda", op))
@@ -181,10 +180,16 @@ def in_words(root: Path) -> str:
     triton = [f"`{op}`" for op in ops.TABLE if _of_triton(every, op)]
     others = [name for name in (f"`{op}`" for op in ops.TABLE) if name not in triton]
     without = f"; those for {_listed(others)} have no current record" if others else ""
+    on_ptx = [one for one in every if not one.is_native and one.of("cuda")]
+    on_triton = [one for one in every if one.of("triton")]
     return (
-        f"PTX was tested on {devices}: {ran}. "
-        f"Triton's kernels for {_listed(triton)} have run on {devices}{without}."
+        f"PTX was tested on {_devices(on_ptx)}: {ran}. "
+        f"Triton's kernels for {_listed(triton)} have run on {_devices(on_triton)}{without}."
     )
+
+
+def _devices(runs: Iterable[Record]) -> str:
+    return _listed(dict.fromkeys(f"an {one.device}" for one in runs))
 
 
 def _listed(names: Iterable[str]) -> str:
