@@ -162,7 +162,7 @@ def test_without_the_library_signatures_are_not_checked(
 def test_a_publisher_must_have_attested(wheel: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(wheel), "--publisher", PUBLISHER]) == IntegrityError.exit_code
     printed = capsys.readouterr()
-    assert printed.out.count("attestation  FAULT") == 1
+    assert printed.out.count("attestation  ERROR") == 1
     assert f"no {wheel.name}.*.attestation" in printed.err
 
 
@@ -189,7 +189,7 @@ def test_whatever_the_library_raises_is_a_fault(
     attest(wheel)
     monkeypatch.setattr(Attestation, "verify", verify)
     assert main(["verify", str(wheel), "--publisher", PUBLISHER]) == IntegrityError.exit_code
-    assert capsys.readouterr().out.count("FAULT") == 1
+    assert capsys.readouterr().out.count("ERROR") == 1
 
 
 @pytest.mark.usefixtures("library")
@@ -206,7 +206,7 @@ def test_faults(fault: str, wheel: Path, capsys: pytest.CaptureFixture[str]) -> 
     words = ["--hashes", str(hashes), "--publisher", PUBLISHER]
     assert main(["verify", str(wheel), *words]) == IntegrityError.exit_code
     printed = capsys.readouterr()
-    assert printed.out.count("FAULT") == 1
+    assert printed.out.count("ERROR") == 1
     assert "do not install it" in printed.err
 
 

@@ -1,4 +1,4 @@
-"""A finding: one fault that the audit found in a wheel."""
+"""A finding: one error that the audit found in a wheel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LONGEST: Final = 2000
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault: a sentence of what was expected, what was found and what to do."""
+    """One error: a sentence of what was expected, what was found and what to do."""
 
     check: str  # the name of the check that found it
     where: str  # a file in the wheel, or the wheel's own name
