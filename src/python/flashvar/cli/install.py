@@ -197,8 +197,8 @@ def _fetch(need: Need, where: Source, tool: Installer, folder: Path) -> Wheel:
     fetched = tool.fetch(offer, where, folder / offer.distribution)
     files = record.read(fetched.tree, offer)
     manifest = verify.contents(fetched.tree, files, offer)
-    said = f"{fetched.file}, {manifest.library.bytes / _MEGABYTE:.1f} MB unpacked"
-    print(f"  {said}, for driver {manifest.minimum_driver.display} or newer")
+    size = f"{fetched.file}, {manifest.library.bytes / _MEGABYTE:.1f} MB unpacked"
+    print(f"  {size}, for driver {manifest.minimum_driver.display} or newer")
     return Wheel(offer, files, manifest)
 
 

@@ -31,13 +31,13 @@ def contents(tree: Path, files: Mapping[str, bytes], offer: Offer) -> Manifest:
         )
     (binary,) = inventory.binaries
     manifest = binary.manifest
-    said = (manifest.distribution, public(manifest.version), manifest.library.sha256)
+    described = (manifest.distribution, public(manifest.version), manifest.library.sha256)
     library = files.get(f"{offer.folder}/{manifest.library.file}", b"")
     digest = hashlib.sha256(library).hexdigest()
-    if said != (offer.distribution, public(offer.version), digest):
+    if described != (offer.distribution, public(offer.version), digest):
         raise IntegrityError(
-            f"{offer}: expected its manifest to describe it, found {' '.join(said)} there and a "
-            f"library of {digest}; nothing was installed: fetch it again"
+            f"{offer}: expected its manifest to describe it, found {' '.join(described)} there "
+            f"and a library of {digest}; nothing was installed: fetch it again"
         )
     return manifest
 

@@ -52,7 +52,7 @@ class Cubin(NamedTuple):
 
     number: int  # 10 * major + minor of its compute capability
     functions: tuple[Function, ...]  # sorted
-    code: str | None = None  # what ptxas was told, e.g. "90a"; None where it left no note
+    code: str | None = None  # passed to ptxas, e.g. "90a"; None where it left no note
     toolkit: str | None = None  # the version of ptxas
     stack: int | None = None  # bytes per thread: the most that any function takes
     abi: int = 8  # the version of the format

@@ -90,7 +90,7 @@ class Need:
 
 
 def needs(root: Path, project: str, released: Iterable[Manifest]) -> list[Need]:
-    """One for each binary of the release that is said to have run; one for Triton's kernels."""
+    """One for each released binary that `ran` in its manifest; one for Triton's kernels."""
     by_name: dict[str, list[Manifest]] = {}
     for described in released:
         if described.ran != _NEVER:
