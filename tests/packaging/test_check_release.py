@@ -377,7 +377,7 @@ TREES: dict[str, tuple[str, Fault, str]] = {
     "record that does not add up": (
         "GPU records",
         lambda case: case.record(counts={"passed": 4000, "skipped": 1}),
-        "the outcomes that it counts are not those of its files",
+        "its counts differ from the sum over its files",
     ),
     "record of fewer tests than none": (
         "GPU records",

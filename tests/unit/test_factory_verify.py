@@ -125,7 +125,7 @@ def test_all_of_it(way: str, suffix: str, wheel: Path, capsys: pytest.CaptureFix
     printed = capsys.readouterr().out
     assert printed.count(" ok: ") == 4
     assert f"{KIND}, wheels.yml of someone/kernels" in printed
-    assert "it takes a network" in printed
+    assert "it needs a network" in printed
 
 
 def test_what_cannot_be_checked_is_said(wheel: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,7 +144,7 @@ def test_what_is_required_must_be_checked(check: str, wheel: Path) -> None:
 def test_who_published_must_be_named(wheel: Path, capsys: pytest.CaptureFixture[str]) -> None:
     attest(wheel)
     assert main(["verify", str(wheel)]) == 0
-    assert "say whose it must be with --publisher" in capsys.readouterr().out
+    assert "name its publisher with --publisher" in capsys.readouterr().out
 
 
 def test_without_the_library_signatures_are_not_checked(

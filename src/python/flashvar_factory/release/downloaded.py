@@ -23,8 +23,8 @@ _SUM: Final = re.compile(r"(?P<digest>[0-9A-Fa-f]{64})[ \t]+\*?(?P<name>\S.*)")
 CHECKS: Final = ("hash", "audit", "sbom", "attestation")
 # What no file can say of itself.
 BEYOND: Final = (
-    "not checked, for it takes a network: that the index still lists the files and yanked none, "
-    "and that the trust root of attestations is today's"
+    "not checked, because it needs a network: whether the index still lists the files, whether one "
+    "was yanked, and whether the trust root of attestations is current"
 )
 
 
@@ -148,7 +148,7 @@ def _sbom(file: Path, trusted: Trusted) -> Iterator[Outcome]:
         yield Outcome("sbom", str(error).removeprefix(f"{file}: "), error)
         return
     if not documents:
-        yield Outcome("sbom", "none in it, for no binary is")
+        yield Outcome("sbom", "none: the wheel has no binary")
     for name, text in documents.items():
         yield Outcome("sbom", f"{name}, {len(sbom.components(text))} components")
 
@@ -158,9 +158,7 @@ def _attestation(file: Path, trusted: Trusted) -> Iterator[Outcome]:
     absent = f"no {file.name}.*.attestation or .provenance next to it"
     if trusted.publisher is None:
         why_not = (
-            "say whose it must be with --publisher OWNER/REPOSITORY:WORKFLOW.yml"
-            if found
-            else absent
+            "name its publisher with --publisher OWNER/REPOSITORY:WORKFLOW.yml" if found else absent
         )
         yield Outcome("attestation", why_not, made=False)
         return

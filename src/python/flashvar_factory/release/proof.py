@@ -199,7 +199,7 @@ def require_same_parts(documents: Iterable[tuple[Path, str, str]]) -> None:
 def records(candidate: Candidate) -> str:
     """What is released ran on a GPU, by records of these sources."""
     names = {one.file: None for every in candidate.used_records.values() for one in every}
-    return f"leans on {', '.join(names)}"
+    return f"relies on {', '.join(names)}"
 
 
 def unused(candidate: Candidate) -> str:
