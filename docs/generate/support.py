@@ -114,10 +114,10 @@ def _passed_cases(cases: list[dict[str, Any]]) -> Iterator[Passed]:
 
 
 def what_was_run(root: Path) -> str:
-    """One row per architecture: compiled, and run on what."""
+    """One row per architecture that has run, and one of all others."""
     config = schema.read(root / schema.FILE_NAME)
     every = list(records(root))
-    rows = []
+    rows, never = [], []
     for name, target in config.targets.items():
         runs = [one for one in every if name in one.architectures and one.of("cuda")]
         own = [one for one in runs if one.capability == target.architecture.capability]
@@ -127,10 +127,14 @@ def what_was_run(root: Path) -> str:
             for one in other
         )
         native = "; ".join(f"{one.device}: {one.passed:,} cases passed" for one in own)
-        rows.append((f"`{name}`", "with every change", native or "no", translated or "no"))
-    rows.append(("Triton", "with every change", _triton(root, every) or "no", _INTERPRETED))
-    heading = ("code", "compiled", "ran on a GPU that it is for", "ran otherwise")
-    return table(heading, rows)
+        if runs:
+            rows.append((f"`{name}`", native or "no", translated or "no"))
+        else:
+            never.append(f"`{name}`")
+    rows.append(("Triton", _triton(root, every) or "no", _INTERPRETED))
+    if never:
+        rows.append((", ".join(never), "no", "no"))
+    return table(("code", "ran on a GPU that it is for", "ran otherwise"), rows)
 
 
 def ops_that_ran(root: Path) -> str:

@@ -60,6 +60,14 @@ def test_a_gpu_is_named_only_for_what_ran_on_it(tmp_path: Path) -> None:
     assert "Triton's kernels for `attention` have run on an T1; " in said
 
 
+def test_architectures_that_never_ran_share_a_row() -> None:
+    rows = import_module("support").what_was_run(ROOT).splitlines()[2:]
+    never = [row for row in rows if row.endswith("| no | no |")]
+    assert len(never) == 1
+    assert "`sm_100`, " in never[0]
+    assert sum(row.count("`sm_90`") for row in rows) == 1
+
+
 def test_an_op_without_an_axis_leaves_its_cell_empty() -> None:
     lines = import_module("variants").kernels(ROOT).splitlines()
     assert {line.count("|") for line in lines} == {lines[0].count("|")}
