@@ -242,7 +242,7 @@ def section(path: Path, name: str) -> bytes | None:
 
 
 def data_in(content: memoryview, start: int = 0) -> int | None:
-    """The place of the first byte from `start` on that is not zero; None where all are."""
+    """The offset of the first byte from `start` on that is not zero; None where all are."""
     for at in range(start, len(content), _PIECE):
         piece = bytes(content[at : at + _PIECE])
         data = piece.lstrip(b"\0")

@@ -202,7 +202,7 @@ def _name(raw: bytes, flags: int) -> str:
 
 
 def why_not_canonical(member: Member) -> str | None:
-    """Why a member may be unpacked to a place other than its name reads; None when it cannot."""
+    """Why a member may be unpacked to another path than its name; None when it cannot."""
     name = member.name.removesuffix("/")
     kind = stat.S_IFMT(member.mode)
     if kind not in (0, stat.S_IFDIR if member.is_folder else stat.S_IFREG):
