@@ -197,8 +197,9 @@ def _fetch(need: Need, where: Source, tool: Installer, folder: Path) -> Wheel:
     fetched = tool.fetch(offer, where, folder / offer.distribution)
     files = record.read(fetched.tree, offer)
     manifest = verify.contents(fetched.tree, files, offer)
-    size = f"{fetched.file}, {manifest.library.bytes / _MEGABYTE:.1f} MB unpacked"
-    print(f"  {size}, for driver {manifest.minimum_driver.display} or newer")
+    size = f"{manifest.library.bytes / _MEGABYTE:.1f} MB unpacked"
+    driver = manifest.minimum_driver.display
+    print(f"  {fetched.file}, {size}, for driver {driver} or newer")
     return Wheel(offer, files, manifest)
 
 

@@ -62,7 +62,7 @@ class Image:
     toolkit: str | None = None  # that made the machine code, where it left a note
     stack: int | None = None  # bytes per thread: the most that any function takes
     holds: str | None = None  # device code within machine code: PTX, as debuggers read it
-    before_13: bool | None = None  # machine code in the format of CUDA 12; None: unknown
+    before_13: bool | None = None  # machine code in the format of CUDA 12; None: cannot be told
     differences: tuple[str, ...] = ()  # from what compilers write
 
 
