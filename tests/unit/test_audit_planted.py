@@ -576,7 +576,7 @@ OF_LIBRARY: Mapping[str, Fault] = {
     "no SONAME": (library(soname=""), "expected the SONAME libflashvar_sm80.so, found None"),
     "no dynamic segment": (
         library(segments=tuple(s for s in fabricated.LOADED if s.kind != 2)),
-        "expected one dynamic section, at the place of its segment",
+        "expected one dynamic section, at the location of its segment",
     ),
     "dynamic segment elsewhere": (
         library(
@@ -584,7 +584,7 @@ OF_LIBRARY: Mapping[str, Fault] = {
                 s._replace(section=".rodata") if s.kind == 2 else s for s in fabricated.LOADED
             )
         ),
-        "expected one dynamic section, at the place of its segment",
+        "expected one dynamic section, at the location of its segment",
     ),
     "section twice": (
         library(more=(Section(".dynamic", 1, b""),)),

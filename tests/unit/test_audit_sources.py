@@ -15,6 +15,7 @@ from audited import faults
 
 from flashvar_factory.audit import expectations, source_checks
 from flashvar_factory.audit.expectations import Expectations
+from flashvar_factory.audit.finding import where_they_differ
 from flashvar_factory.config import extras, schema
 from flashvar_factory.inspect import archive
 
@@ -313,6 +314,15 @@ def audited_factory(checkout: Path, folder: Path, plant: Callable[[Files], None]
     path = folder / "flashvar_factory-1.0-py3-none-any.whl"
     archive.write(path, files, "flashvar_factory-1.0.dist-info")
     return faults(path, expected(checkout))
+
+
+def test_of_long_texts_the_difference_is_shown() -> None:
+    text = "same " * 1000
+    found = where_they_differ(f"{text}right {text}", f"{text}wrong {text}")
+    assert [str(part)[43:48] for part in found] == ["right", "wrong"]
+    assert max(len(str(part)) for part in found) < 200
+    assert where_they_differ("a", "b") == ("a", "b")
+    assert where_they_differ(None, text) == (None, text)
 
 
 def test_nothing_against_the_factory(checkout: Path, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from flashvar_factory.build import process
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 process.end_on_sigterm()
-with process.alone(Path(sys.argv[1])):
+with process.locked(Path(sys.argv[1])):
     process.run(["sh", "-c", 'sleep 60 & echo $! > "$0"; wait', sys.argv[1] + "/started"])
 """
 
@@ -53,7 +53,7 @@ def start_and_be_terminated(*words, **options):
 
 subprocess.Popen = start_and_be_terminated
 process.end_on_sigterm()
-with process.alone(Path(sys.argv[1])):
+with process.locked(Path(sys.argv[1])):
     process.run(["sleep", "60"])
 """
 
@@ -109,7 +109,7 @@ def test_lock_outlives_its_process_as_long_as_what_that_started(
     worker.kill()
     worker.wait()
     assert not free(tmp_path)
-    with pytest.raises(BuildError, match="found one; wait"), process.alone(tmp_path):
+    with pytest.raises(BuildError, match="found one; wait"), process.locked(tmp_path):
         pass
     os.killpg(os.getpgid(started(tmp_path)), signal.SIGKILL)
     wait_for(lambda: free(tmp_path))
@@ -179,7 +179,7 @@ def test_nothing_is_made_where_another_build_works(
     make: Callable[[Path], Path], folder: str, tmp_path: Path
 ) -> None:
     with (
-        process.alone(tmp_path / folder),
+        process.locked(tmp_path / folder),
         pytest.raises(BuildError, match="expected no other build in this folder"),
     ):
         make(tmp_path)

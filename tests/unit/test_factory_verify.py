@@ -125,7 +125,7 @@ def test_all_of_it(way: str, suffix: str, wheel: Path, capsys: pytest.CaptureFix
     printed = capsys.readouterr().out
     assert printed.count(" ok: ") == 4
     assert f"{KIND}, wheels.yml of someone/kernels" in printed
-    assert "it takes a network" in printed
+    assert "it needs a network" in printed
 
 
 def test_what_cannot_be_checked_is_said(wheel: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,7 +144,7 @@ def test_what_is_required_must_be_checked(check: str, wheel: Path) -> None:
 def test_who_published_must_be_named(wheel: Path, capsys: pytest.CaptureFixture[str]) -> None:
     attest(wheel)
     assert main(["verify", str(wheel)]) == 0
-    assert "say whose it must be with --publisher" in capsys.readouterr().out
+    assert "name its publisher with --publisher" in capsys.readouterr().out
 
 
 def test_without_the_library_signatures_are_not_checked(
@@ -162,7 +162,7 @@ def test_without_the_library_signatures_are_not_checked(
 def test_a_publisher_must_have_attested(wheel: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(wheel), "--publisher", PUBLISHER]) == IntegrityError.exit_code
     printed = capsys.readouterr()
-    assert printed.out.count("attestation  FAULT") == 1
+    assert printed.out.count("attestation  ERROR") == 1
     assert f"no {wheel.name}.*.attestation" in printed.err
 
 
@@ -189,7 +189,7 @@ def test_whatever_the_library_raises_is_a_fault(
     attest(wheel)
     monkeypatch.setattr(Attestation, "verify", verify)
     assert main(["verify", str(wheel), "--publisher", PUBLISHER]) == IntegrityError.exit_code
-    assert capsys.readouterr().out.count("FAULT") == 1
+    assert capsys.readouterr().out.count("ERROR") == 1
 
 
 @pytest.mark.usefixtures("library")
@@ -206,7 +206,7 @@ def test_faults(fault: str, wheel: Path, capsys: pytest.CaptureFixture[str]) -> 
     words = ["--hashes", str(hashes), "--publisher", PUBLISHER]
     assert main(["verify", str(wheel), *words]) == IntegrityError.exit_code
     printed = capsys.readouterr()
-    assert printed.out.count("FAULT") == 1
+    assert printed.out.count("ERROR") == 1
     assert "do not install it" in printed.err
 
 

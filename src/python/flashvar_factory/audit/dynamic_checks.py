@@ -99,7 +99,7 @@ def _places(library: Library) -> Iterator[str]:
     if [(one.offset, one.address, one.size) for one in sections] != [
         (one.offset, one.address, one.file_size) for one in segments
     ]:
-        yield "expected one dynamic section, at the place of its segment, found them apart"
+        yield "expected one dynamic section, at the location of its segment, found them apart"
     rows, _ = dynamic.tags(file)
 
     def stated(wanted: int) -> list[int]:
@@ -107,7 +107,7 @@ def _places(library: Library) -> Iterator[str]:
 
     names = [(one.address, len(one.content)) for one in file.named(".dynstr")]
     if names != [*zip(stated(dynamic.STRTAB), stated(dynamic.STRSZ), strict=False)]:
-        yield "expected .dynstr at DT_STRTAB, of DT_STRSZ bytes, found another place or size"
+        yield "expected .dynstr at DT_STRTAB, of DT_STRSZ bytes, found another address or size"
     for tag, kind in _TABLES.items():
         wanted = [one.address for one in file.sections if one.kind == kind]
         if stated(tag) != wanted:
@@ -130,7 +130,7 @@ def _places(library: Library) -> Iterator[str]:
         for pair in zip(stated(place), stated(size), strict=False)
     }
     if found != relocations:
-        yield "expected relocation sections at DT_RELA and DT_JMPREL, found other places or sizes"
+        yield "expected relocation sections at DT_RELA and DT_JMPREL, found other addresses"
     for tag, homes in _NAMED_PLACES.items():
         addresses = [one.address for name in homes for one in file.named(name)]
         for value in stated(tag):

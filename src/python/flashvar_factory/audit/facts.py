@@ -113,7 +113,7 @@ class Wheel:
 
     @property
     def manifests(self) -> dict[str, str]:
-        """The text of every manifest that has a place beside libraries, by its folder."""
+        """The text of every manifest in a folder of libraries, by that folder."""
         suffix = f"/{manifest.FILE_NAME}"
         beside = {library.folder for library in self.libraries}
         declared = set(self.entry_points.values())

@@ -88,7 +88,7 @@ def exports(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
 
 
 def dependencies(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """Needed are libraries of the C runtime, at no fixed place, and symbols of theirs.
+    """The needed libraries and symbols are those of the C runtime, without a search path.
 
     A library that calls torch, as its manifest says, also needs torch's, and C functions of it.
     """

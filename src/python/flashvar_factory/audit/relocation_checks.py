@@ -13,7 +13,7 @@ from flashvar_factory.audit.facts import Library, Wheel
 from flashvar_factory.audit.finding import Finding
 from flashvar_factory.inspect import dynamic, elf, fatbin
 
-_RELOCATION = struct.Struct("<QIIq")  # place, kind, symbol, what is added
+_RELOCATION = struct.Struct("<QIIq")  # address, kind, symbol, addend
 _TABLES, _DYNSYM, _SYMBOL_BYTES = 4, 11, 24
 _WORD = 8
 _MOST = 1 << 18  # ours has 2,000

@@ -30,7 +30,7 @@ _FEATURES = {0xC0000000: 3, 0xC0000002: 3, 0xC0010001: 0xFFFFFFFF, 0xC0010002: 0
 
 
 def segments(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """Each part of a library is at the place of its sections, and as long, and accessed as they."""
+    """Each segment has the location, size and access rights of its sections."""
     del expected
     for library in wheel.libraries:
         for message in (
@@ -72,7 +72,7 @@ def _loaded(file: elf.Elf) -> Iterator[str]:
             yield "expected the dynamic section as long in memory as in the file, found another"
         stated = one.offset, one.address, one.file_size, one.memory_size
         if one.kind == elf.GNU_STACK and any(stated):
-            yield "expected a stack of the usual size (PT_GNU_STACK), found it at a place, or long"
+            yield "expected a stack of the usual size (PT_GNU_STACK), found an address or a size"
 
 
 def _of_sections(file: elf.Elf) -> Iterator[str]:
@@ -99,7 +99,7 @@ def _of_sections(file: elf.Elf) -> Iterator[str]:
         else:
             continue
         if place not in homes or one.memory_size != one.file_size:
-            yield f"expected segment {one.kind:#x} at the place of {name}, found it elsewhere"
+            yield f"expected segment {one.kind:#x} at the location of {name}, found it elsewhere"
 
 
 def _threads(file: elf.Elf) -> Iterator[str]:

@@ -46,5 +46,7 @@ def run(arguments: argparse.Namespace) -> None:
     for name in names:
         print(f"  {name}")
     # Beside another index the highest version wins, whoever put it there.
-    print("What these need of others comes first, from your usual index; then from this one alone:")
+    print(
+        "Install dependencies first, from your usual index; then the wheels, from this one alone:"
+    )
     print(f"pip install --index-url {site.as_uri()}/ ...")

@@ -26,8 +26,8 @@ _SIZED = 4  # the format whose value is a size
 _WORD, _BYTES = 3, 2  # the format whose value is a word
 _FORMATS = (1, 2, _WORD, _SIZED)  # nothing, a byte, a word, what follows
 _MAX_THREADS, _THREADS, _FRAME, _STACK, _REGISTERS = 0x05, 0x10, 0x11, 0x12, 0x2F
-_PARAMETERS, _PARAMETER_BYTES = 0x0A, 0x19  # their place and bytes in constant memory; bytes
-_PARAMETER = 0x17  # one of them: its place, and its bytes above other bits
+_PARAMETERS, _PARAMETER_BYTES = 0x0A, 0x19  # their offset and bytes in constant memory; bytes
+_PARAMETER = 0x17  # one of them: its offset, and its bytes above other bits
 _OWN_SHARED_MEMORY = 49_152  # bytes: what code may have that a launch does not ask for
 _PAIR = struct.Struct("<2I")  # symbol, value
 _THREE = struct.Struct("<3I")
@@ -52,7 +52,7 @@ class Cubin(NamedTuple):
 
     number: int  # 10 * major + minor of its compute capability
     functions: tuple[Function, ...]  # sorted
-    code: str | None = None  # what ptxas was told, e.g. "90a"; None where it left no note
+    code: str | None = None  # passed to ptxas, e.g. "90a"; None where it left no note
     toolkit: str | None = None  # the version of ptxas
     stack: int | None = None  # bytes per thread: the most that any function takes
     abi: int = 8  # the version of the format

@@ -93,7 +93,7 @@ def complaints(
     files: Iterable[Path], members: Sequence[Member], *, whole: bool = True
 ) -> list[str]:
     """Files that are unexpected, of another version or twice; if `whole`, also missing ones."""
-    places: defaultdict[Member, list[Path]] = defaultdict(list)
+    files_of: defaultdict[Member, list[Path]] = defaultdict(list)
     found = []
     wanted = {(member.distribution, member.platform): member.version for member in members}
     for file in sorted(files):
@@ -104,12 +104,12 @@ def complaints(
             right = wanted[member.distribution, member.platform]
             found.append(f"{file}: expected version {right}, found {member.version}")
         else:
-            places[member].append(file)
+            files_of[member].append(file)
     for member in members:
-        if whole and not places[member]:
+        if whole and not files_of[member]:
             found.append(f"{member}: expected one file, found none")
-        elif len(places[member]) > 1:
-            found.append(f"{member}: there twice, {' and '.join(map(str, places[member]))}")
+        elif len(files_of[member]) > 1:
+            found.append(f"{member}: there twice, {' and '.join(map(str, files_of[member]))}")
     return found
 
 

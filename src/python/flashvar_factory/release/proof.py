@@ -199,7 +199,7 @@ def require_same_parts(documents: Iterable[tuple[Path, str, str]]) -> None:
 def records(candidate: Candidate) -> str:
     """What is released ran on a GPU, by records of these sources."""
     names = {one.file: None for every in candidate.used_records.values() for one in every}
-    return f"leans on {', '.join(names)}"
+    return f"relies on {', '.join(names)}"
 
 
 def unused(candidate: Candidate) -> str:
@@ -223,7 +223,7 @@ def installed(candidate: Candidate) -> str:
                 index_url=address,
             )
     if not report.ok:
-        raise SmokeError("expected wheels that install and work, found faults: see above")
+        raise SmokeError("expected wheels that install and work, found errors: see above")
     return f"{len(report.checks)} environments are fine"
 
 
@@ -252,11 +252,11 @@ def prove(candidate: Candidate) -> dict[str, Any]:
     ReleaseError after the last check where there is anything against the release.
     """
     hashes = digests(candidate.files)
-    faults = _faults(candidate, CHECKS) or _faults(candidate, LAST)
-    if faults:
-        lines = "\n".join(f"{name}: {message}" for name, message in faults.items())
+    errors = _errors(candidate, CHECKS) or _errors(candidate, LAST)
+    if errors:
+        lines = "\n".join(f"{name}: {message}" for name, message in errors.items())
         raise ReleaseError(
-            f"expected a release that passes every check, found faults in {len(faults)} of "
+            f"expected a release that passes every check, found errors in {len(errors)} of "
             f"{len(CHECKS) + len(LAST)} checks; publish nothing of it\n{lines}"
         )
     return {
@@ -284,14 +284,14 @@ def _files(folder: Path) -> tuple[Path, ...]:
     return found
 
 
-def _faults(candidate: Candidate, checks: Mapping[str, Check]) -> dict[str, str]:
+def _errors(candidate: Candidate, checks: Mapping[str, Check]) -> dict[str, str]:
     found = {}
     for name, check in checks.items():
         try:
             print(f"ok: {name}: {check(candidate)}", flush=True)
         except FlashvarError as error:
             found[name] = str(error)
-            print(f"FAULT: {name}", flush=True)
+            print(f"ERROR: {name}", flush=True)
     return found
 
 
