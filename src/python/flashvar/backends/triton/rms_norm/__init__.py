@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _ELEMENTS: Final = 16
 _BACKWARD_ELEMENTS: Final = 8
 _WARPS: Final = 4
-_MOST_WARPS: Final = 16
+_MAX_WARPS: Final = 16
 # Warps of all programs of a backward: as many as run at once on the largest devices. Independent of
 # the device, so that sums have the same order on all.
 _BACKWARD_WARPS: Final = 4096
@@ -99,9 +99,9 @@ def prepare_backward(given: Sequence[Any], norm: Norm) -> BackwardLaunch:
 def _rows(
     tensors: Sequence[torch.Tensor | None], dim: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Places of tensors of which the kernels get copies, and the strides of rows."""
+    """Indices of tensors of which the kernels get copies, and the strides of rows."""
     found = [_row_stride(x, dim) for x in tensors]
-    copied = tuple(place for place, stride in enumerate(found) if stride is None)
+    copied = tuple(index for index, stride in enumerate(found) if stride is None)
     return copied, tuple(dim if stride is None else stride for stride in found)
 
 
@@ -126,15 +126,15 @@ def _by_rows(
     if not copied:
         return tensors
     return [
-        x.contiguous() if x is not None and place in copied else x
-        for place, x in enumerate(tensors)
+        x.contiguous() if x is not None and index in copied else x
+        for index, x in enumerate(tensors)
     ]
 
 
 def _block(dim: int, elements: int) -> tuple[int, int, int]:
     """Rows and columns of a block, and warps of a program."""
     block_dim = triton.next_power_of_2(dim)
-    warps = min(max(block_dim // (32 * elements), _WARPS), _MOST_WARPS)
+    warps = min(max(block_dim // (32 * elements), _WARPS), _MAX_WARPS)
     return max(warps * 32 * elements // block_dim, 1), block_dim, warps
 
 
