@@ -73,12 +73,12 @@ def elf(
     body, rows = b"", [bytes(64)]
     for section, name in zip(every, offsets, strict=True):
         at, size = places[section.name], len(section.content)
-        address = at if section.flags & ALLOCATED else 0
+        address = at if section.flags & ALLOCATED and machine != CUDA else 0
         rows.append(
             struct.pack(
                 "<2I4Q2I2Q",
                 *(name, section.kind, section.flags, address, at, size, section.link),
-                *(section.info, 4 if section.kind == NOTES else 1, 0),
+                *(section.info, _alignment(section, machine), 0),
             )
         )
         body += section.content
@@ -103,6 +103,12 @@ def elf(
         *(64, 56, len(segments), 64, len(rows), len(rows) - 1),
     )
     return header + loaded + body + b"".join(rows)
+
+
+def _alignment(section: Section, machine: int) -> int:
+    if machine == CUDA and section.name.startswith(".text."):
+        return 128
+    return 4 if section.kind == NOTES else 1
 
 
 def addresses(sections: Sequence[Section], segments: int) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What a linker leaves in a library: relocations by symbols, wrappers, frames, flags of sections."""
+"""What a linker leaves in a library: relocations, wrappers, frames, the flags of sections."""
 
 from __future__ import annotations
 
