@@ -6,6 +6,7 @@ The inputs are the same in every run; `--fuzzed 20000` makes more of them for ea
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import random
@@ -209,6 +210,11 @@ def read_sdist_entry(content: bytes, folder: Path) -> object:
     return entries.read(Path("flashvar-0.1.0.tar.gz"), content)
 
 
+def read_tar(content: bytes, folder: Path) -> object:
+    """The same of an archive that was damaged before it was packed."""
+    return read_sdist_entry(gzip.compress(content, 1), folder)
+
+
 def packed_sdist() -> bytes:
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w:gz") as opened:
@@ -307,6 +313,7 @@ READERS: dict[str, tuple[bytes, Read]] = {
     ),
     "index of a wheel": (_packed(), read_entry),
     "index of an sdist": (packed_sdist(), read_sdist_entry),
+    "tar of an sdist": (gzip.decompress(packed_sdist()), read_tar),
     "sdist": (
         packed_sdist(),
         lambda content, folder: sdist.read(_file("flashvar-0.1.0.tar.gz", content, folder)),
