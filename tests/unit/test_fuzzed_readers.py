@@ -255,7 +255,15 @@ RUN = {
     "counts": {"passed": 2},
     "counts_by_file": {"test_a.py cuda": {"passed": 2}},
 }
-PROVED = {"tag": "v1", "files": {"a-1.0.tar.gz": "0" * 64}}
+PROVED = {
+    "schema": 1,
+    "project": "a",
+    "version": "1.0",
+    "revision": "0" * 40,
+    "tag": "v1.0",
+    "files": {"a-1.0.tar.gz": "0" * 64},
+    "gpu_records": {},
+}
 LISTED = {"files": [{"filename": "a-1.0.tar.gz", "hashes": {"sha256": "0" * 64}}]}
 METADATA = b"Metadata-Version: 2.4\nName: flashvar\nVersion: 0.1.0\nRequires-Dist: torch>=2.8\n\n"
 YANKED = b'[flashvar]\n"0.1.0" = "wrong results"\n'

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flashvar.errors import ConfigurationError, IntegrityError
+from flashvar_factory.config import toml_table
 
 if TYPE_CHECKING:
     from pypi_attestations import Attestation
@@ -85,7 +86,7 @@ def check(file: Path, found: Path, publisher: Publisher) -> tuple[str, ...]:
 def _read(path: Path) -> Iterator[Attestation]:
     from pypi_attestations import Attestation, Provenance
 
-    text = path.read_text(encoding="utf-8")
+    text = toml_table.read(path)
     if path.suffix == _ONE:
         yield Attestation.model_validate_json(text)
         return
