@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import unicodedata
 import zlib
 from pathlib import Path, PurePosixPath
@@ -84,7 +85,7 @@ def _why_not(member: tar_file.Member, stem: str) -> str | None:
 def _unpacked(packed: bytes, stem: str) -> bytes:
     """The tar of a gzip file: of one member, with nothing beside it, of a bounded size."""
     limit = min(TOTAL_BYTES, max(_SMALL, RATIO * len(packed)))
-    flags, name = packed[_FLAGS : _FLAGS + 1], f"{stem}.tar\0".encode()
+    flags, name = packed[_FLAGS : _FLAGS + 1], os.fsencode(f"{stem}.tar\0")
     if flags != b"\0" and not (flags == _NAMED and packed[_HEADER:].startswith(name)):
         raise PackagingError(f"a header of gzip with more than the name {stem}.tar")
     unpacker = zlib.decompressobj(zlib.MAX_WBITS | _GZIP)
