@@ -196,3 +196,8 @@ def test_two_builds_that_end_together_leave_a_link(tmp_path: Path) -> None:
         assert link.read_text(encoding="utf-8") == name
         assert not link.readlink().is_absolute()
         assert [path.name for path in target.parent.iterdir()] == [target.name]
+
+
+def test_what_is_no_text_is_kept_as_escapes() -> None:
+    words = [sys.executable, "-c", r"import sys; sys.stdout.buffer.write(b'a\xff\n')"]
+    assert process.run(words, quiet=True).stdout == "a\\xff\n"
