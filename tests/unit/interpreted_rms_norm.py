@@ -96,7 +96,7 @@ def wrong(case: Case) -> str:
     kind = getattr(torch, case.dtype)
     total_dtype = getattr(torch, case.total) if case.total else None
     norm = Norm(1e-5, case.mean, case.gate == "sigmoid", kind, total_dtype)
-    rms_norm._BACKWARD_WARPS = (case.programs or 64) * rms_norm._MOST_WARPS
+    rms_norm._BACKWARD_WARPS = (case.programs or 64) * rms_norm._MAX_WARPS
     given = (grad_y, grad_total, *tensors)
     found = (*run.plan(tensors, norm).run(*tensors), *run.gradients(given, norm))
     leaves = [None if x is None else x.double().detach().requires_grad_() for x in tensors]
