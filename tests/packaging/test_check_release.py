@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import release_set
@@ -84,6 +87,31 @@ def of_other_sources(case: Case) -> None:
     case.put_binary(source=replace(release_set.described(case.root).source, hash="5" * 64))
 
 
+def in_place_of(put: Callable[[Path], object], name: str) -> Fault:
+    """Something of a file's name that is no file, in both builds."""
+
+    def plant(case: Case) -> None:
+        for folder in (case.one, case.two):
+            path = folder / case.names[name]
+            path.rename(folder.with_name(f"moved-{folder.name}"))
+            put(path)
+
+    return plant
+
+
+def linked(path: Path) -> None:
+    path.symlink_to(path.parent.with_name(f"moved-{path.parent.name}"))
+
+
+def second_build_of_links(link: Callable[[Path, Path], None]) -> Fault:
+    def plant(case: Case) -> None:
+        for path in case.two.iterdir():
+            path.unlink()
+            link(case.one / path.name, path)
+
+    return plant
+
+
 # By the check that refuses it: what is planted, and words of the message.
 FILES: dict[str, tuple[str, Fault, str]] = {
     "wheel is missing": ("files", lambda case: remove(case, BINARY), "found none"),
@@ -121,6 +149,28 @@ FILES: dict[str, tuple[str, Fault, str]] = {
             PURE, "METADATA$", f"flashvar-sm80=={case.release}", "flashvar-sm80==9.9"
         ),
         "wants flashvar-sm80 9.9",
+    ),
+    "folder in place of a wheel": (
+        "files",
+        in_place_of(Path.mkdir, BINARY),
+        "found a link, a fold",
+    ),
+    "folder in place of the sdist": (
+        "files",
+        in_place_of(Path.mkdir, SDIST),
+        "found a link, a folder",
+    ),
+    "pipe in place of a wheel": ("files", in_place_of(os.mkfifo, BINARY), "found a link, a folder"),
+    "link in place of a wheel": ("files", in_place_of(linked, BINARY), "found a link, a folder"),
+    "second build that is links": (
+        "second build",
+        second_build_of_links(lambda old, new: new.symlink_to(old)),
+        "of the first, linked",
+    ),
+    "second build that is hard links": (
+        "second build",
+        second_build_of_links(lambda old, new: new.hardlink_to(old)),
+        "of the first, linked",
     ),
     "byte that one build alone has": (
         "second build",

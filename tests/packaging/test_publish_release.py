@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from release_set import STEM, Case
 from flashvar_factory import index
 from flashvar_factory.cli import main
 from flashvar_factory.index import serve
-from flashvar_factory.release import proof
+from flashvar_factory.release import proof, steps
 
 pytestmark = pytest.mark.usefixtures("on_paper")
 
@@ -107,6 +108,17 @@ def edit_proof(case: Case, old: str, new: str) -> None:
     path.write_text(text.replace(old, new, 1), encoding="utf-8")
 
 
+def capitals(case: Case) -> None:
+    digest = steps.digest(case.one / case.names[BINARY])
+    edit_proof(case, digest, digest.upper())
+
+
+def moved(case: Case, put: Callable[[Path], object]) -> None:
+    path = case.one / case.names[BINARY]
+    path.rename(case.one.with_name("moved"))
+    put(path)
+
+
 AFTERWARDS: dict[str, tuple[Fault, str]] = {
     "byte that changed": (lambda case: flip(case.one / case.names[BINARY]), "that were proved"),
     "file that was added": (lambda case: add(case, "x-1.0.tar.gz"), "of no such file"),
@@ -124,6 +136,32 @@ AFTERWARDS: dict[str, tuple[Fault, str]] = {
         "expected this file, found none",
     ),
     "tag without a name": (lambda case: edit_proof(case, f'"v{case.release}"', '""'), "the tag ''"),
+    "tag of another version": (
+        lambda case: edit_proof(case, f'"v{case.release}"', '"v9.9"'),
+        "the tag 'v9.9' of the version",
+    ),
+    "another version": (
+        lambda case: [
+            edit_proof(case, f'"version": "{case.release}"', '"version": "9.9"'),
+            edit_proof(case, f'"v{case.release}"', '"v9.9"'),
+        ],
+        "files of other versions",
+    ),
+    "another schema": (lambda case: edit_proof(case, '"schema": 1', '"schema": 2'), "the schema 2"),
+    "no commit": (lambda case: edit_proof(case, '"revision"', '"commit"'), "other keys, ['commit'"),
+    "hashes in capitals": (
+        lambda case: capitals(case),
+        "no files with their SHA-256",
+    ),
+    "pipe that was added": (lambda case: os.mkfifo(case.one / "pipe"), "found a link, a folder"),
+    "pipe in place of a file": (
+        lambda case: moved(case, os.mkfifo),
+        "found a link, a folder or something else",
+    ),
+    "link in place of a file": (
+        lambda case: moved(case, lambda path: path.symlink_to(path.parent.with_name("moved"))),
+        "found a link, a folder or something else",
+    ),
     "tag twice": (
         lambda case: edit_proof(case, "{", '{"tag": null, '),
         "a key twice in one object",

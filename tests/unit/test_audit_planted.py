@@ -122,7 +122,7 @@ OF_METADATA: Mapping[str, Fault] = {
         "expected content type of the description 'text/markdown', found 'text/x-rst'",
     ),
     "not UTF-8": (added(METADATA, b"Metadata-Version: 2.4\nName: \xff\n"), "expected UTF-8"),
-    "not metadata": (added(METADATA, b"\0" * 100), "expected valid core metadata"),
+    "not metadata": (added(METADATA, b"x" * 100), "expected valid core metadata"),
     "huge": (added(METADATA, NOISE), "expected at most 1,048,576 bytes"),
     "tag of a Python": (
         edited(WHEEL, "py3-none-manylinux", "cp311-cp311-manylinux"),

@@ -416,10 +416,10 @@ TARS: dict[str, tuple[Callable[[tarfile.TarFile], None], str]] = {
     "path of PAX": (headers("path", "/etc/passwd"), "elsewhere"),
     "capability of PAX": (
         headers("SCHILY.xattr.security.capability", "x"),
-        "with the attribute SCHILY.xattr.security.capability",
+        "SCHILY.xattr.security.capability=x",
     ),
-    "size of PAX": (headers("size", "99999999999"), "bytes of files"),
-    "twice": (member(f"{STEM}/PKG-INFO"), "'flashvar-1.0/PKG-INFO': twice"),
+    "size of PAX": (headers("size", "99999999999"), "size=99999999999"),
+    "twice": (member(f"{STEM}/PKG-INFO"), "'flashvar-1.0/PKG-INFO' twice"),
     "device of Windows": (member(f"{STEM}/aux.py"), "a name that is a device"),
 }
 
@@ -458,8 +458,8 @@ def in_a_gap(content: bytes) -> bytes:
 
 
 BYTES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "archive behind": (behind, "expected zeros after its last file"),
-    "damaged header": (damaged, "expected zeros after its last file"),
+    "archive behind": (behind, "no zeros alone after its last file"),
+    "damaged header": (damaged, "with a wrong checksum"),
     "bytes in a gap": (in_a_gap, "bytes behind its content"),
 }
 

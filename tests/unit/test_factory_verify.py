@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 from fabricated import Wheel
+from test_fuzzed_readers import SECONDS, bounded
 
 from flashvar.errors import ConfigurationError, IntegrityError
 from flashvar_factory import index
@@ -261,6 +263,39 @@ def test_what_is_no_list_of_hashes(
     printed = capsys.readouterr().err
     assert printed.startswith("verify: --hashes list: expected")
     assert printed.count("list: ") == 1
+
+
+@pytest.mark.parametrize(
+    "publisher", ["/:.yml", "a/b:../w.yml", "a/b:w.yml:x.yml", " a/b:w.yml", "a/b:w.yml\n"]
+)
+def test_who_is_no_publisher(
+    publisher: str, wheel: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["verify", str(wheel), "--publisher", publisher]
+    assert main(words) == ConfigurationError.exit_code
+    assert "expected OWNER/REPOSITORY:WORKFLOW.yml, found" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("suffix", ["publish.attestation", "provenance"])
+def test_a_pipe_is_no_attestation(
+    suffix: str, wheel: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(f"{wheel}.{suffix}")
+    with bounded():
+        signal.setitimer(signal.ITIMER_REAL, SECONDS)
+        words = ["verify", str(wheel), "--publisher", PUBLISHER]
+        assert main(words) == IntegrityError.exit_code
+    assert "expected a readable file, found none; do not install it" in capsys.readouterr().err
+
+
+def test_a_pipe_is_no_page(wheel: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (wheel.parent / "site" / "x").mkdir(parents=True)
+    os.mkfifo(wheel.parent / "site" / "x" / "index.v1.json")
+    with bounded():
+        signal.setitimer(signal.ITIMER_REAL, SECONDS)
+        assert main(["verify", str(wheel), "--hashes", "site"]) == ConfigurationError.exit_code
+    assert "expected a page of at most" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"files": 1}', '{"files": [{}]}', "[" * 99999])

@@ -62,6 +62,7 @@ def run(
                 stdout=subprocess.PIPE if quiet else None,
                 stderr=subprocess.STDOUT if quiet else None,
                 text=True,
+                errors="backslashreplace",  # a program prints what it likes
                 env=env,
                 cwd=cwd,
                 umask=umask,

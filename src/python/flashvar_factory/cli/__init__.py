@@ -8,6 +8,7 @@ code is the error's.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -96,7 +97,7 @@ def _call(command_line: list[str], program: str) -> int:
         command = commands.add_parser(name, help=summary, description=summary, parents=[common])
         module.configure(command)
     parsed = parser.parse_args(command_line, argparse.Namespace(root=Path.cwd()))
-    parsed.root = parsed.root.resolve()
+    parsed.root = Path(os.path.realpath(parsed.root))  # also of a loop of links
     try:
         _run(parsed)
     except FlashvarError as error:

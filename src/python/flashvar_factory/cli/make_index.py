@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from flashvar_factory import index
@@ -41,7 +42,7 @@ def run(arguments: argparse.Namespace) -> None:
         root / arguments.wheels,
         site,
         also=[root / folder for folder in arguments.also],
-        yanked=named or (usual if usual.is_file() else None),
+        yanked=named or (usual if os.path.lexists(usual) else None),
     )
     for name in names:
         print(f"  {name}")

@@ -78,7 +78,7 @@ def listed(path: Path) -> dict[str, str]:
 
 def _of_index(folder: Path) -> Iterator[tuple[str, str]]:
     for page in sorted(folder.glob(f"*/{simple_json.FILE_NAME}")):
-        yield from published.parse(page.read_bytes(), str(page)).items()
+        yield from published.read(page).items()
 
 
 def _of_sums(path: Path) -> Iterator[tuple[str, str]]:

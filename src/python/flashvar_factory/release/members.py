@@ -89,6 +89,11 @@ def described(file: Path) -> Manifest | None:
     return None if content is None else manifest.parse(archive.text(content, str(file)))
 
 
+def is_plain(file: Path) -> bool:
+    """Whether it is a file itself: what a link leads to changes, and a pipe is waited for."""
+    return file.is_file() and not file.is_symlink()
+
+
 def complaints(
     files: Iterable[Path], members: Sequence[Member], *, whole: bool = True
 ) -> list[str]:
@@ -100,6 +105,8 @@ def complaints(
         member = read(file)
         if member is None or (member.distribution, member.platform) not in wanted:
             found.append(f"{file}: not a file of this release")
+        elif not is_plain(file):
+            found.append(f"{file}: expected a file, found a link, a folder or something else")
         elif member.version != wanted[member.distribution, member.platform]:
             right = wanted[member.distribution, member.platform]
             found.append(f"{file}: expected version {right}, found {member.version}")

@@ -116,5 +116,11 @@ def _copy_checkout(root: Path, to: Path) -> None:
 
 
 def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        ["git", *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",  # of names, as everywhere in Python
+    )
     return done.stdout

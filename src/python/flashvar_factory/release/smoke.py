@@ -27,6 +27,7 @@ from flashvar_factory.build import process
 from flashvar_factory.config.schema import Config
 from flashvar_factory.errors import PackagingError
 from flashvar_factory.inspect import archive, core_metadata
+from flashvar_factory.inspect.plain_text import plain
 from flashvar_factory.release.pythons import Python
 
 INSTALLERS: Final = ("pip", "uv")
@@ -112,7 +113,7 @@ def _lines(check: Check) -> Iterator[str]:
     wheels = f"{len(check.installed)} wheels, {', '.join(check.dependencies) or 'nothing else'}"
     yield f"{state}: Python {check.python}, {check.installer}: {wheels} ({check.seconds:.1f} s)"
     for line in (check.error or check.output).splitlines():
-        yield f"  {line}"
+        yield f"  {plain(line)}"
 
 
 def _subject(wheels: Path, config: Config, index_url: str | None) -> _Subject:
@@ -144,9 +145,10 @@ def _subject(wheels: Path, config: Config, index_url: str | None) -> _Subject:
 
 
 def _lowest(requirement: Requirement) -> str:
-    """The lowest version that satisfies a requirement such as `torch>=2.8`."""
-    bounds = (one.version for one in requirement.specifier if one.operator in (">=", "==", "~="))
-    return next(bounds, "1")
+    """The lowest version that satisfies a requirement such as `torch>=2.8`, or one near it."""
+    bounds = [one.version.removesuffix(".*") for one in requirement.specifier]
+    near = [*bounds, *(f"{bound}.1" for bound in bounds), "1", "0"]
+    return next(filter(requirement.specifier.contains, near), "1")
 
 
 def _check(
