@@ -12,7 +12,9 @@ import pytest
 from audited import Fault, check_found_at_once, faults, rows
 from fabricated import Section, Segment, Wheel
 
+from flashvar_factory.errors import BuildError
 from flashvar_factory.inspect import elf as elf_file
+from flashvar_factory.inspect import unwinding
 
 pytestmark = pytest.mark.usefixtures("auditwheel")
 
@@ -143,6 +145,15 @@ def at_second(behind: int, form: str, value: int) -> Wheel:
     return unwound(lambda data, _, place: struct.pack_into(form, data, place + behind, value))
 
 
+def in_section(name: str, behind: int, value: int) -> Wheel:
+    """The wheel with frames, and with another word in a section."""
+    return unwound(
+        lambda data, file, _: struct.pack_into(
+            "<I", data, file.named(name)[0].offset + behind, value
+        )
+    )
+
+
 def of_section(name: str, field: int, form: str, value: int, *more: Section) -> Wheel:
     """The wheel with another number in the header of a section."""
 
@@ -237,21 +248,11 @@ FRAMES: Mapping[str, Fault] = {
     ),
     "handlers outside of their section": (at_second(17, "<i", 1), "found it damaged"),
     "handlers that are none": (
-        unwound(
-            lambda data, file, _: struct.pack_into(
-                "<I", data, file.named(".gcc_except_table")[0].offset, 0
-            )
-        ),
+        in_section(".gcc_except_table", 0, 0),
         "expected a table of handlers in .gcc_except_table at",
     ),
-    "data behind the end": (
-        unwound(
-            lambda data, file, _: struct.pack_into(
-                "<I", data, file.named(".eh_frame")[0].offset + 12, 0
-            )
-        ),
-        "found it damaged",
-    ),
+    "data behind the end": (in_section(".eh_frame", 12, 0), "found it damaged"),
+    "common part without its addresses": (unwound(common=HANDLED[:9]), "found it damaged"),
 }
 
 DATA_SECTION = Section(".data", 1, bytes(8), 0, WRITTEN)
@@ -295,6 +296,23 @@ FAULTS = rows(relations=RELATIONS, symbols=SYMBOLS, frames=FRAMES, access=ACCESS
 @pytest.mark.parametrize(("plant", "sentence"), FAULTS.values(), ids=FAULTS)
 def test_fault(plant: Wheel | Callable[[Path], Path], sentence: str, tmp_path: Path) -> None:
     check_found_at_once(plant, sentence, tmp_path)
+
+
+@pytest.mark.parametrize("name", [".eh_frame", ".eh_frame_hdr", ".gcc_except_table"])
+def test_frames_with_any_byte_changed_are_read_or_refused(name: str) -> None:
+    data = bytearray(unwound().files()["flashvar_sm80/libflashvar_sm80.so"])
+    section = elf_file.parse(bytes(data), "library").named(name)[0]
+    refused = 0
+    for position in range(section.offset, section.offset + section.size):
+        before = data[position]
+        for value in range(256):
+            data[position] = value
+            try:
+                unwinding.functions(elf_file.parse(bytes(data), "library"))
+            except BuildError:
+                refused += 1
+        data[position] = before
+    assert refused >= section.size
 
 
 def test_frames_are_no_fault(tmp_path: Path) -> None:

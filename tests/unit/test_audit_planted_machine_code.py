@@ -16,7 +16,8 @@ from fabricated import Image, Section, Wheel
 from planted import described
 
 from flashvar.binaries.manifest import Launch
-from flashvar_factory.inspect import elf
+from flashvar_factory.errors import BuildError
+from flashvar_factory.inspect import cubin, elf
 
 pytestmark = pytest.mark.usefixtures("auditwheel")
 
@@ -119,7 +120,7 @@ def text(change: Callable[[str], str] = str, threads: int = 128) -> str:
 def with_text(content: str, **changes: Any) -> Wheel:
     """A development wheel with PTX."""
     one = replace(described(), code_kinds=("sass", "ptx"), version="0.1.0+ptx", **changes)
-    image = Image("80", content.encode() + b"\0", kind=1)
+    image = Image("80", content.encode("latin-1") + b"\0", kind=1)
     return Wheel(one, fabricated.library(one, *fabricated.images("80", one), image))
 
 
@@ -158,6 +159,10 @@ TEXTS: Mapping[str, Fault] = {
         with_text(text(lambda it: f'{it}.file 1 "/home/me/kernel.cu"\n')),
         "expected PTX without lines of the sources, found .file 1",
     ),
+    "file whose name is no text": (
+        with_text(text(lambda it: f'{it}.file 1 "\xff"\n')),
+        "expected PTX without lines of the sources, found .file 1",
+    ),
     "lines": (
         with_text(text(lambda it: it.replace("ret;", ".loc 1 7 9\nret;"))),
         "found .loc 1 7 9; compile without -lineinfo and -G",
@@ -178,6 +183,10 @@ CUBINS: Mapping[str, Fault] = {
         "expected one version of CUDA in a cubin, found 2 that differ",
     ),
     "end behind its code": (of_info(sized(0x1C, 16, 1 << 20)), f"found an end of {NAME} behind"),
+    "barriers without a number": (
+        of_info(sized(0x4C)),
+        "found barriers in another format in .nv.info",
+    ),
     "20 barriers": (of_info(struct.pack("<BBH", 2, 0x4C, 20)), "found 20 barriers in .nv.info"),
     "parameter without its number": (
         of_info(struct.pack("<BBHIHHI", 4, 0x17, 12, 0, 1, 0, 0)),
@@ -227,6 +236,23 @@ FAULTS = rows(texts=TEXTS, cubins=CUBINS)
 @pytest.mark.parametrize(("plant", "sentence"), FAULTS.values(), ids=FAULTS)
 def test_fault(plant: Wheel | Callable[[Path], Path], sentence: str, tmp_path: Path) -> None:
     check_found_at_once(plant, sentence, tmp_path)
+
+
+def test_attributes_with_any_byte_changed_are_read_or_refused() -> None:
+    more = sized(0x4C, 1) + sized(0x1C, 0) + sized(0x37, 130)
+    data = bytearray(with_sections(Section(INFO, 0x70000000, more, 2)).content)
+    section = elf.parse(bytes(data), "cubin").named(INFO)[0]
+    refused = 0
+    for position in range(section.offset, section.offset + section.size):
+        before = data[position]
+        for value in range(256):
+            data[position] = value
+            try:
+                cubin.read(memoryview(bytes(data)), "cubin")
+            except BuildError:
+                refused += 1
+        data[position] = before
+    assert refused >= section.size
 
 
 def test_ptx_of_every_kernel_is_no_fault(tmp_path: Path) -> None:

@@ -154,14 +154,17 @@ def _api(file: elf.Elf) -> int | None:
 
 
 def _limits(file: elf.Elf) -> Iterator[str]:
-    """Kernels that end outside of their code, or have more barriers than a block."""
+    """Kernels that end outside of their code, or have no barriers that a block has."""
     for one in file.sections:
         if not one.name.startswith(".nv.info."):
             continue
         name = one.name.removeprefix(".nv.info.")
         code = file.named(f".text.{name}")
         rows = list(_attributes(one, file.where))
-        barriers = [value[0] for kind, value in rows if kind == _BARRIERS]
+        stated = [bytes(value) for kind, value in rows if kind == _BARRIERS]
+        if any(len(value) != _BYTES for value in stated):
+            yield f"barriers in another format in {one.name}"
+        barriers = [value[0] for value in stated if value]
         if file.abi_version < _CUDA_13:
             barriers += [each.flags >> _BARRIERS_SHIFT & 0xFF for each in code]
         if max(barriers, default=0) > _MOST_BARRIERS:

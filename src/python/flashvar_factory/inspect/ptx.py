@@ -58,8 +58,9 @@ def read(text: memoryview, where: str) -> Ptx:
         )
     line = _LINES.search(whole)
     if line is not None:
+        found = line[1].decode(errors="replace")
         raise BuildError(
-            f"{where}: expected PTX without lines of the sources, found {line[1].decode()}; "
+            f"{where}: expected PTX without lines of the sources, found {found}; "
             "compile without -lineinfo and -G"
         )
     version = int(match["major"]), int(match["minor"])

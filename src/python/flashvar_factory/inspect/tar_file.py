@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 
 from flashvar_factory.errors import PackagingError
 
-BLOCK: Final = 512
+_BLOCK: Final = 512
 # Bytes of a header of PAX, which holds a name and a few numbers.
-HEADER_BYTES: Final = 1 << 16
+_HEADER_BYTES: Final = 1 << 16
 _MAGIC: Final = b"ustar\x0000"
 _NUMBER: Final = re.compile(rb"[0-7]{1,11}[ \0]*|\0+")
 _RECORD: Final = re.compile(rb"([1-9][0-9]{0,4}) ([A-Za-z.]+)=([^\n]*)\n")
@@ -52,16 +52,16 @@ def members(content: bytes) -> Iterator[Member]:
     """The files and folders in their order; PackagingError on anything unusual."""
     data, position = memoryview(content), 0
     while (block := _block(data, position)).strip(b"\0"):
-        header, position = _header(block, position), position + BLOCK
+        header, position = _header(block, position), position + _BLOCK
         more: dict[str, str] = {}
         if header.kind == _PAX:
-            if header.size > HEADER_BYTES:
+            if header.size > _HEADER_BYTES:
                 raise PackagingError(
-                    f"a header of PAX of {header.size:,} bytes, more than {HEADER_BYTES:,}"
+                    f"a header of PAX of {header.size:,} bytes, more than {_HEADER_BYTES:,}"
                 )
             records, position = _content(data, position, header.size)
             more = _attributes(bytes(records))
-            header, position = _header(_block(data, position), position), position + BLOCK
+            header, position = _header(_block(data, position), position), position + _BLOCK
         name = more.get("path", header.name)
         if header.kind not in (_FILE, _FOLDER):
             raise PackagingError(f"{name!r}: no regular file, of the kind {header.kind!r}")
@@ -71,20 +71,20 @@ def members(content: bytes) -> Iterator[Member]:
             name = name.removesuffix("/")
         yield Member(name, kind | header.mode, packed)
     # Where it ends for one reader, others read on.
-    if bytes(data[position:]).strip(b"\0") or len(data) < position + 2 * BLOCK:
+    if bytes(data[position:]).strip(b"\0") or len(data) < position + 2 * _BLOCK:
         raise PackagingError(f"no zeros alone after its last file, from byte {position:,} on")
 
 
 def _block(data: memoryview, position: int) -> bytes:
-    if position + BLOCK > len(data):
+    if position + _BLOCK > len(data):
         raise PackagingError(f"an end before the header at byte {position:,}")
-    return bytes(data[position : position + BLOCK])
+    return bytes(data[position : position + _BLOCK])
 
 
 def _content(data: memoryview, position: int, size: int) -> tuple[memoryview, int]:
     """What a header announces, and where the next header is."""
     end = position + size
-    following = end + -size % BLOCK
+    following = end + -size % _BLOCK
     if following > len(data):
         raise PackagingError(f"an end within the {size:,} bytes at byte {position:,}")
     if any(data[end:following]):

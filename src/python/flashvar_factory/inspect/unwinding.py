@@ -60,7 +60,7 @@ def functions(file: elf.Elf) -> dict[int, int]:
         raise _damaged(file.where)
     try:
         held = {frame.place: frame for frame in _frames(frames[0])}
-    except (struct.error, ValueError):
+    except (IndexError, struct.error, ValueError):
         raise _damaged(file.where) from None
     if len(held) != count:
         raise _damaged(file.where)
@@ -87,7 +87,10 @@ def around(address: int, sizes: Mapping[int, int], starts: Sequence[int]) -> tup
 
 
 def _frames(section: elf.Section) -> Iterator[Frame]:
-    """Every frame, up to the zeros at the end; ValueError or struct.error where one is damaged."""
+    """Every frame, up to the zeros at the end.
+
+    IndexError, ValueError or struct.error where one is damaged.
+    """
     content, position = section.content, 0
     handled: dict[int, bool] = {}  # whether the frames of a common part have handlers
     while True:
