@@ -108,10 +108,10 @@ def tests(session: nox.Session) -> None:
     refuse_selection(session)
     install(session, "test")
     install_toolkit(session)
-    # A file is one worker's, for its tests share what they build; the files that take minutes, of
-    # tests/packaging, come first, lest one worker be left with them.
+    # One worker runs a whole file, because its tests share what they build. The files that take
+    # minutes, those of tests/packaging, start first, so that both workers end about together.
     dist = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
-    # pytest keeps the test modules as it compiled them, else each worker compiles all of them.
+    # pytest stores its compiled test modules; otherwise each worker compiles all of them.
     env = {"PYTHONDONTWRITEBYTECODE": None}
     session.run("python", "-m", "pytest", *dist, *session.posargs, env=env)
 
@@ -168,7 +168,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def draw(session: nox.Session) -> None:
-    """Draw pictures of measured rates: `-- benchmarks/results/attention-h200-sm80-ptx.json`."""
+    """Draw pictures of measured rates: `-- benchmarks/results/attention-h200.json`."""
     install(session, "draw")
     session.run("python", "benchmarks/draw.py", *session.posargs)
 

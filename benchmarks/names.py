@@ -71,3 +71,9 @@ BUILD_STEPS: Final = {
     "wheels-all-to-cache": "the same, into a compiler cache",
     "wheels-all-from-cache": "the same, from that cache",
 }
+
+
+def note_on_wheel(version: str) -> str:
+    """What a wheel of this version has that a release's wheel has not, or ""."""
+    label = version.partition("+")[2].split(".")
+    return "with PTX, which releases leave out" if "ptx" in label else ""

@@ -25,6 +25,7 @@ def run(options: Options) -> Report:
             {
                 "wheel": name,
                 "distribution": name.partition("-")[0].replace("_", "-"),
+                "version": name.split("-")[1],
                 "platform": name.removesuffix(".whl").rpartition("-")[2],
                 "bytes": wheels[name].stat().st_size,
                 "installed_bytes": sum(entry.file_size for entry in entries),

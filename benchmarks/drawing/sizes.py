@@ -9,6 +9,7 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 from benchmarks.drawing import style
+from benchmarks.names import note_on_wheel
 
 _OURS, _THEIRS, _COMPILES = "#D55E00", "#8a8f98", "#c9ccd1"
 _BAR: Final = 0.34  # inches
@@ -16,7 +17,10 @@ _BAR: Final = 0.34  # inches
 
 def draw(rows: Sequence[dict[str, Any]], peers: Sequence[dict[str, Any]], *lines: str) -> Figure:
     """The picture of the rows of `run.py size`, one platform's, and of the peers."""
-    ours = [(row["distribution"], row["bytes"], row["installed_bytes"], "") for row in rows]
+    ours = [
+        (row["distribution"], row["bytes"], row["installed_bytes"], note_on_wheel(row["version"]))
+        for row in rows
+    ]
     theirs = sorted(
         (
             (f"{p['package']} {p['version']}", p["bytes"], p["installed_bytes"], p.get("note", ""))

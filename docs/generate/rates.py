@@ -22,6 +22,7 @@ from benchmarks.names import (
     HOST_WAYS,
     INTEGRATION_CALLS,
     LAYERS,
+    note_on_wheel,
 )
 from tables import table
 
@@ -329,14 +330,7 @@ def sizes(root: Path) -> str:
     """Megabytes of the wheels, with a heading where there is a record."""
     parts = []
     for file, document in documents(root, "size"):
-        rows = [
-            (
-                f"`{row['distribution']}`",
-                row["platform"],
-                *_megabytes(row),
-            )
-            for row in document["rows"]
-        ]
+        rows = [(_wheel(row), row["platform"], *_megabytes(row)) for row in document["rows"]]
         heading = ("wheel", "platform", "MB to download", "MB installed")
         origin = day_and_commit(file, document["environment"])
         parts.append(f"Wheels of {origin}.\n\n{table(heading, rows)}")
@@ -347,7 +341,7 @@ def sizes_of_others(root: Path) -> str:
     """Megabytes of flashvar's wheels for x86-64, and of other packages' wheels."""
     ((file, document),) = documents(root, "size")
     ours = [
-        (f"`{row['distribution']}`", *_megabytes(row), "")
+        (f"`{row['distribution']}`", *_megabytes(row), note_on_wheel(row["version"]))
         for row in document["rows"]
         if row["platform"].endswith(("any", "x86_64"))
     ]
@@ -384,17 +378,29 @@ def installing(root: Path) -> str:
 def size_in_words(root: Path) -> str:
     """README.md's sentence about the binary wheels."""
     ((file, document),) = documents(root, "size")
-    found = {
-        f"`{row['distribution'].removeprefix('flashvar-')}`": row["bytes"] / 1e6
-        for row in document["rows"]
-        if row["library_bytes"]
-    }
-    *most, last = found
-    return (
-        f"With every kernel, the wheels for {', '.join(most)} and {last} are "
-        f"{min(found.values()):.1f} to {max(found.values()):.1f} MB to download: "
-        f"{day_and_commit(file, document['environment'])}."
-    )
+    binaries = [row for row in document["rows"] if row["library_bytes"]]
+    by_note: dict[str, list[Mapping[str, Any]]] = {"": []}
+    for row in binaries:
+        by_note.setdefault(note_on_wheel(row["version"]), []).append(row)
+    released = _range(by_note.pop(""))
+    origin = day_and_commit(file, document["environment"])
+    others = (f" {note[0].upper()}{note[1:]}, {_range(some)}." for note, some in by_note.items())
+    return f"With every kernel, {released} to download: {origin}.{''.join(others)}"
+
+
+def _range(wheels: Sequence[Mapping[str, Any]]) -> str:
+    """The wheels by name, and from how many megabytes to how many they are; at least one."""
+    names = [f"`{wheel['distribution'].removeprefix('flashvar-')}`" for wheel in wheels]
+    found = sorted(wheel["bytes"] / 1e6 for wheel in wheels)
+    if len(found) == 1:
+        return f"the wheel for {names[0]} is {found[0]:.1f} MB"
+    *most, last = names
+    return f"the wheels for {', '.join(most)} and {last} are {found[0]:.1f} to {found[-1]:.1f} MB"
+
+
+def _wheel(row: Mapping[str, Any]) -> str:
+    note = note_on_wheel(row["version"])
+    return f"`{row['distribution']}`{note and f', {note}'}"
 
 
 def _megabytes(wheel: Mapping[str, Any]) -> tuple[str, str]:

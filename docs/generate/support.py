@@ -114,10 +114,10 @@ def _passed_cases(cases: list[dict[str, Any]]) -> Iterator[Passed]:
 
 
 def what_was_run(root: Path) -> str:
-    """One row per architecture: compiled, and run on what."""
+    """One row per architecture that has run, and one of all others."""
     config = schema.read(root / schema.FILE_NAME)
     every = list(records(root))
-    rows = []
+    rows, never = [], []
     for name, target in config.targets.items():
         runs = [one for one in every if name in one.architectures and one.of("cuda")]
         own = [one for one in runs if one.capability == target.architecture.capability]
@@ -127,10 +127,14 @@ def what_was_run(root: Path) -> str:
             for one in other
         )
         native = "; ".join(f"{one.device}: {one.passed:,} cases passed" for one in own)
-        rows.append((f"`{name}`", "with every change", native or "no", translated or "no"))
-    rows.append(("Triton", "with every change", _triton(root, every) or "no", _INTERPRETED))
-    heading = ("code", "compiled", "ran on a GPU that it is for", "ran otherwise")
-    return table(heading, rows)
+        if runs:
+            rows.append((f"`{name}`", native or "no", translated or "no"))
+        else:
+            never.append(f"`{name}`")
+    rows.append(("Triton", _triton(root, every) or "no", _INTERPRETED))
+    if never:
+        rows.append((", ".join(never), "no", "no"))
+    return table(("code", "ran on a GPU that it is for", "ran otherwise"), rows)
 
 
 def ops_that_ran(root: Path) -> str:
@@ -167,7 +171,6 @@ def _of_triton(every: list[Record], op: str | None = None) -> str:
 def in_words(root: Path) -> str:
     """What README.md says of code that was translated, and of Triton's kernels."""
     every = list(records(root))
-    devices = _listed(dict.fromkeys(f"an {one.device}" for one in every))
     translated: dict[tuple[str, ...], list[str]] = {}
     for op in ops.TABLE:
         runs = (one for one in every if not one.is_native and one.of("cuda", op))
@@ -181,10 +184,16 @@ def in_words(root: Path) -> str:
     triton = [f"`{op}`" for op in ops.TABLE if _of_triton(every, op)]
     others = [name for name in (f"`{op}`" for op in ops.TABLE) if name not in triton]
     without = f"; those for {_listed(others)} have no current record" if others else ""
+    on_ptx = [one for one in every if not one.is_native and one.of("cuda")]
+    on_triton = [one for one in every if one.of("triton")]
     return (
-        f"PTX was tested on {devices}: {ran}. "
-        f"Triton's kernels for {_listed(triton)} have run on {devices}{without}."
+        f"PTX was tested on {_devices(on_ptx)}: {ran}. "
+        f"Triton's kernels for {_listed(triton)} have run on {_devices(on_triton)}{without}."
     )
+
+
+def _devices(runs: Iterable[Record]) -> str:
+    return _listed(dict.fromkeys(f"an {one.device}" for one in runs))
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -122,6 +122,26 @@ def test_the_same_bits_every_time() -> None:
     first, grads = measured(gated("swish"), tensors, None)
     again, _ = measured(gated("swish"), tensors, grads)
     assert all(map(torch.equal, first, again))
+
+
+@pytest.mark.usefixtures("the_kernel_serves")
+def test_gradients_that_are_wanted_alone() -> None:
+    """The same bits as beside the others, in calls that repeat."""
+    leaves = [made(3, 700, 128).requires_grad_() for _ in range(3)]
+    leaves += [made(128, dtype=dtype).requires_grad_() for dtype in (torch.bfloat16, torch.float32)]
+    grad = made(3, 700, 128)
+
+    def gradients(wanted: Sequence[int]) -> list[torch.Tensor]:
+        given = [one if place in wanted else one.detach() for place, one in enumerate(leaves)]
+        x, gate, residual, weight, bias = given
+        y = rms_norm_gated(x, gate, weight, bias, residual=residual)
+        return list(torch.autograd.grad(y, [given[place] for place in wanted], grad))
+
+    expected = gradients(range(5))
+    for wanted in ((0,), (1,), (2,), (3,), (4,), (0, 2), (0, 1, 4), (0, 3)):
+        for _ in range(2):
+            found = gradients(wanted)
+            assert all(torch.equal(one, expected[i]) for i, one in zip(wanted, found, strict=True))
 
 
 @ON_DEVICE

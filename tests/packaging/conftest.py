@@ -9,11 +9,17 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from flashvar_factory.audit import platform_tag
 from flashvar_factory.config import schema
 from flashvar_factory.config.schema import Config, Target
+from flashvar_factory.release import smoke
+
+if TYPE_CHECKING:
+    from release_set import Case
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -126,3 +132,28 @@ def unpacked(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """A release on paper."""
+    import release_set
+
+    return release_set.make(tmp_path_factory.mktemp("release"))
+
+
+@pytest.fixture
+def on_paper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library needs nothing that auditwheel could name; one installer, and no real torch."""
+    policy = platform_tag.Policy("manylinux_2_17_x86_64", ())
+    monkeypatch.setattr(platform_tag, "ask", lambda wheel, name, brought: policy)
+    monkeypatch.setattr(smoke, "INSTALLERS", ("pip",))
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+
+
+@pytest.fixture
+def case(made: Case, tmp_path: Path) -> Case:
+    """A copy of it, to plant a fault in."""
+    import release_set
+
+    return release_set.clone(made, tmp_path)

@@ -175,7 +175,7 @@ def failing(factory: Factory, path: Path, *options: str) -> tuple[int, set[str],
     (report,) = document
     said = "\n".join(finding["message"] for finding in report["findings"])
     assert report["passed"] == (not report["findings"])
-    assert ("found faults" in done.stdout[end:]) == (done.returncode != 0)
+    assert ("found errors" in done.stdout[end:]) == (done.returncode != 0)
     return done.returncode, {finding["check"] for finding in report["findings"]}, said
 
 

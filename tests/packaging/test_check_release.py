@@ -1,57 +1,24 @@
-"""A release in a fresh clone is proved; one with a fault between build and publish is refused.
-
-The file is long because it is a table, with one row per fault.
-"""
+"""A release in a fresh clone is proved; one with a fault between build and publish is refused."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import release_set
+from checked_release import BINARY, PURE, SDIST, Fault, add, check, faults, flip
 from checkout import git
-from release_set import RECORD, STEM, Case
+from release_set import RECORD, Case
 
-from flashvar_factory import index
-from flashvar_factory.audit import platform_tag
-from flashvar_factory.cli import main
-from flashvar_factory.index import serve
 from flashvar_factory.inspect import archive
-from flashvar_factory.release import proof, smoke
+from flashvar_factory.release import proof
 
-Fault = Callable[[Case], object]
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return release_set.make(tmp_path_factory.mktemp("release"))
-
-
-@pytest.fixture(autouse=True)
-def on_paper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library needs nothing that auditwheel could name; one installer, and no real torch."""
-    policy = platform_tag.Policy("manylinux_2_17_x86_64", ())
-    monkeypatch.setattr(platform_tag, "ask", lambda wheel, name, brought: policy)
-    monkeypatch.setattr(smoke, "INSTALLERS", ("pip",))
-    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
-
-
-@pytest.fixture
-def case(made: Case, tmp_path: Path) -> Case:
-    return release_set.clone(made, tmp_path)
-
-
-def check(case: Case, *words: str, tag: str | None = None, again: Path | None = None) -> int:
-    given = ["check-release", str(case.one), "--again", str(again or case.two)]
-    given += ["--tag", tag or f"v{case.release}", "--python", sys.executable, *words]
-    return main(["--root", str(case.root), *given])
+pytestmark = pytest.mark.usefixtures("on_paper")
 
 
 def test_a_release_in_a_fresh_clone(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,12 +47,6 @@ def test_a_release_in_a_fresh_clone(case: Case, capsys: pytest.CaptureFixture[st
     assert git(case.root, "status", "--porcelain") == ""
 
 
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 def flip_in_both(case: Case) -> None:
     with case.both("binary") as path:
         flip(path)
@@ -94,11 +55,6 @@ def flip_in_both(case: Case) -> None:
 def remove(case: Case, name: str) -> None:
     for folder in (case.one, case.two):
         (folder / case.names[name]).unlink()
-
-
-def add(case: Case, name: str, content: bytes = b"") -> None:
-    for folder in (case.one, case.two):
-        (folder / name).write_bytes(content)
 
 
 def rename(case: Case, name: str, old: str, new: str) -> None:
@@ -131,7 +87,31 @@ def of_other_sources(case: Case) -> None:
     case.put_binary(source=replace(release_set.described(case.root).source, hash="5" * 64))
 
 
-SDIST, PURE, BINARY = "sdist", "pure", "binary"
+def in_place_of(put: Callable[[Path], object], name: str) -> Fault:
+    """Something of a file's name that is no file, in both builds."""
+
+    def plant(case: Case) -> None:
+        for folder in (case.one, case.two):
+            path = folder / case.names[name]
+            path.rename(folder.with_name(f"moved-{folder.name}"))
+            put(path)
+
+    return plant
+
+
+def linked(path: Path) -> None:
+    path.symlink_to(path.parent.with_name(f"moved-{path.parent.name}"))
+
+
+def second_build_of_links(link: Callable[[Path, Path], None]) -> Fault:
+    def plant(case: Case) -> None:
+        for path in case.two.iterdir():
+            path.unlink()
+            link(case.one / path.name, path)
+
+    return plant
+
+
 # By the check that refuses it: what is planted, and words of the message.
 FILES: dict[str, tuple[str, Fault, str]] = {
     "wheel is missing": ("files", lambda case: remove(case, BINARY), "found none"),
@@ -170,6 +150,28 @@ FILES: dict[str, tuple[str, Fault, str]] = {
         ),
         "wants flashvar-sm80 9.9",
     ),
+    "folder in place of a wheel": (
+        "files",
+        in_place_of(Path.mkdir, BINARY),
+        "found a link, a fold",
+    ),
+    "folder in place of the sdist": (
+        "files",
+        in_place_of(Path.mkdir, SDIST),
+        "found a link, a folder",
+    ),
+    "pipe in place of a wheel": ("files", in_place_of(os.mkfifo, BINARY), "found a link, a folder"),
+    "link in place of a wheel": ("files", in_place_of(linked, BINARY), "found a link, a folder"),
+    "second build that is links": (
+        "second build",
+        second_build_of_links(lambda old, new: new.symlink_to(old)),
+        "of the first, linked",
+    ),
+    "second build that is hard links": (
+        "second build",
+        second_build_of_links(lambda old, new: new.hardlink_to(old)),
+        "of the first, linked",
+    ),
     "byte that one build alone has": (
         "second build",
         lambda case: flip(case.one / case.names[BINARY]),
@@ -180,52 +182,38 @@ FILES: dict[str, tuple[str, Fault, str]] = {
         lambda case: (case.two / case.names[BINARY]).unlink(),
         "their names",
     ),
-    "byte that both builds have": ("audit", flip_in_both, "found faults"),
+    "byte that both builds have": ("audit", flip_in_both, "found errors"),
     "extra that is missing": (
         "audit",
         lambda case: case.edit(PURE, "METADATA$", "Provides-Extra: sm80\n", ""),
-        "found faults: 1",
+        "found errors: 1",
     ),
     "dependency that nobody declared": (
         "audit",
         lambda case: case.edit(PURE, "METADATA$", "\nRequires-Dist: torch", "\nRequires-Dist: t"),
-        "found faults: 1",
+        "found errors: 1",
     ),
-    "module that is in no sources": ("audit", with_module, "found faults: 1"),
+    "module that is in no sources": ("audit", with_module, "found errors: 1"),
     "module with other bytes": (
         "audit",
         lambda case: case.edit(PURE, r"^flashvar/errors\.py$", "class ", "class  "),
-        "found faults: 1",
+        "found errors: 1",
     ),
-    "binary of another commit": ("audit", of_another_commit, "found faults"),
-    "binary of a dirty tree": ("audit", of_a_dirty_tree, "found faults"),
-    "binary of other sources": ("audit", of_other_sources, "found faults"),
+    "binary of another commit": ("audit", of_another_commit, "found errors"),
+    "binary of a dirty tree": ("audit", of_a_dirty_tree, "found errors"),
+    "binary of other sources": ("audit", of_other_sources, "found errors"),
     "binary that claims PTX": (
         "audit",
         lambda case: case.put_binary(code_kinds=("sass", "ptx")),
-        "found faults",
+        "found errors",
     ),
     "SBOM of another library": (
         "audit",
         lambda case: case.edit(BINARY, r"\.cdx\.json$", '"content": "', '"content": "0'),
-        "found faults",
+        "found errors",
     ),
     "no SBOM": ("SBOM", without_sbom, "found none; build it again"),
 }
-
-
-def faults(error: str) -> dict[str, str]:
-    """The message of each check that failed."""
-    found: dict[str, str] = {}
-    name = ""
-    for line in error.splitlines()[1:]:
-        before, colon, behind = line.partition(": ")
-        if colon and before in {**proof.CHECKS, **proof.LAST}:
-            name = before
-            found[name] = behind
-        else:
-            found[name] += f"\n{line}"
-    return found
 
 
 @pytest.mark.parametrize("fault", FILES)
@@ -377,7 +365,7 @@ TREES: dict[str, tuple[str, Fault, str]] = {
     "record that does not add up": (
         "GPU records",
         lambda case: case.record(counts={"passed": 4000, "skipped": 1}),
-        "the outcomes that it counts are not those of its files",
+        "its counts differ from the sum over its files",
     ),
     "record of fewer tests than none": (
         "GPU records",
@@ -483,161 +471,3 @@ def test_wheels_that_do_not_work(
     monkeypatch.setenv("BREAK_THE_SMOKE_TEST", "1")
     assert check(case) == 9
     assert set(faults(capsys.readouterr().err)) == {"smoke"}
-
-
-@contextmanager
-def published(folder: Path) -> Iterator[str]:
-    """An index of the files of a folder, served; its address."""
-    site = folder.with_name(f"site-of-{folder.name}")
-    index.write(folder, site)
-    with serve.serving(site) as address:
-        yield address
-
-
-def other_bytes(case: Case) -> None:
-    case.edit(PURE, "METADATA$", "Attention kernels", "Other kernels")
-
-
-def test_other_bytes_on_the_index(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
-    other = replace(case, one=case.one.with_name("earlier"), two=case.two.with_name("earlier-2"))
-    shutil.copytree(case.one, other.one)
-    shutil.copytree(case.two, other.two)
-    other_bytes(other)
-    with published(other.one) as address:
-        assert check(case, "--index", address) == 9
-    error = capsys.readouterr().err
-    assert set(faults(error)) == {"index"}
-    assert f"{case.names[PURE]}: expected the SHA-256 " in error
-    assert case.names[BINARY] not in error
-    assert "release this as another version" in error
-
-
-def test_file_of_this_version_that_was_not_built(
-    case: Case, capsys: pytest.CaptureFixture[str]
-) -> None:
-    earlier = case.one.with_name("earlier")
-    shutil.copytree(case.one, earlier)
-    more = earlier / case.names[BINARY].replace("x86_64", "aarch64")
-    shutil.copyfile(earlier / case.names[BINARY], more)
-    with published(earlier) as address:
-        assert check(case, "--index", address) == 9
-    error = capsys.readouterr().err
-    assert set(faults(error)) == {"index"}
-    assert f"{more.name}: expected only the files of the release" in error
-
-
-def unpublished(case: Case, address: str, output: Path) -> int:
-    proved = case.root / "build" / "proof" / proof.FILE
-    words = ["--proof", str(proved), "--index", address, "--output", str(output)]
-    return main(["--root", str(case.root), "unpublished", str(case.one), *words])
-
-
-@pytest.fixture
-def proved(case: Case, monkeypatch: pytest.MonkeyPatch) -> Case:
-    """A release that was checked, but for the smoke test, which another test is of."""
-    monkeypatch.setattr(proof, "LAST", {})
-    assert check(case) == 0
-    return case
-
-
-def test_what_an_index_lacks_is_uploaded(
-    proved: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    earlier, output = tmp_path / "earlier", tmp_path / "upload"
-    earlier.mkdir()
-    shutil.copyfile(proved.one / proved.names[BINARY], earlier / proved.names[BINARY])
-    with published(earlier) as address:
-        assert unpublished(proved, address, output) == 0, capsys.readouterr().err
-    assert f"there already: {STEM}" in capsys.readouterr().out
-    assert {path.name for path in output.iterdir()} == {
-        proved.names[name] for name in (SDIST, PURE, "factory")
-    }
-    for path in output.iterdir():
-        assert path.read_bytes() == (proved.one / path.name).read_bytes()
-
-
-def rehearsal(case: Case) -> None:
-    path = case.root / "build" / "proof" / proof.FILE
-    document = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps({**document, "tag": None}), encoding="utf-8")
-
-
-def edit_proof(case: Case, old: str, new: str) -> None:
-    path = case.root / "build" / "proof" / proof.FILE
-    text = path.read_text(encoding="utf-8")
-    assert old in text
-    path.write_text(text.replace(old, new, 1), encoding="utf-8")
-
-
-AFTERWARDS: dict[str, tuple[Fault, str]] = {
-    "byte that changed": (lambda case: flip(case.one / case.names[BINARY]), "that were proved"),
-    "file that was added": (lambda case: add(case, "x-1.0.tar.gz"), "of no such file"),
-    "no proof": (
-        lambda case: (case.root / "build" / "proof" / proof.FILE).unlink(),
-        "check-release writes this file",
-    ),
-    "rehearsal": (rehearsal, "found a rehearsal"),
-    "file that is gone": (
-        lambda case: (case.one / case.names[BINARY]).unlink(),
-        "expected this file, found none",
-    ),
-    "every file is gone": (
-        lambda case: [path.unlink() for path in case.one.iterdir()],
-        "expected this file, found none",
-    ),
-    "tag without a name": (lambda case: edit_proof(case, f'"v{case.release}"', '""'), "the tag ''"),
-    "tag twice": (
-        lambda case: edit_proof(case, "{", '{"tag": null, '),
-        "a key twice in one object",
-    ),
-    "proof of pairs": (
-        lambda case: (case.root / "build" / "proof" / proof.FILE).write_text(
-            '{"tag": "v1", "files": [[1, "' + "0" * 64 + '"]]}', encoding="utf-8"
-        ),
-        "no table of files",
-    ),
-    "proof of nothing": (
-        lambda case: (case.root / "build" / "proof" / proof.FILE).write_text(
-            '{"tag": "v1", "files": {}}', encoding="utf-8"
-        ),
-        "no files with their SHA-256",
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", AFTERWARDS)
-def test_what_happens_after_the_proof(
-    fault: str, proved: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plant, words = AFTERWARDS[fault]
-    earlier = tmp_path / "earlier"
-    shutil.copytree(proved.one, earlier)
-    plant(proved)
-    with published(earlier) as address:
-        assert unpublished(proved, address, tmp_path / "upload") == 9
-    assert words in capsys.readouterr().err
-    assert not (tmp_path / "upload").exists()
-
-
-def test_other_bytes_are_not_passed_over(
-    proved: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = replace(proved, one=tmp_path / "earlier", two=tmp_path / "earlier-2")
-    shutil.copytree(proved.one, other.one)
-    shutil.copytree(proved.two, other.two)
-    other_bytes(other)
-    with published(other.one) as address:
-        assert unpublished(proved, address, tmp_path / "upload") == 9
-    assert f"{proved.names[PURE]}: expected the SHA-256" in capsys.readouterr().err
-    assert not (tmp_path / "upload").exists()
-
-
-def test_a_rehearsal_is_of_no_tag(
-    case: Case, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(proof, "LAST", {})
-    git(case.root, "tag", "--delete", f"v{case.release}")
-    words = ["check-release", str(case.one), "--again", str(case.two), "--python", sys.executable]
-    assert main(["--root", str(case.root), *words]) == 0, capsys.readouterr().err
-    assert "this is a rehearsal" in capsys.readouterr().out
-    assert unpublished(case, "https://127.0.0.1:1", case.root / "upload") == 9

@@ -90,9 +90,9 @@ def run(project: Path, *, index_url: str | None = None) -> smoke.Report:
 
 def fault(report: smoke.Report) -> str:
     (check,) = report.checks
-    assert check.fault is not None
+    assert check.error is not None
     assert not report.ok
-    return check.fault
+    return check.error
 
 
 @pytest.mark.parametrize("way", ["find-links", "index"])

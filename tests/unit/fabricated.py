@@ -73,12 +73,12 @@ def elf(
     body, rows = b"", [bytes(64)]
     for section, name in zip(every, offsets, strict=True):
         at, size = places[section.name], len(section.content)
-        address = at if section.flags & ALLOCATED else 0
+        address = at if section.flags & ALLOCATED and machine != CUDA else 0
         rows.append(
             struct.pack(
                 "<2I4Q2I2Q",
                 *(name, section.kind, section.flags, address, at, size, section.link),
-                *(section.info, 4 if section.kind == NOTES else 1, 0),
+                *(section.info, _alignment(section, machine), 0),
             )
         )
         body += section.content
@@ -103,6 +103,12 @@ def elf(
         *(64, 56, len(segments), 64, len(rows), len(rows) - 1),
     )
     return header + loaded + body + b"".join(rows)
+
+
+def _alignment(section: Section, machine: int) -> int:
+    if machine == CUDA and section.name.startswith(".text."):
+        return 128
+    return 4 if section.kind == NOTES else 1
 
 
 def addresses(sections: Sequence[Section], segments: int) -> dict[str, int]:
@@ -270,7 +276,7 @@ class Library:
         loaded = ALLOCATED
         sections = [
             Section(".dynstr", 3, strings, 0, loaded),
-            Section(".dynsym", 11, self._symbols(at, 0, {}), 1, loaded),
+            Section(".dynsym", 11, self._symbols(at, 0, {}), 1, loaded, 1 + len(self.starts)),
             Section(
                 ".gnu.version", 0x6FFFFFFF, struct.pack(f"<{len(indices)}H", *indices), 2, loaded
             ),
@@ -278,7 +284,7 @@ class Library:
             Section(".dynamic", 6, _dynamic(tags), 1, loaded),
             Section(".nv_fatbin", 1, self.fatbin, 0, loaded),
             Section(".flashvar.kernels", 1, records, 0, loaded),
-            Section(".text", 1, self._code(), 0, loaded | EXECUTABLE),
+            Section(".text", 1, self._code() * len(self.exported), 0, loaded | EXECUTABLE),
             Section(".rodata", 1, self._info(), 0, loaded),
             *([Section(".gnu.hash", 0x6FFFFFF6, self._hashes(), 2, loaded)] if self.hashed else []),
             *self.more,
@@ -302,8 +308,9 @@ class Library:
             table += SYMBOL.pack(0, SECTION, 0, section, starts.get(section, 0) + behind, 0)
         for name, _ in self.undefined:
             table += SYMBOL.pack(at[name], GLOBAL_FUNCTION, 0, 0, 0, 0)
-        for name in self.exported:
-            table += SYMBOL.pack(at[name], self.exported_kind, 0, 8, text, len(self._code()))
+        size = len(self._code())
+        for place, name in enumerate(self.exported):
+            table += SYMBOL.pack(at[name], self.exported_kind, 0, 8, text + size * place, size)
         return table
 
     def _hashes(self) -> bytes:
@@ -315,7 +322,7 @@ class Library:
         return header + struct.pack(f"<{len(hashes)}I", *hashes)
 
     def _code(self) -> bytes:
-        """`return abi`, which every function does here."""
+        """`return abi`, which each function does here."""
         if self.machine == X86_64:
             return b"\xb8" + struct.pack("<I", self.abi) + b"\xc3"
         return struct.pack("<II", 0x52800000 | self.abi << 5, 0xD65F03C0)

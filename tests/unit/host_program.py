@@ -32,7 +32,18 @@ def run(
     `headers` are files that sources of src/cuda include: that a build generates, or instead of
     their own. `options`: of the compiler; `arguments`: of the program.
     """
-    made = _compile(program, folder, headers, "program", *options)
+    return answer(executable(program, folder, headers, *options), *arguments)
+
+
+def executable(
+    program: str, folder: Path, headers: Mapping[str, str] | None = None, *options: str
+) -> Path:
+    """The compiled program, for tests that run it more than once."""
+    return _compile(program, folder, headers, "program", *options)
+
+
+def answer(made: Path, *arguments: str) -> tuple[int, str]:
+    """The exit code of a compiled program, and what it prints."""
     done = subprocess.run([made, *arguments], capture_output=True, text=True)
     return done.returncode, done.stdout
 

@@ -54,6 +54,7 @@ CASES = [
     Case(residual="half", dtype="float"),
     Case(total="float"),
     Case(rows=(3,), dim=1000, gate="swish", bias=True),
+    Case(rows=(300,), dim=900, bias=True, programs=80),
     Case(rows=(2,), dim=8192, gate="sigmoid"),
     Case(rows=(3,), dim=5000, dtype="float", residual="float"),
     Case(strides="slice", gate="swish", residual="half"),
@@ -79,7 +80,7 @@ def made(case: Case, dtype: str) -> torch.Tensor:
 
 def wrong(case: Case) -> str:
     from flashvar.backends.triton import rms_norm
-    from flashvar.ops.rms_norm import formula
+    from flashvar.ops.rms_norm import formula, run
     from flashvar.ops.rms_norm.formula import Norm, Tensors
 
     torch.manual_seed(0)
@@ -95,19 +96,17 @@ def wrong(case: Case) -> str:
     kind = getattr(torch, case.dtype)
     total_dtype = getattr(torch, case.total) if case.total else None
     norm = Norm(1e-5, case.mean, case.gate == "sigmoid", kind, total_dtype)
-    rms_norm._BACKWARD_WARPS = (case.programs or 64) * rms_norm._MOST_WARPS
-    found = (
-        *rms_norm.forward(tensors, norm),
-        *rms_norm.backward(grad_y, grad_total, tensors, norm),
-    )
+    rms_norm._BACKWARD_WARPS = (case.programs or 64) * rms_norm._MAX_WARPS
+    given = (grad_y, grad_total, *tensors)
+    found = (*run.plan(tensors, norm).run(*tensors), *run.gradients(given, norm))
     leaves = [None if x is None else x.double().detach().requires_grad_() for x in tensors]
     wide = norm._replace(dtype=torch.float64, total_dtype=total_dtype and torch.float64)
     results = formula.forward(Tensors._make(leaves), wide)
-    given = [x for x in leaves if x is not None]
+    present = [x for x in leaves if x is not None]
     outs = [x for x in results if x is not None]
     grads = [x.double() for x in (grad_y, grad_total) if x is not None]
-    of_given = iter(torch.autograd.grad(outs, given, grads))
-    expected = (*results, *(None if x is None else next(of_given) for x in leaves))
+    of_present = iter(torch.autograd.grad(outs, present, grads))
+    expected = (*results, *(None if x is None else next(of_present) for x in leaves))
     names = ("y", "total", *(f"gradient of {name}" for name in Tensors._fields))
     for name, one, other in zip(names, found, expected, strict=True):
         if (one is None) is not (other is None):

@@ -244,7 +244,7 @@ FAULTS = {
 def test_fault(wheel: Wheel, sentence: str, tmp_path: Path) -> None:
     report = audit.audit(wheel.write(tmp_path))
     assert any(sentence in str(finding) for finding in report.findings), report.findings
-    with pytest.raises(AuditError, match="found faults: ") as caught:
+    with pytest.raises(AuditError, match="found errors: ") as caught:
         audit.require([report])
     assert caught.value.exit_code == 6
 

@@ -105,7 +105,10 @@ OF_METADATA: Mapping[str, Fault] = {
         header("Keywords: a\rRequires-Dist: evil"),
         "expected requirements [], found ['evil']",
     ),
-    "form feed": (edited(METADATA, "Summary: ", "Summary: \x0c"), "'summary' must be a single"),
+    "form feed": (
+        edited(METADATA, "Summary: ", "Summary: \x0c"),
+        "expected text without control characters",
+    ),
     "line of an envelope": (
         edited(METADATA, "Metadata-V", "From x\nMetadata-V"),
         "expected only fields, found a mailbox's line first",
@@ -142,7 +145,7 @@ OF_METADATA: Mapping[str, Fault] = {
     ),
     "separators behind the description": (
         planted.added(METADATA, Wheel(described()).files()[METADATA] + "\x1c\u2028\x85".encode()),
-        "expected description",
+        "expected text without control characters",
     ),
     "empty line in WHEEL": (edited(WHEEL, "Root-Is", "\nRoot-Is"), "found [('', '')"),
     "empty line before the fields": (edited(WHEEL, "Wheel-V", "\nWheel-V"), "found [('', '')"),
@@ -154,7 +157,10 @@ OF_METADATA: Mapping[str, Fault] = {
         planted.added(LICENSE, b"Apache\n" + fabricated.fatbin(planted.own()[0])),
         "expected device code in the library alone, found device code in this file",
     ),
-    "zero byte": (edited(METADATA, "# flash", "# \0flash"), "expected description"),
+    "zero byte": (
+        edited(METADATA, "# flash", "# \0flash"),
+        "expected text without control characters",
+    ),
     "80,000 Pythons": (
         edited(METADATA, ">=3.10", ",".join([">=3.10"] * 80_000)),
         "expected Python '>=3.10', found '>=3.10,>=3.10",

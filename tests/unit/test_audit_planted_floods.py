@@ -77,7 +77,7 @@ FLOODS: Mapping[str, Fault] = {
     ),
     "50,000 faults": (
         symbols(50_000, "evil"),
-        "expected at most 200 faults of one kind to list, found more",
+        "expected at most 200 errors of one kind to list, found more",
     ),
     "60,000 sections": (sections(60_000), "expected at most 1,024 sections, found 60,0"),
     "beginnings of PTX": (

@@ -155,15 +155,15 @@ PARTS: dict[str, Fault] = {
     "stack of 1 TB": (part(STACK, MEMORY, "<Q", 1 << 40), "expected a stack of the usual size"),
     "notes elsewhere": (
         more_parts(Segment(4, 4, ".rodata")),
-        "expected segment 0x4 at the place of a section of notes",
+        "expected segment 0x4 at the location of a section of notes",
     ),
     "exceptions elsewhere": (
         more_parts(Segment(0x6474E550, 4, ".rodata")),
-        "expected segment 0x6474e550 at the place of .eh_frame_hdr",
+        "expected segment 0x6474e550 at the location of .eh_frame_hdr",
     ),
     "properties elsewhere": (
         more_parts(Segment(0x6474E553, 4, ".rodata")),
-        "at the place of .note.gnu.property",
+        "at the location of .note.gnu.property",
     ),
     "threads without variables": (
         more_parts(Segment(7, 4, ".rodata")),
@@ -199,11 +199,11 @@ PARTS: dict[str, Fault] = {
     ),
     "headers elsewhere": (
         more_parts(Segment(6, 4, ".rodata")),
-        "expected segment 0x6 at the place of the program headers",
+        "expected segment 0x6 at the location of the program headers",
     ),
     "steps elsewhere": (
         more_parts(Segment(0x6474E554, 4, ".rodata")),
-        "expected segment 0x6474e554 at the place of .sframe",
+        "expected segment 0x6474e554 at the location of .sframe",
     ),
     "section that is not loaded": (
         planted.library(more=(Section(".evil", 1, b"unread"),)),

@@ -289,7 +289,7 @@ RECORDS: Mapping[str, Fault] = {
 OF_LIBRARY: Mapping[str, Fault] = {
     "second dynamic section": (
         changed(other_dynamic, Section(".copy", 6, bytes(section(".dynamic").size), 1)),
-        "expected one dynamic section, at the place of its segment",
+        "expected one dynamic section, at the location of its segment",
     ),
     "other names of what is needed": (
         other_names(".dynamic", b"libc.so.6", b"evil.so.6"),

@@ -15,6 +15,7 @@ from audited import faults
 
 from flashvar_factory.audit import expectations, source_checks
 from flashvar_factory.audit.expectations import Expectations
+from flashvar_factory.audit.finding import where_they_differ
 from flashvar_factory.config import extras, schema
 from flashvar_factory.inspect import archive
 
@@ -315,6 +316,15 @@ def audited_factory(checkout: Path, folder: Path, plant: Callable[[Files], None]
     return faults(path, expected(checkout))
 
 
+def test_of_long_texts_the_difference_is_shown() -> None:
+    text = "same " * 1000
+    found = where_they_differ(f"{text}right {text}", f"{text}wrong {text}")
+    assert [str(part)[43:48] for part in found] == ["right", "wrong"]
+    assert max(len(str(part)) for part in found) < 200
+    assert where_they_differ("a", "b") == ("a", "b")
+    assert where_they_differ(None, text) == (None, text)
+
+
 def test_nothing_against_the_factory(checkout: Path, tmp_path: Path) -> None:
     assert audited_factory(checkout, tmp_path, lambda files: None) == []
 
@@ -406,10 +416,10 @@ TARS: dict[str, tuple[Callable[[tarfile.TarFile], None], str]] = {
     "path of PAX": (headers("path", "/etc/passwd"), "elsewhere"),
     "capability of PAX": (
         headers("SCHILY.xattr.security.capability", "x"),
-        "with the attribute SCHILY.xattr.security.capability",
+        "SCHILY.xattr.security.capability=x",
     ),
-    "size of PAX": (headers("size", "99999999999"), "bytes of files"),
-    "twice": (member(f"{STEM}/PKG-INFO"), "'flashvar-1.0/PKG-INFO': twice"),
+    "size of PAX": (headers("size", "99999999999"), "size=99999999999"),
+    "twice": (member(f"{STEM}/PKG-INFO"), "'flashvar-1.0/PKG-INFO' twice"),
     "device of Windows": (member(f"{STEM}/aux.py"), "a name that is a device"),
 }
 
@@ -448,8 +458,8 @@ def in_a_gap(content: bytes) -> bytes:
 
 
 BYTES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "archive behind": (behind, "expected zeros after its last file"),
-    "damaged header": (damaged, "expected zeros after its last file"),
+    "archive behind": (behind, "no zeros alone after its last file"),
+    "damaged header": (damaged, "with a wrong checksum"),
     "bytes in a gap": (in_a_gap, "bytes behind its content"),
 }
 

@@ -8,23 +8,24 @@ import fabricated
 import pytest
 from audited import faults
 from fabricated import Image, Wheel
-from planted import CONFIG, expected
+from planted import VARIANTS
 
 from flashvar.binaries.manifest import Manifest
+from flashvar_factory.audit import expectations
 
 pytestmark = pytest.mark.usefixtures("auditwheel")
-TARGETS = [name for name, target in CONFIG.targets.items() if "x86_64" in target.platforms]
+TARGETS = [name for name, target in VARIANTS.targets.items() if "x86_64" in target.platforms]
 
 
 def found_in(name: str, described: Manifest, images: list[Image], folder: Path) -> list[str]:
-    stem = CONFIG.targets[name].distribution.replace("-", "_")
+    stem = VARIANTS.targets[name].distribution.replace("-", "_")
     wheel = Wheel(described, fabricated.library(described, *images), stem)
-    return faults(wheel.write(folder), expected())
+    return faults(wheel.write(folder), expectations.of(VARIANTS))
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_nothing_against_a_wheel_without_a_fault(name: str, tmp_path: Path) -> None:
-    described = fabricated.complete(CONFIG, name)
+    described = fabricated.complete(VARIANTS, name)
     images = fabricated.images(described.architecture.code, described)
     assert found_in(name, described, images, tmp_path) == []
 
@@ -41,9 +42,9 @@ def test_nothing_against_a_wheel_without_a_fault(name: str, tmp_path: Path) -> N
 def test_machine_code_of_the_other_toolkit(
     architecture: str, own: str, other: str, sentence: str, tmp_path: Path
 ) -> None:
-    described = fabricated.complete(CONFIG, architecture + own)
+    described = fabricated.complete(VARIANTS, architecture + own)
     images = fabricated.images(
-        described.architecture.code, fabricated.complete(CONFIG, architecture + other)
+        described.architecture.code, fabricated.complete(VARIANTS, architecture + other)
     )
     found = found_in(architecture + own, described, images, tmp_path)
     assert any(sentence in fault for fault in found), found

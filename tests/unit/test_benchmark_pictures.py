@@ -80,7 +80,8 @@ def of_op(op: str, contender: str) -> dict[str, Any]:
 
 def test_everything_that_was_measured_is_drawn(tmp_path: Path, draw: Draw) -> None:
     skipped = {"direction": "forward", "contender": "flex", "skipped": "not here"}
-    wheel = {"distribution": "x", "platform": "linux_x86_64", "bytes": 10**6, "installed_bytes": 1}
+    wheel = {"distribution": "x", "platform": "linux_x86_64", "version": "1+hdim64.ptx"}
+    wheel |= {"bytes": 10**6, "installed_bytes": 1}
     code, said = draw(
         {
             "benchmark": "attention",

@@ -307,3 +307,11 @@ def test_an_entry_point_that_is_repeated_is_one(tmp_path: Path) -> None:
     text = "[flashvar.binaries]\n" + "sm_80 = a\n" * 1000
     (folder / "entry_points.txt").write_text(text, encoding="utf-8")
     assert len(list(registry.in_wheels([str(tmp_path)]))) == 1
+
+
+def test_of_200_000_entry_points_of_one_wheel_few_are_looked_at(tmp_path: Path) -> None:
+    folder = put_distribution(tmp_path, "somebody")
+    lines = (f"sm_80 = folder_{number}\n" for number in range(200_000))
+    text = "[flashvar.binaries]\n" + "".join(lines)
+    (folder / "entry_points.txt").write_text(text, encoding="utf-8")
+    assert len(list(registry.in_wheels([str(tmp_path)]))) == 64

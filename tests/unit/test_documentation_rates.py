@@ -163,6 +163,27 @@ def test_the_readme_says_what_the_records_say(module: str, function: str) -> Non
     assert " ".join(said.split()) in " ".join((ROOT / "README.md").read_text("utf-8").split())
 
 
+def wheel(architecture: str, version: str, size: int) -> dict[str, Any]:
+    name = {"distribution": f"flashvar-{architecture}", "version": version}
+    return {**name, "platform": "x86_64", "bytes": size, "installed_bytes": 9, "library_bytes": 1}
+
+
+def test_a_wheel_with_ptx_is_not_taken_for_a_released_one(tmp_path: Path) -> None:
+    folder = tmp_path / "benchmarks" / "results"
+    folder.mkdir(parents=True)
+    rows = [wheel("sm_x", "1", 1_000_000), wheel("sm_z", "1", 3_000_000)]
+    rows.append(wheel("sm_y", "1+hdim64.ptx", 9_900_000))
+    document = {"benchmark": "size", "environment": ENVIRONMENT, "rows": rows}
+    result_file.write(folder / "made.json", document)
+    rates = import_module("rates")
+    said = rates.size_in_words(tmp_path)
+    assert "the wheels for `sm_x` and `sm_z` are 1.0 to 3.0 MB to download: " in said
+    assert said.endswith(" With PTX, which releases leave out, the wheel for `sm_y` is 9.9 MB.")
+    table = rates.sizes(tmp_path)
+    assert "| `flashvar-sm_y`, with PTX, which releases leave out | x86_64 | 9.90 | 0.00 |" in table
+    assert "| `flashvar-sm_x` | x86_64 | 1.00 | 0.00 |" in table
+
+
 def test_every_step_of_a_build_has_a_name_for_readers() -> None:
     steps = {step.name for step in import_module("benchmarks.build")._STEPS}
     assert steps == set(import_module("benchmarks.names").BUILD_STEPS)

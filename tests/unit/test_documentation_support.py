@@ -41,6 +41,33 @@ def test_a_case_counts_for_the_backend_that_it_or_its_file_names(
     assert {(one.op, one.backend) for one in read.cases if one.backend} == counted
 
 
+def test_a_gpu_is_named_only_for_what_ran_on_it(tmp_path: Path) -> None:
+    folder = tmp_path / "tests" / "gpu" / "results"
+    folder.mkdir(parents=True)
+    for name, backend, forced in (("P1", "cuda", "sm_80"), ("T1", "triton", None)):
+        record = {
+            "system": {"devices": [{"name": name, "capability": [9, 0]}]},
+            "binaries": [],
+            "counts": {"passed": 1},
+            "forced_architecture": forced,
+            "cases": [
+                {"case": f"tests/gpu/test_attention.py::test_it[{backend}]", "outcome": "passed"}
+            ],
+        }
+        result_file.write(folder / f"{name}.json", record)
+    said = import_module("support").in_words(tmp_path)
+    assert said.startswith("PTX was tested on an P1: `attention` for `sm80`; ")
+    assert "Triton's kernels for `attention` have run on an T1; " in said
+
+
+def test_architectures_that_never_ran_share_a_row() -> None:
+    rows = import_module("support").what_was_run(ROOT).splitlines()[2:]
+    never = [row for row in rows if row.endswith("| no | no |")]
+    assert len(never) == 1
+    assert "`sm_100`, " in never[0]
+    assert sum(row.count("`sm_90`") for row in rows) == 1
+
+
 def test_an_op_without_an_axis_leaves_its_cell_empty() -> None:
     lines = import_module("variants").kernels(ROOT).splitlines()
     assert {line.count("|") for line in lines} == {lines[0].count("|")}

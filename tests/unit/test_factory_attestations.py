@@ -147,7 +147,7 @@ def test_a_damaged_attestation_is_a_fault(
     put(wheel, attestation)
     assert verify(wheel) == 16
     printed = capsys.readouterr()
-    assert printed.out.count("FAULT") == 1
+    assert printed.out.count("ERROR") == 1
     assert printed.err.count("\n") == 1
 
 

@@ -134,3 +134,15 @@ def test_what_is_to_be_done_next_works_behind_a_space(
     code, said, _ = run(capsys, "init", "mine", "--output", str(tmp_path / "a folder"))
     assert code == 0
     assert said.splitlines()[-1].startswith(f"cd '{tmp_path / 'a folder'}' && ")
+
+
+@pytest.mark.parametrize("words", [["list"], ["init", "mine", "--output", "loop"]], ids=" ".join)
+def test_a_loop_of_links_is_said_in_words(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    root = tmp_path if "init" in words else tmp_path / "loop"
+    code, _, said = run(capsys, "--root", str(root), *words)
+    assert code != 0
+    assert f"{words[0]}: " in said
+    assert "expected" in said

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import paper_wheels
 import pytest
+from test_fuzzed_readers import bounded
 
 from flashvar_factory import index
 from flashvar_factory.errors import PackagingError
@@ -233,3 +234,58 @@ def test_a_link_to_an_index_stays(tmp_path: Path) -> None:
         index.write(wheels, tmp_path / "site")
     assert (tmp_path / "site").is_symlink()
     assert (tmp_path / "published" / index.PAGE).is_file()
+
+
+def sdist(folder: Path, stem: str) -> None:
+    """An sdist of flashvar 1.0, whose file and folder are called so."""
+    text = b"Metadata-Version: 2.1\nName: flashvar\nVersion: 1.0\n"
+    folder.mkdir(exist_ok=True)
+    with tarfile.open(folder / f"{stem}.tar.gz", "w:gz") as archive:
+        member = tarfile.TarInfo(f"{stem}/PKG-INFO")
+        member.size = len(text)
+        archive.addfile(member, io.BytesIO(text))
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [("Flashvar_sm80", "1.0"), ("flashvar.sm80", "1.0"), ("flashvar_sm80", "1.0.0")],
+)
+def test_two_files_that_installers_take_for_one(name: str, version: str, tmp_path: Path) -> None:
+    wheel(tmp_path / "dist", "flashvar_sm80", "1.0")
+    wheel(tmp_path / "dist", name, version)
+    with pytest.raises(PackagingError, match=r"one file of its version and tags, found .*-1\.0"):
+        index.write(tmp_path / "dist", tmp_path / "site")
+    assert not (tmp_path / "site").exists()
+
+
+def test_two_sdists_that_installers_take_for_one(tmp_path: Path) -> None:
+    wheel(tmp_path / "dist", "flashvar", "1.0")
+    sdist(tmp_path / "dist", "flashvar-1.0")
+    index.write(tmp_path / "dist", tmp_path / "site")
+    sdist(tmp_path / "dist", "Flashvar-1.0")
+    with pytest.raises(PackagingError, match="one file of its version and tags"):
+        index.write(tmp_path / "dist", tmp_path / "site")
+
+
+@pytest.mark.parametrize("stem", ["flashvar-1.0-more", "flashvar-1.0-\udcff"], ids=ascii)
+def test_an_sdist_with_more_in_its_name(stem: str, tmp_path: Path) -> None:
+    wheel(tmp_path / "dist", "flashvar", "1.0")
+    sdist(tmp_path / "dist", stem)
+    with pytest.raises(PackagingError, match=r"the metadata to agree|of no regular file"):
+        index.write(tmp_path / "dist", tmp_path / "site")
+
+
+@pytest.mark.parametrize("sign", ["\x1b", "\0", "\x0b", "\x85", "\u202e"], ids=ascii)
+def test_metadata_with_control_characters(sign: str, tmp_path: Path) -> None:
+    wheel(tmp_path / "dist", "flashvar", "1.0", f">=3.10\nSummary: a{sign}b")
+    with pytest.raises(PackagingError, match="expected text without control characters"):
+        index.write(tmp_path / "dist", tmp_path / "site")
+
+
+def test_a_page_that_is_too_large_for_memory(tmp_path: Path) -> None:
+    wheel(tmp_path / "dist", "flashvar", "1.0")
+    (tmp_path / "site").mkdir()
+    with (tmp_path / "site" / "index.html").open("wb") as opened:
+        opened.truncate(1 << 36)
+    with bounded(), pytest.raises(PackagingError, match="which stays as it is"):
+        index.write(tmp_path / "dist", tmp_path / "site")

@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 from matrix import CONFIG
 
-from flashvar_factory.build import process, wheel
+from flashvar_factory.build import process, source, wheel
 from flashvar_factory.build.development import _link, build
 from flashvar_factory.config.expand import expand, select_all
 from flashvar_factory.config.selection_arguments import parse
 from flashvar_factory.errors import BuildError
+from flashvar_factory.release import reproduce
 from flashvar_factory.toolchain.nvcc import Toolchain
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +35,7 @@ from flashvar_factory.build import process
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 process.end_on_sigterm()
-with process.alone(Path(sys.argv[1])):
+with process.locked(Path(sys.argv[1])):
     process.run(["sh", "-c", 'sleep 60 & echo $! > "$0"; wait', sys.argv[1] + "/started"])
 """
 
@@ -53,7 +54,7 @@ def start_and_be_terminated(*words, **options):
 
 subprocess.Popen = start_and_be_terminated
 process.end_on_sigterm()
-with process.alone(Path(sys.argv[1])):
+with process.locked(Path(sys.argv[1])):
     process.run(["sleep", "60"])
 """
 
@@ -109,7 +110,7 @@ def test_lock_outlives_its_process_as_long_as_what_that_started(
     worker.kill()
     worker.wait()
     assert not free(tmp_path)
-    with pytest.raises(BuildError, match="found one; wait"), process.alone(tmp_path):
+    with pytest.raises(BuildError, match="found one; wait"), process.locked(tmp_path):
         pass
     os.killpg(os.getpgid(started(tmp_path)), signal.SIGKILL)
     wait_for(lambda: free(tmp_path))
@@ -179,7 +180,7 @@ def test_nothing_is_made_where_another_build_works(
     make: Callable[[Path], Path], folder: str, tmp_path: Path
 ) -> None:
     with (
-        process.alone(tmp_path / folder),
+        process.locked(tmp_path / folder),
         pytest.raises(BuildError, match="expected no other build in this folder"),
     ):
         make(tmp_path)
@@ -196,3 +197,20 @@ def test_two_builds_that_end_together_leave_a_link(tmp_path: Path) -> None:
         assert link.read_text(encoding="utf-8") == name
         assert not link.readlink().is_absolute()
         assert [path.name for path in target.parent.iterdir()] == [target.name]
+
+
+def test_what_is_no_text_is_kept_as_escapes() -> None:
+    words = [sys.executable, "-c", r"import sys; sys.stdout.buffer.write(b'a\xff\n')"]
+    assert process.run(words, quiet=True).stdout == "a\\xff\n"
+
+
+def test_a_checkout_with_a_name_that_is_no_text(tmp_path: Path) -> None:
+    root = tmp_path / "project"
+    root.mkdir()
+    (root / "a\udcff.txt").write_text("x", encoding="utf-8")
+    user = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for words in (["init", "-q", "--template="], ["add", "."], [*user, "commit", "-qm", "all"]):
+        subprocess.run(["git", "-C", str(root), *words], check=True)
+    assert source.listed(root) == {"a\udcff.txt"}
+    reproduce.copy_sources(root, tmp_path / "copy")
+    assert (tmp_path / "copy" / "a\udcff.txt").is_file()

@@ -125,10 +125,14 @@ def test_read_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("{}", r"expected CycloneDX 1\.6, found: 'bomFormat' is a required property.*"),
         ('{"bomFormat": "CycloneDX"}', r"expected CycloneDX 1\.6, found: 'specVersion' is .*"),
+        (
+            '{"bomFormat": "CycloneDX", "specVersion": "1.5"}',
+            r"expected CycloneDX 1\.6, found: 1\.5",
+        ),
         ("no JSON", "expected JSON, found: Expecting value.*"),
         (" " * sbom.LIMIT + "{}", "expected at most 65,536 bytes, found 65,538"),
     ],
-    ids=["nothing", "half", "no JSON", "long"],
+    ids=["nothing", "half", "older", "no JSON", "long"],
 )
 def test_invalid_document(
     text: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -127,6 +127,16 @@ MISTAKES = {
     ),
     "a number of 5,000 digits": ("schema = 1", f"schema = {'9' * 5000}", ["expected TOML"]),
     "deep arrays": ("schema = 1", f"schema = {'[' * 5000}", ["expected TOML"]),
+    "a key of 100,000 parts": (
+        "schema = 1",
+        f"schema{'.a' * 100_000} = 1",
+        ["at most 200 dots in line", "found 100,000; write tables"],
+    ),
+    "a key of 100,000 letters": (
+        "schema = 1",
+        f"schema = 1\n{'k' * 100_000} = 1",
+        [f"{'k' * 200} ...: unknown key"],
+    ),
     "an architecture twice": ("\nsm_86 =", "\nsm_80 =", ["expected TOML", "overwrite"]),
 }
 

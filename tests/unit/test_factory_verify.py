@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 from fabricated import Wheel
+from test_fuzzed_readers import SECONDS, bounded
 
 from flashvar.errors import ConfigurationError, IntegrityError
 from flashvar_factory import index
@@ -125,7 +127,7 @@ def test_all_of_it(way: str, suffix: str, wheel: Path, capsys: pytest.CaptureFix
     printed = capsys.readouterr().out
     assert printed.count(" ok: ") == 4
     assert f"{KIND}, wheels.yml of someone/kernels" in printed
-    assert "it takes a network" in printed
+    assert "it needs a network" in printed
 
 
 def test_what_cannot_be_checked_is_said(wheel: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,7 +146,7 @@ def test_what_is_required_must_be_checked(check: str, wheel: Path) -> None:
 def test_who_published_must_be_named(wheel: Path, capsys: pytest.CaptureFixture[str]) -> None:
     attest(wheel)
     assert main(["verify", str(wheel)]) == 0
-    assert "say whose it must be with --publisher" in capsys.readouterr().out
+    assert "name its publisher with --publisher" in capsys.readouterr().out
 
 
 def test_without_the_library_signatures_are_not_checked(
@@ -162,7 +164,7 @@ def test_without_the_library_signatures_are_not_checked(
 def test_a_publisher_must_have_attested(wheel: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(wheel), "--publisher", PUBLISHER]) == IntegrityError.exit_code
     printed = capsys.readouterr()
-    assert printed.out.count("attestation  FAULT") == 1
+    assert printed.out.count("attestation  ERROR") == 1
     assert f"no {wheel.name}.*.attestation" in printed.err
 
 
@@ -189,7 +191,7 @@ def test_whatever_the_library_raises_is_a_fault(
     attest(wheel)
     monkeypatch.setattr(Attestation, "verify", verify)
     assert main(["verify", str(wheel), "--publisher", PUBLISHER]) == IntegrityError.exit_code
-    assert capsys.readouterr().out.count("FAULT") == 1
+    assert capsys.readouterr().out.count("ERROR") == 1
 
 
 @pytest.mark.usefixtures("library")
@@ -206,7 +208,7 @@ def test_faults(fault: str, wheel: Path, capsys: pytest.CaptureFixture[str]) -> 
     words = ["--hashes", str(hashes), "--publisher", PUBLISHER]
     assert main(["verify", str(wheel), *words]) == IntegrityError.exit_code
     printed = capsys.readouterr()
-    assert printed.out.count("FAULT") == 1
+    assert printed.out.count("ERROR") == 1
     assert "do not install it" in printed.err
 
 
@@ -261,6 +263,39 @@ def test_what_is_no_list_of_hashes(
     printed = capsys.readouterr().err
     assert printed.startswith("verify: --hashes list: expected")
     assert printed.count("list: ") == 1
+
+
+@pytest.mark.parametrize(
+    "publisher", ["/:.yml", "a/b:../w.yml", "a/b:w.yml:x.yml", " a/b:w.yml", "a/b:w.yml\n"]
+)
+def test_who_is_no_publisher(
+    publisher: str, wheel: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["verify", str(wheel), "--publisher", publisher]
+    assert main(words) == ConfigurationError.exit_code
+    assert "expected OWNER/REPOSITORY:WORKFLOW.yml, found" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("suffix", ["publish.attestation", "provenance"])
+def test_a_pipe_is_no_attestation(
+    suffix: str, wheel: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(f"{wheel}.{suffix}")
+    with bounded():
+        signal.setitimer(signal.ITIMER_REAL, SECONDS)
+        words = ["verify", str(wheel), "--publisher", PUBLISHER]
+        assert main(words) == IntegrityError.exit_code
+    assert "expected a readable file, found none; do not install it" in capsys.readouterr().err
+
+
+def test_a_pipe_is_no_page(wheel: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (wheel.parent / "site" / "x").mkdir(parents=True)
+    os.mkfifo(wheel.parent / "site" / "x" / "index.v1.json")
+    with bounded():
+        signal.setitimer(signal.ITIMER_REAL, SECONDS)
+        assert main(["verify", str(wheel), "--hashes", "site"]) == ConfigurationError.exit_code
+    assert "expected a page of at most" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"files": 1}', '{"files": [{}]}', "[" * 99999])

@@ -100,5 +100,10 @@ def test_the_usual_file_is_taken(dist: Path) -> None:
     assert page.read_text(encoding="utf-8").count('data-yanked="why"') == 1
 
 
+def test_what_is_no_file_is_not_passed_over(dist: Path) -> None:
+    (dist.parent / "yanked.toml").mkdir()
+    assert main(["--root", str(dist.parent), "index"]) == 2
+
+
 def test_a_named_file_must_be_there(dist: Path) -> None:
     assert main(["--root", str(dist.parent), "index", "--yanked", "nowhere.toml"]) == 2

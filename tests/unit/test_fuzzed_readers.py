@@ -6,6 +6,7 @@ The inputs are the same in every run; `--fuzzed 20000` makes more of them for ea
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import random
@@ -209,6 +210,11 @@ def read_sdist_entry(content: bytes, folder: Path) -> object:
     return entries.read(Path("flashvar-0.1.0.tar.gz"), content)
 
 
+def read_tar(content: bytes, folder: Path) -> object:
+    """The same of an archive that was damaged before it was packed."""
+    return read_sdist_entry(gzip.compress(content, 1), folder)
+
+
 def packed_sdist() -> bytes:
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w:gz") as opened:
@@ -249,7 +255,15 @@ RUN = {
     "counts": {"passed": 2},
     "counts_by_file": {"test_a.py cuda": {"passed": 2}},
 }
-PROVED = {"tag": "v1", "files": {"a-1.0.tar.gz": "0" * 64}}
+PROVED = {
+    "schema": 1,
+    "project": "a",
+    "version": "1.0",
+    "revision": "0" * 40,
+    "tag": "v1.0",
+    "files": {"a-1.0.tar.gz": "0" * 64},
+    "gpu_records": {},
+}
 LISTED = {"files": [{"filename": "a-1.0.tar.gz", "hashes": {"sha256": "0" * 64}}]}
 METADATA = b"Metadata-Version: 2.4\nName: flashvar\nVersion: 0.1.0\nRequires-Dist: torch>=2.8\n\n"
 YANKED = b'[flashvar]\n"0.1.0" = "wrong results"\n'
@@ -307,6 +321,7 @@ READERS: dict[str, tuple[bytes, Read]] = {
     ),
     "index of a wheel": (_packed(), read_entry),
     "index of an sdist": (packed_sdist(), read_sdist_entry),
+    "tar of an sdist": (gzip.decompress(packed_sdist()), read_tar),
     "sdist": (
         packed_sdist(),
         lambda content, folder: sdist.read(_file("flashvar-0.1.0.tar.gz", content, folder)),

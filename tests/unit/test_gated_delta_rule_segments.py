@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import host_program
 import pytest
 
+# Takes whether the first segment is gone through once, whether sequences are packed, and how many.
 SEGMENTS = """
 #include <cstdio>
+#include <cstdlib>
 #include "gated_delta_rule/segments.h"
 
-int main() {
+int main(int, char** given) {
   using namespace flashvar::gated_delta_rule;
   // Of 4 multiprocessors: a chunk takes 10 or 15, a boundary 1.
-  ChainCosts const costs{4, 10, 15, 10, 1, 0, FIRST_ONCE};
+  ChainCosts const costs{4, 10, 15, 10, 1, 0, std::atoi(given[1]) != 0};
   static int const offsets = 0;
   Problem problem{};
-  problem.sequences = SEQUENCES;
+  problem.sequences = std::atoi(given[3]);
   problem.heads = problem.heads_qk = problem.group = 1;
   problem.head_dim = problem.head_dim_v = 128;
-  problem.rows = {PACKED ? &offsets : nullptr, 96 * kChunk, 96 * kChunk};
+  problem.rows = {std::atoi(given[2]) ? &offsets : nullptr, 96 * kChunk, 96 * kChunk};
   for (int count = 1; count <= 4; ++count) {
     std::printf("%d ", static_cast<int>(chain_cost(problem, costs, 1, 96, count)));
   }
@@ -29,19 +32,21 @@ int main() {
 }
 """
 
-# Prints the chains' costs with 1 to 4 segments, and into how many rows they are divided.
+# Takes the number of heads. Prints the chains' costs with 1 to 4 segments, and into how many rows
+# they are divided.
 GRAD_SEGMENTS = """
 #include <cstdio>
+#include <cstdlib>
 #include "gated_delta_rule/grad_segments.h"
 
-int main() {
+int main(int, char** given) {
   using namespace flashvar::gated_delta_rule;
   // Of 8 multiprocessors: a chunk takes 10, or 16 of two blocks; of segments 10 with results, or 12
   // of 128 columns without; a boundary 1.
   GradChainCosts const costs{8, {10, 16}, 10, 12, 1, 0};
   Problem problem{};
   problem.sequences = problem.heads_qk = problem.group = 1;
-  problem.heads = HEADS;
+  problem.heads = std::atoi(given[1]);
   problem.head_dim = problem.head_dim_v = 128;
   problem.rows = {nullptr, 96 * kChunk, 0};
   for (int count = 1; count <= 4; ++count) {
@@ -56,6 +61,7 @@ int main() {
 # What of the headers is of the device.
 DEVICE = """#include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <limits>
 #include <random>
 #include <vector>
@@ -188,28 +194,31 @@ void count_inner(const WorkArgs& args) {
   inner += threadIdx.x == 0 && work.exists;
 }
 
-int main() {
-  int const lengths[] = {LENGTHS};
-  constexpr int kSequences = sizeof(lengths) / sizeof(int);
-  int offsets[kSequences + 1] = {0};
-  for (int i = 0; i < kSequences; ++i) offsets[i + 1] = offsets[i] + lengths[i];
+int main(int words, char** given) {
+  bool const packed = std::atoi(given[1]) != 0;
+  int const first_length = 2, sequences = words - first_length;
+  std::vector<int> lengths(sequences), offsets(sequences + 1);
+  for (int i = 0; i < sequences; ++i) {
+    lengths[i] = std::atoi(given[first_length + i]);
+    offsets[i + 1] = offsets[i] + lengths[i];
+  }
   FwdProblem problem{};
-  problem.sequences = kSequences;
+  problem.sequences = sequences;
   problem.heads = problem.heads_qk = kHeads;
   problem.group = 1;
   problem.head_dim = problem.head_dim_v = 128;
-  problem.rows = {PACKED ? offsets : nullptr, PACKED ? offsets[kSequences] : lengths[0],
-                  offsets[kSequences]};
+  problem.rows = {packed ? offsets.data() : nullptr, packed ? offsets.back() : lengths[0],
+                  offsets.back()};
   Segments const segments{2 * kChunk};
   int64_t const boundaries = segments.boundaries(problem);
-  int const sequences = kSequences * kHeads * kTiles, others = boundaries * kHeads * kTiles;
+  int const lasts = sequences * kHeads * kTiles, others = boundaries * kHeads * kTiles;
   int wrong = 0;
   auto const check = [&](auto* of_sequences, auto* of_boundaries) {
-    std::vector<int> chains(problem.rows.tiles(kSequences, kChunk) * kHeads * kTiles);
+    std::vector<int> chains(problem.rows.tiles(sequences, kChunk) * kHeads * kTiles);
     WorkArgs const args{problem, segments, chains.data()};
-    run_blocks(of_sequences, args, sequences, 32);
+    run_blocks(of_sequences, args, lasts, 32);
     run_blocks(of_boundaries, args, others, 32);
-    for (int i = 0; i < kSequences; ++i) {
+    for (int i = 0; i < sequences; ++i) {
       int64_t const first = problem.rows.first_tile(i, kChunk) * kHeads * kTiles;
       int64_t const count = (lengths[i] + kChunk - 1) / kChunk * kHeads * kTiles;
       for (int64_t n = 0; n < count; ++n) wrong += chains[first + n] != 1;
@@ -223,7 +232,8 @@ int main() {
 """
 
 
-# Stores the transitions of inner segments as pass 1 does; prints how many elements are wrong.
+# Takes a head dim. Stores the transitions of inner segments as pass 1 does; prints how many
+# elements are wrong.
 STORES = """
 constexpr int kDim = 128, kHeads = 2, kRows = kChunk, kLength = 4 * kRows + 1;
 
@@ -249,12 +259,13 @@ void store(const StoreArgs& args) {
   store_transposed<kDim>(args.problem, args.grads, work, work.column, state);
 }
 
-int main() {
+int main(int, char** given) {
+  int const head_dim = std::atoi(given[1]);
   FwdProblem problem{};
   problem.sequences = 1;
   problem.heads = problem.heads_qk = kHeads;
   problem.group = 1;
-  problem.head_dim = kK;
+  problem.head_dim = head_dim;
   problem.head_dim_v = 64;
   problem.rows = {nullptr, kLength, kLength};
   Segments const segments{kRows};
@@ -271,11 +282,11 @@ int main() {
       auto const at = [&](const State& of, int column, int row) -> float& {
         return of.data[boundary * of.sequence_stride + head * of.head_stride + column * kDim + row];
       };
-      for (int v = 0; v < kK; ++v) {
+      for (int v = 0; v < head_dim; ++v) {
         for (int k = 0; k < kDim; ++k) {
-          float const expected = k < kK ? element(boundary, head, v, k) : 0;
+          float const expected = k < head_dim ? element(boundary, head, v, k) : 0;
           wrong += at(args.between.transitions, v, k) != expected;
-          if (k < kK) wrong += at(args.grads.transitions, k, v) != expected;
+          if (k < head_dim) wrong += at(args.grads.transitions, k, v) != expected;
         }
       }
     }
@@ -286,25 +297,36 @@ int main() {
 """
 
 
-def divided(folder: Path, first_once: bool, packed: bool = False, sequences: int = 1) -> list[int]:
-    program = SEGMENTS
-    for name, value in (
-        ("FIRST_ONCE", first_once),
-        ("PACKED", packed),
-        ("SEQUENCES", sequences),
-    ):
-        program = program.replace(name, str(value).lower())
-    code, printed = host_program.run(program, folder)
-    assert code == 0
-    return [int(word) for word in printed.split()]
+Program = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    """`program(text, *arguments)` is what it prints; each text is compiled once."""
+    made: dict[str, Path] = {}
+
+    def printed(text: str, *arguments: int) -> str:
+        if text not in made:
+            made[text] = host_program.executable(text, tmp_path_factory.mktemp("segments"))
+        code, found = host_program.answer(made[text], *(str(int(one)) for one in arguments))
+        assert code == 0
+        return found
+
+    return printed
+
+
+def divided(program: Program, first_once: bool, sequences: int | None = None) -> list[int]:
+    """A sequence in segments, or `sequences` that are packed."""
+    packed = sequences is not None
+    return [int(word) for word in program(SEGMENTS, first_once, packed, sequences or 1).split()]
 
 
 @host_program.needs_compiler
-def test_costs_of_segments(tmp_path: Path) -> None:
+def test_costs_of_segments(program: Program) -> None:
     """One head of 96 chunks: two blocks of 64 columns, or one of 128, go through a segment."""
     # Both passes over halves; thirds on all multiprocessors; four quarters, wide, and five blocks
     # of pass 1. The scan goes over count - 2 boundaries four times: 16 tiles of columns.
-    assert divided(tmp_path, first_once=False) == [
+    assert divided(program, first_once=False) == [
         960,
         480 + 480,
         32 * 15 + 320 + 4,
@@ -314,7 +336,7 @@ def test_costs_of_segments(tmp_path: Path) -> None:
     ]
     # Of halves, pass 3 is the second; of thirds, pass 1 has the first in two blocks, and b and M of
     # the second.
-    assert divided(tmp_path, first_once=True) == [
+    assert divided(program, first_once=True) == [
         960,
         480 + 480,
         320 + 320 + 4,
@@ -327,9 +349,9 @@ def test_costs_of_segments(tmp_path: Path) -> None:
 @host_program.needs_compiler
 @pytest.mark.parametrize(("sequences", "boundaries"), [(3, 2), (31, 2), (32, 0), (1000, 0)])
 def test_many_packed_sequences_are_not_divided(
-    sequences: int, boundaries: int, tmp_path: Path
+    sequences: int, boundaries: int, program: Program
 ) -> None:
-    *_, rows, found = divided(tmp_path, first_once=True, packed=True, sequences=sequences)
+    *_, rows, found = divided(program, first_once=True, sequences=sequences)
     assert (rows, found) == ((2048, boundaries) if boundaries else (0, 0))
 
 
@@ -345,26 +367,22 @@ def test_many_packed_sequences_are_not_divided(
         (2, [960, 480 + 480, 64 * 12 + 4 + 64 * 10, 72 * 12 + 4 * 2 + 72 * 10, 0, 0, 0]),
     ],
 )
-def test_costs_of_the_backward(heads: int, expected: list[int], tmp_path: Path) -> None:
+def test_costs_of_the_backward(heads: int, expected: list[int], program: Program) -> None:
     """96 chunks: a reverse chain has two blocks of 64 columns, one of states has one of 128."""
-    code, printed = host_program.run(GRAD_SEGMENTS.replace("HEADS", str(heads)), tmp_path)
-    assert (code, [int(word) for word in printed.split()]) == (0, expected)
+    assert [int(word) for word in program(GRAD_SEGMENTS, heads).split()] == expected
 
 
 @host_program.needs_compiler
-def test_scans(tmp_path: Path) -> None:
+def test_scans(program: Program) -> None:
     """States from the front and gradients from the back, of packed sequences of any lengths."""
-    code, printed = host_program.run(DEVICE + SCAN, tmp_path)
-    assert code == 0
-    assert max(float(word) for word in printed.split()) < 1e-4
+    assert max(float(word) for word in program(DEVICE + SCAN).split()) < 1e-4
 
 
 @host_program.needs_compiler
 @pytest.mark.parametrize("head_dim", [72, 96, 128])
-def test_transitions_stay_in_their_memory(head_dim: int, tmp_path: Path) -> None:
+def test_transitions_stay_in_their_memory(head_dim: int, program: Program) -> None:
     """Of a kernel for head dim 128, also where K is smaller: their rows and their columns."""
-    code, printed = host_program.run(DEVICE + f"constexpr int kK = {head_dim};" + STORES, tmp_path)
-    assert (code, printed) == (0, "0")
+    assert program(DEVICE + STORES, head_dim) == "0"
 
 
 @host_program.needs_compiler
@@ -380,11 +398,8 @@ def test_transitions_stay_in_their_memory(head_dim: int, tmp_path: Path) -> None
     ids=str,
 )
 def test_chains_go_through_each_chunk_once(
-    lengths: tuple[int, ...], packed: bool, tmp_path: Path
+    lengths: tuple[int, ...], packed: bool, program: Program
 ) -> None:
     """Chains of pass 1 with a known start, and all of pass 3; segments of 128 tokens."""
-    program = DEVICE + WORK.replace("PACKED", str(packed).lower())
-    program = program.replace("LENGTHS", ", ".join(map(str, lengths)))
-    code, printed = host_program.run(program, tmp_path)
     inner = sum(max((length - 1) // 128 - 1, 0) for length in lengths)
-    assert (code, printed) == (0, f"0 {inner}")
+    assert program(DEVICE + WORK, packed, *lengths) == f"0 {inner}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -167,3 +169,13 @@ def test_other_files_in_dist(name: str, word: str, tmp_path: Path) -> None:
     assert name in str(caught.value)
     assert SM80 not in str(caught.value) or name == SM80
     assert (tmp_path / REPORTS[0]).exists()
+
+
+@pytest.mark.parametrize("put", [Path.mkdir, os.mkfifo], ids=["folder", "pipe"])
+def test_what_is_no_file_is_not_merged(
+    put: Callable[[Path], object], shards: dict[str, Path], tmp_path: Path
+) -> None:
+    (shards["two"] / SM89).unlink()
+    put(shards["two"] / SM89)
+    with pytest.raises(ReleaseError, match="expected a file, found a link, a folder or something"):
+        merge(list(shards.values()), tmp_path / "out", CONFIG, EXPECTED)

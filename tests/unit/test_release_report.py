@@ -88,7 +88,7 @@ def test_what_was_not_asked_for_is_said(words: str, missing: list[str], wheel: P
 
 def test_a_whole_release_says_so(wheel: Path) -> None:
     document = {**found(wheel), "missing": []}
-    assert report.text(document).endswith("Everything of variants.toml is here, and proved.\n")
+    assert report.text(document).endswith("Every file of variants.toml is here and proved.\n")
 
 
 def test_text_has_a_line_per_file_and_step(wheel: Path) -> None:

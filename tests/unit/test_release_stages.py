@@ -81,7 +81,7 @@ def nothing(release: Release, monkeypatch: pytest.MonkeyPatch) -> None:
 
 Plant = Callable[[Release, pytest.MonkeyPatch], None]
 FAULTS: dict[str, tuple[Plant, type[PackagingError], int, str]] = {
-    "audit": (nothing, AuditError, 6, "found faults"),
+    "audit": (nothing, AuditError, 6, "found errors"),
     "sbom": (nothing, PackagingError, 5, "sboms/"),
     "reproduce": (another_build, ReproducibilityError, 10, WHEEL),
     "index": (nothing, PackagingError, 5, "METADATA"),

@@ -13,9 +13,13 @@ import torch.utils.checkpoint
 from interpreted_rms_norm import CASES, Case
 from interpreter import interpreted
 from test_triton_compile import stack_bytes
+from torch.autograd import forward_ad
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashvar.layers.norms import rms_norm, rms_norm_gated
-from flashvar.ops.rms_norm import formula, torch_library
+from flashvar.ops.plans import Plans
+from flashvar.ops.rms_norm import formula, run, torch_library
 from flashvar.ops.rms_norm.formula import Norm, Tensors
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
@@ -35,33 +39,36 @@ def test_interpreted(case: Case, found: dict[str, str]) -> None:
     assert found[str(case)] == ""
 
 
-def compiled(capability: int, tensors: Tensors, direction: str) -> Any:
-    """The kernel that a launch on such a device would start."""
+def compiled(capability: int, tensors: Tensors, direction: str) -> list[Any]:
+    """The kernels that launches on such a device would start."""
+    from flashvar.backends.triton import rms_norm
+
+    found: list[Any] = []
+
+    class Compiling:
+        def __init__(self, kernel: Any, grid: Any, arguments: dict[str, Any]) -> None:
+            self.kernel, self.arguments = kernel, arguments
+
+        def __call__(self, *given: Any) -> None:
+            found.append(compiled_for(capability, self.kernel, given, self.arguments))
+
+    norm = Norm(1e-5, True, False, tensors.x.dtype, None)
+    given = (torch.empty_like(tensors.x), None, *tensors)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rms_norm, "RepeatedLaunch", Compiling)
+        if direction == "forward":
+            rms_norm.prepare_forward(tensors, norm)(given[0], None, tensors)
+        else:
+            rms_norm.prepare_backward(given, norm)(tensors, given)
+    return found
+
+
+def compiled_for(capability: int, kernel: Any, given: Any, arguments: dict[str, Any]) -> Any:
+    """A kernel that was given these tensors."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from flashvar.backends.triton import rms_norm
-
-    asked: dict[str, Any] = {}
-
-    class Recorded:
-        def __init__(self, kernel: Any, grid: Any, arguments: dict[str, Any]) -> None:
-            asked.update(kernel=kernel, arguments=arguments)
-
-        def __call__(self, *given: Any) -> None:
-            asked.update(given=given)
-
-    norm = Norm(1e-5, True, False, tensors.x.dtype, None)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rms_norm, "RepeatedLaunch", Recorded)
-        patch.setattr(rms_norm, "_forward", rms_norm._forward.__wrapped__)
-        patch.setattr(rms_norm, "_backward", rms_norm._backward.__wrapped__)
-        if direction == "forward":
-            rms_norm.forward(tensors, norm)
-        else:
-            rms_norm.backward(torch.empty_like(tensors.x), None, tensors, norm)
-    kernel, arguments = asked["kernel"], asked["arguments"]
-    values = {**dict(zip(kernel.arg_names, asked["given"], strict=False)), **arguments}
+    values = {**dict(zip(kernel.arg_names, given, strict=False)), **arguments}
     signature, constants, aligned = {}, {}, {}
     for index, name in enumerate(kernel.arg_names):
         value = values[name]
@@ -91,10 +98,12 @@ def test_compiles_to_wide_moves_and_spills_nothing(
         weight = torch.empty(dim)
         residual = x if dim == 8192 else None
         tensors = Tensors(x, x, weight, weight if dim == 1024 else None, residual)
-        kernel = compiled(capability, tensors, direction)
-        assert stack_bytes(kernel, tmp_path) == 0, (dim, dtype)
-        assert "ld.global.v4.b32" in kernel.asm["ptx"], (dim, dtype)
-        assert "st.global.v4.b32" in kernel.asm["ptx"], (dim, dtype)
+        kernels = compiled(capability, tensors, direction)
+        assert len(kernels) == (1 if direction == "forward" else 2)
+        for kernel in kernels:
+            assert stack_bytes(kernel, tmp_path) == 0, (dim, dtype)
+            assert "ld.global.v4.b32" in kernel.asm["ptx"], (dim, dtype)
+        assert "st.global.v4.b32" in kernels[0].asm["ptx"], (dim, dtype)
 
 
 def given(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -133,23 +142,147 @@ def test_ops_are_registered_right(dtype: torch.dtype, total: torch.dtype | None)
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """As on a device, with the formula in place of the kernels; lists their calls."""
+    """As on a device, with the formula in place of the kernels; lists their launches."""
     from flashvar.backends.triton import rms_norm
 
-    calls: list[str] = []
-    for name in ("forward", "backward"):
+    launches: list[str] = []
 
-        def call(*arguments: Any, name: str = name) -> Any:
-            calls.append(name)
-            return getattr(formula, name)(*arguments)
+    def prepare_forward(_: Tensors, norm: Norm) -> Any:
+        def launch(y: Any, total: Any, tensors: Any) -> None:
+            launches.append("forward")
+            write((y, total), formula.forward(Tensors._make(tensors), norm))
 
-        monkeypatch.setattr(rms_norm, name, call)
+        return launch
+
+    def prepare_backward(_: Any, norm: Norm) -> Any:
+        def launch(grads: Any, given: Any) -> None:
+            launches.append("backward")
+            write(grads, formula.backward(*given[:2], Tensors._make(given[2:]), norm))
+
+        return launch
+
+    def write(outs: Any, values: Any) -> None:
+        for out, value in zip(outs, values, strict=True):
+            if out is not None:
+                out.copy_(value)
+
+    monkeypatch.setattr(rms_norm, "prepare_forward", prepare_forward)
+    monkeypatch.setattr(rms_norm, "prepare_backward", prepare_backward)
     monkeypatch.setattr(torch_library, "_in_triton", lambda x: True)
-    return calls
+    monkeypatch.setattr(run, "_plans", Plans())
+    monkeypatch.setattr(run, "_backward_plans", Plans())
+    return launches
 
 
 def gated(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor) -> Any:
     return rms_norm_gated(x, gate, weight, None)
+
+
+def test_repeated_calls_are_found_at_once(
+    served: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaves = given()[:3]
+    frozen = [one.detach() for one in leaves]
+
+    def step() -> None:
+        gated(*frozen)
+        gated(*leaves).square().sum().backward()
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a repeated call was checked anew")
+
+    step()
+    for name in ("_kernels_serve", "skips_dispatcher", "_OP", "_BACKWARD_OP"):
+        monkeypatch.setattr(torch_library, name, refuse)
+    step()
+    assert served == ["forward", "forward", "backward"] * 2
+
+
+@pytest.mark.parametrize("wanted", list(product([False, True], repeat=4)), ids=str)
+def test_gradients_that_are_wanted_alone_are_made(
+    wanted: tuple[bool, ...], served: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flashvar.backends.triton import rms_norm
+
+    made = []
+
+    def prepare(given: Any, norm: Norm, prepare: Any = rms_norm.prepare_backward) -> Any:
+        launch = prepare(given, norm)
+
+        def watched(grads: Any, given: Any) -> None:
+            made.append([grad is not None for grad in grads])
+            launch(grads, given)
+
+        return watched
+
+    monkeypatch.setattr(rms_norm, "prepare_backward", prepare)
+    tensors = given()
+    for x, is_wanted in zip(tensors[1:], wanted, strict=True):
+        x.requires_grad_(is_wanted)
+    leaves = [x for x in tensors if x.requires_grad]
+    x, gate, weight, bias, residual = tensors
+    expected = formula.forward(Tensors._make(tensors), Norm(1e-6, True, False, x.dtype, None))[0]
+    grad = torch.randn_like(x)
+    for _ in range(2):
+        y = rms_norm_gated(x, gate, weight, bias, residual=residual)
+        found = torch.autograd.grad(y, leaves, grad)
+    torch.testing.assert_close(found, torch.autograd.grad(expected, leaves, grad))
+    assert made == [[True, *wanted[:3], False]] * 2  # that of the residual is that of x
+    assert served == ["forward", "backward"] * 2
+
+
+class Seen(TorchDispatchMode):
+    """The calls of ops that a mode sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[str] = []
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops.append(str(op))
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("ignore")  # those of torch.jit
+def test_repeated_calls_are_seen(served: list[str]) -> None:
+    """By modes, traces, transforms and subclasses, which the first call was not for."""
+    x, gate, weight = (one.detach() for one in given()[:3])
+    leaves = [one.clone().requires_grad_() for one in (x, gate, weight)]
+    for _ in range(2):
+        plain = gated(x, gate, weight)
+        gated(*leaves).sum().backward()
+    served.clear()
+    with Seen() as seen:
+        gated(x, gate, weight)
+    assert "flashvar.rms_norm.default" in seen.ops
+    out = gated(*leaves)
+    with Seen() as seen:
+        out.sum().backward()
+    assert "flashvar.rms_norm_bwd.default" in seen.ops
+    traced = torch.jit.trace(gated, (x, gate, weight), check_trace=False)
+    assert "flashvar::rms_norm" in str(traced.graph)
+    served.clear()
+    mapped = torch.vmap(lambda one: gated(x, gate, weight) + one)(torch.zeros(2))
+    torch.testing.assert_close(mapped[0], plain)
+    with forward_ad.dual_level():
+        gated(x, gate, weight)
+    gated(x.as_subclass(Other), gate, weight)
+    assert served == []
+
+
+class Other(torch.Tensor):  # type: ignore[misc]
+    """A subclass."""
+
+
+def test_events_of_the_profiler(served: list[str]) -> None:
+    leaves = given()[:3]
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        for _ in range(2):
+            gated(*[one.detach() for one in leaves])
+            gated(*leaves).sum().backward()
+    counts = {event.key: event.count for event in seen.key_averages()}
+    assert counts.get("flashvar::rms_norm") == 4
+    assert counts.get("flashvar::rms_norm_bwd") == 2
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit")  # torch.func.jvp loads it

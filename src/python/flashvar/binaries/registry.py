@@ -36,6 +36,8 @@ ENTRY_POINT_GROUP: Final = "flashvar.binaries"
 LIB_DIR: Final = "FLASHVAR_LIB_DIR"
 # The INSTALLER of a development build that was installed in place of a wheel.
 DEVELOPMENT: Final = "flashvar_factory"
+# Entry points of one distribution that are looked at: a wheel has one.
+_ENTRIES: Final = 64
 
 
 @dataclass(frozen=True)
@@ -271,7 +273,7 @@ def _entries(distribution: metadata.Distribution) -> list[tuple[str, str]]:
         elif section == f"[{ENTRY_POINT_GROUP}]" and "=" in line and line.isprintable():
             name, _, value = line.partition("=")
             entries.append((name.strip(), value.strip()))
-    return list(dict.fromkeys(entries))
+    return list(dict.fromkeys(entries))[:_ENTRIES]
 
 
 def _embedded() -> Iterator[Candidate]:

@@ -94,7 +94,7 @@ def _install(parser: Parser, _op: str) -> None:
         "--arch",
         metavar="sm_XY,...",
         help="install for these GPUs, or `all`, instead of the GPUs of this machine; with -cu12 "
-        "behind a name for drivers older than 580",
+        "after a name for drivers older than 580",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="download and check everything, install nothing"

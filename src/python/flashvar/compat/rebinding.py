@@ -44,6 +44,8 @@ def _rebind(pairs: tuple[tuple[Any, Any], ...]) -> None:
         names = getattr(module, "__dict__", None)
         if not isinstance(names, dict):  # None in sys.modules blocks an import
             continue
+        if wanted.keys().isdisjoint(map(id, list(names.values()))):  # as most, of thousands
+            continue
         for name, value in list(names.items()):
             if id(value) in wanted:
                 names[name] = wanted[id(value)]

@@ -37,9 +37,9 @@ _TRUE: Final = frozenset({"1", "true", "yes", "y", "on", "t"})
 
 
 def may_change_the_system(environ: Mapping[str, str]) -> bool:
-    """Whether pip or uv is told that it may install into a Python that the system manages."""
-    told = (environ.get(f"{tool}_BREAK_SYSTEM_PACKAGES", "") for tool in _REACH)
-    return any(value.lower() in _TRUE for value in told)
+    """Whether pip or uv may install into a Python that the system manages."""
+    values = (environ.get(f"{tool}_BREAK_SYSTEM_PACKAGES", "") for tool in _REACH)
+    return any(value.lower() in _TRUE for value in values)
 
 
 def variables(environ: Mapping[str, str], source: Source) -> dict[str, str]:

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from flashvar.errors import InvalidInputError
-from flashvar.ops.rms_norm.formula import Norm, Tensors
 from flashvar.ops.rms_norm.torch_library import normalize
 
 
@@ -108,7 +107,7 @@ def l2norm(
 ) -> torch.Tensor:
     """x / sqrt(sum(x^2) + eps) over the last dimension, in the dtype of x or another one."""
     dtype = x.dtype if output_dtype is None else output_dtype
-    return normalize(Tensors(x, None, None, None, None), Norm(eps, False, False, dtype, None))[0]
+    return normalize((x, None, None, None, None), (eps, False, False, dtype, None))[0]
 
 
 def rms_norm(
@@ -125,7 +124,7 @@ def rms_norm(
     With `prenorm` also the sum itself, in the dtype of the residual; without one in float32 if
     `residual_in_fp32`, else in the dtype of x.
     """
-    tensors = Tensors(x, None, weight, bias, residual)
+    tensors = (x, None, weight, bias, residual)
     return _rms_norm(tensors, eps, False, prenorm, residual_in_fp32)
 
 
@@ -142,7 +141,7 @@ def rms_norm_gated(
 ) -> Any:
     """As `rms_norm`, times the activation of a gate: "swish" (or "silu"), or "sigmoid"."""
     _check_activation(activation)
-    tensors = Tensors(x, g, weight, bias, residual)
+    tensors = (x, g, weight, bias, residual)
     return _rms_norm(tensors, eps, activation == "sigmoid", prenorm, residual_in_fp32)
 
 
@@ -154,12 +153,14 @@ def _check_activation(activation: str) -> None:
         )
 
 
-def _rms_norm(tensors: Tensors, eps: float, sigmoid: bool, prenorm: bool, in_fp32: bool) -> Any:
-    x, residual = tensors.x, tensors.residual
+def _rms_norm(
+    tensors: tuple[Any, ...], eps: float, sigmoid: bool, prenorm: bool, in_fp32: bool
+) -> Any:
+    x, _, _, _, residual = tensors
     kept = None
     if prenorm and residual is not None:
         kept = residual.dtype
     elif prenorm and in_fp32 and x.dtype != torch.float32:
         kept = torch.float32
-    y, total = normalize(tensors, Norm(eps, True, sigmoid, x.dtype, kept))
+    y, total = normalize(tensors, (eps, True, sigmoid, x.dtype, kept))
     return (y, x if total is None else total) if prenorm else y

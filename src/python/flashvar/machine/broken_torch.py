@@ -1,8 +1,8 @@
 """Explains why torch fails on import: often another package is broken.
 
 Torch reads the entry points of every installed package, and loads those of the group
-`torch.backends`. One that cannot be read or loaded makes the import of torch fail, with an error
-that does not name the package; a named pipe makes it wait without end.
+`torch.backends`. If one cannot be read or loaded, the import of torch fails with an error that does
+not name the package. A named pipe makes the import wait forever.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _FILE: Final = "entry_points.txt"
 _AUTOLOAD: Final = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
-def foresee() -> tuple[str, str] | None:
-    """What an import of torch would not get past, and what repairs it; None: it ends."""
+def why_import_hangs() -> tuple[str, str] | None:
+    """Why an import of torch would not end, and what repairs that; None if it ends."""
     if "torch" in sys.modules or util.find_spec("torch") is None:
         return None
     return _broken_entry_points(lambda package: distributions.obstacle(package, _FILE))

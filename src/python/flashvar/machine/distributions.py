@@ -1,4 +1,4 @@
-"""Reads the metadata of installed distributions, whatever lies there.
+"""Reads the metadata of installed distributions, even if their files are damaged.
 
 importlib.metadata waits for a named pipe, reads a file of any size, and fails on one that is not
 UTF-8.
@@ -41,7 +41,7 @@ def text(distribution: metadata.Distribution, file: str) -> str:
 
 
 def obstacle(distribution: metadata.Distribution, file: str) -> str | None:
-    """Why importlib.metadata would read a file without end; None if it would not."""
+    """Why importlib.metadata would never finish reading a file; None if it would."""
     folder = _folder(distribution)
     try:
         found = None if folder is None else (folder / file).stat()

@@ -1,4 +1,4 @@
-"""Reads files of an environment, in which anything may lie under the name of a file."""
+"""Reads files of an environment; what has the name of a file may be a pipe, or huge."""
 
 from __future__ import annotations
 

@@ -97,9 +97,9 @@ def gather_for_cpu() -> System:
 
 def _ask_torch() -> tuple[Any, tuple[Device, ...], str | None, str | None]:
     """The torch module or None, its devices, its first warning or error, and `torch_repair`."""
-    foreseen = broken_torch.foresee()
-    if foreseen is not None:
-        return None, (), f"torch cannot be imported: {foreseen[0]}", foreseen[1]
+    hanging = broken_torch.why_import_hangs()
+    if hanging is not None:
+        return None, (), f"torch cannot be imported: {hanging[0]}", hanging[1]
     try:
         torch = import_module("torch")
     except Exception as error:  # a broken torch raises more than ImportError

@@ -38,7 +38,7 @@ from flashvar_factory.errors import AuditError
 
 Check = Callable[[Wheel, Expectations], Iterator[Finding]]
 
-_LISTED: Final = 200  # faults that a check lists of one wheel
+_LISTED: Final = 200  # errors that a check lists of one wheel
 
 
 def budget(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
@@ -109,24 +109,24 @@ def audit(path: Path, expected: Expectations | None = None) -> Report:
 
 
 def require(reports: Iterable[Report]) -> None:
-    """AuditError that counts the faults, if there is one."""
+    """AuditError that counts the errors, if there is one."""
     failed = [report for report in reports if not report.passed]
     if failed:
         count = sum(len(report.findings) for report in failed)
         names = ", ".join(report.wheel.path.name for report in failed)
-        raise AuditError(f"expected {names} without faults, found faults: {count}, listed above")
+        raise AuditError(f"expected {names} without errors, found errors: {count}, listed above")
 
 
 def require_sdists(findings: Mapping[Path, Sequence[Finding]]) -> None:
-    """AuditError that counts the faults of sdists, each printed, if there is one."""
+    """AuditError that counts the errors of sdists, each printed, if there is one."""
     for path, found in findings.items():
         if found:
-            print("\n".join([f"{path.name}:", *(f"  FAULT {finding}" for finding in found)]))
+            print("\n".join([f"{path.name}:", *(f"  ERROR {finding}" for finding in found)]))
     failed = [path.name for path, found in findings.items() if found]
     if failed:
         count = sum(map(len, findings.values()))
         names = ", ".join(failed)
-        raise AuditError(f"expected {names} without faults, found faults: {count}, listed above")
+        raise AuditError(f"expected {names} without errors, found errors: {count}, listed above")
 
 
 def _findings(wheel: Wheel, expected: Expectations, checks: Iterable[Check]) -> Iterator[Finding]:
@@ -139,13 +139,11 @@ def _findings(wheel: Wheel, expected: Expectations, checks: Iterable[Check]) -> 
 
 
 def _first(check: Check, wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """What a check finds, as far as anybody reads it: a hostile file has a million faults."""
+    """What a check finds, as far as anybody reads it: a hostile file has a million errors."""
     found = check(wheel, expected)
     yield from islice(found, _LISTED)
     if next(found, None) is not None:
-        more = (
-            f"expected at most {_LISTED} faults of one kind to list, found more; mend these first"
-        )
+        more = f"expected at most {_LISTED} errors of one kind to list, found more; fix these first"
         yield Finding(check.__name__, wheel.path.name, more)
 
 

@@ -19,6 +19,8 @@ from flashvar_factory.inspect import device_code, fatbin, json_text
 _WORDS = {fatbin.SASS: "machine code", fatbin.PTX: "PTX"}
 # Bytes of the name of a source file, and of options; ours have 120.
 _ENTRY_WORDS = 1024
+# PTX 9.0 came with CUDA 13.0, 8.x with 12: of one minor version no PTX is newer than CUDA.
+_VERSIONS_APART = 4
 _EXTRA = re.compile(r"(?:^|_)(sm[1-9]\d+(?:_cu[1-9]\d*)?)$")
 
 
@@ -180,5 +182,37 @@ def ptx(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
                 f"expected {wanted}, found {count} images of it, which drivers compile at first "
                 "use on other devices; build without ptx=1 and -virtual architectures",
             )
+        if count and not is_release:
+            yield from _same_kernels(library, described)
         if not count and "ptx" in described.code_kinds:
             yield Finding("ptx", library.path, "expected PTX, as the manifest says, found none")
+
+
+def _same_kernels(library: Library, described: Manifest) -> Iterator[Finding]:
+    """PTX is there for each kernel in machine code, and of a version that its driver compiles."""
+    texts = [image for image in library.images if image.kind == fatbin.PTX]
+    compiled = [image for image in library.images if image.kind == fatbin.SASS]
+    if all(one.kernels is not None for one in texts) and all(
+        one.functions is not None for one in compiled
+    ):
+        wanted = Counter((f.name, f.threads) for one in compiled for f in one.functions or ())
+        found = Counter((k.name, k.threads) for one in texts for k in one.kernels or ())
+        differing = {name for name, _ in (wanted - found) + (found - wanted)}
+        if differing:
+            yield Finding(
+                "ptx",
+                library.path,
+                "expected PTX of each kernel in machine code, for the same largest block, found it "
+                f"to differ in {some(sorted(differing))}; build it again from an empty directory",
+            )
+    toolkit = described.toolkit.version
+    release = [int(part[:6]) for part in toolkit.split(".") if part.isdecimal()]
+    newest = (release[0] - _VERSIONS_APART, release[1]) if len(release) > 1 else None
+    for form in sorted({one.form for one in texts}):
+        if newest is not None and form > newest:
+            yield Finding(
+                "ptx",
+                library.path,
+                f"expected PTX of version {dotted(newest)} or older, as {toolkit} writes it, found "
+                f"{dotted(form)}, which drivers of that CUDA refuse; build it again",
+            )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Library, Wheel
@@ -99,7 +98,7 @@ def _places(library: Library) -> Iterator[str]:
     if [(one.offset, one.address, one.size) for one in sections] != [
         (one.offset, one.address, one.file_size) for one in segments
     ]:
-        yield "expected one dynamic section, at the place of its segment, found them apart"
+        yield "expected one dynamic section, at the location of its segment, found them apart"
     rows, _ = dynamic.tags(file)
 
     def stated(wanted: int) -> list[int]:
@@ -107,7 +106,7 @@ def _places(library: Library) -> Iterator[str]:
 
     names = [(one.address, len(one.content)) for one in file.named(".dynstr")]
     if names != [*zip(stated(dynamic.STRTAB), stated(dynamic.STRSZ), strict=False)]:
-        yield "expected .dynstr at DT_STRTAB, of DT_STRSZ bytes, found another place or size"
+        yield "expected .dynstr at DT_STRTAB, of DT_STRSZ bytes, found another address or size"
     for tag, kind in _TABLES.items():
         wanted = [one.address for one in file.sections if one.kind == kind]
         if stated(tag) != wanted:
@@ -130,7 +129,7 @@ def _places(library: Library) -> Iterator[str]:
         for pair in zip(stated(place), stated(size), strict=False)
     }
     if found != relocations:
-        yield "expected relocation sections at DT_RELA and DT_JMPREL, found other places or sizes"
+        yield "expected relocation sections at DT_RELA and DT_JMPREL, found other addresses"
     for tag, homes in _NAMED_PLACES.items():
         addresses = [one.address for name in homes for one in file.named(name)]
         for value in stated(tag):
@@ -155,6 +154,7 @@ def _symbols(library: Library) -> Iterator[str]:
     except BuildError as error:
         yield str(error).removeprefix(f"{library.path}: ")
         sizes = {}
+    starts = list(sizes)
     for symbol in found.symbols:
         home = file.sections[symbol.section] if symbol.section < len(file.sections) else None
         inside = (
@@ -165,9 +165,10 @@ def _symbols(library: Library) -> Iterator[str]:
         is_function = symbol.kind == _FUNCTION and symbol.binding in _GLOBAL
         if symbol.visibility not in _VISIBLE:
             yield f"expected {symbol.name} to be visible, found it hidden: some loaders ignore it"
+        within = unwinding.around(symbol.value, sizes, starts)
         if not is_function or not inside or not _is_code(file, symbol.value):
             yield f"expected {symbol.name} to be a global function, found another symbol"
-        elif (within := _around(symbol.value, sizes)) not in (None, (symbol.value, symbol.size)):
+        elif within not in (None, (symbol.value, symbol.size)):
             yield (
                 f"expected {symbol.name} to be a whole function, found {symbol.size} bytes at "
                 f"{symbol.value:#x}: .eh_frame_hdr lists (address, bytes) {within}"
@@ -175,17 +176,14 @@ def _symbols(library: Library) -> Iterator[str]:
     for name, count in Counter(symbol.name for symbol in found.symbols).items():
         if count > 1:
             yield f"expected one symbol {name}, found {count}"
+    named: dict[int, list[str]] = {}
+    for symbol in found.symbols:
+        named.setdefault(symbol.value, []).append(symbol.name)
+    for address, names in named.items():
+        if len(names) > 1:
+            yield f"expected a function for each name, found one at {address:#x}: {some(names)}"
     for name in found.versioned:
         yield f"expected {name} without a symbol version, found one: some loaders ignore it"
-
-
-def _around(address: int, sizes: Mapping[int, int]) -> tuple[int, int] | None:
-    """The function that an address is of; None where no table says that it is of one."""
-    starts = list(sizes)
-    before = bisect_right(starts, address) - 1
-    if before < 0 or address >= starts[before] + max(sizes[starts[before]], 1):
-        return None
-    return starts[before], sizes[starts[before]]
 
 
 def _unnamed(file: elf.Elf) -> Iterator[str]:
@@ -193,7 +191,11 @@ def _unnamed(file: elf.Elf) -> Iterator[str]:
     table = file.of_kind(_DYNSYM)
     if table is None:
         return
-    for index, symbol in enumerate(file.symbols(table)):
+    symbols = list(file.symbols(table))
+    first = next((i for i, one in enumerate(symbols) if one.binding in _GLOBAL), len(symbols))
+    if table.info != first:
+        yield f"expected {table.name} to state {first} symbols of its own, found {table.info}"
+    for index, symbol in enumerate(symbols):
         facts = (symbol.value, symbol.size)
         if not index:
             wrong = bool(symbol.name) or any((*facts, symbol.section, symbol.kind, symbol.other))

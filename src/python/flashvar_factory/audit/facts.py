@@ -62,6 +62,8 @@ class Image:
     toolkit: str | None = None  # that made the machine code, where it left a note
     stack: int | None = None  # bytes per thread: the most that any function takes
     holds: str | None = None  # device code within machine code: PTX, as debuggers read it
+    api: int | None = None  # the CUDA that machine code was made by: 10 * major + minor
+    kernels: tuple[ptx.Kernel, ...] | None = None  # of PTX; None where it was not opened
     before_13: bool | None = None  # machine code in the format of CUDA 12; None: cannot be told
     differences: tuple[str, ...] = ()  # from what compilers write
 
@@ -113,7 +115,7 @@ class Wheel:
 
     @property
     def manifests(self) -> dict[str, str]:
-        """The text of every manifest that has a place beside libraries, by its folder."""
+        """The text of every manifest in a folder of libraries, by that folder."""
         suffix = f"/{manifest.FILE_NAME}"
         beside = {library.folder for library in self.libraries}
         declared = set(self.entry_points.values())
@@ -230,7 +232,7 @@ def _image(image: fatbin.Image, where: str) -> Image:
         return plain
     if image.kind == fatbin.PTX:
         text = ptx.read(opened, where)
-        return replace(plain, code=text.code, form=text.version)
+        return replace(plain, code=text.code, form=text.version, kernels=text.kernels)
     held = cubin.read(opened, where)
     # What the machine code says of itself counts, not its entry. Where ptxas left no note, only the
     # entry knows of an "a".
@@ -241,6 +243,7 @@ def _image(image: fatbin.Image, where: str) -> Image:
         functions=held.functions,
         toolkit=held.toolkit,
         stack=held.stack,
+        api=held.api,
         holds=device_code.within(opened, start=1),
         before_13=held.before_13,
         differences=held.differences,

@@ -128,7 +128,7 @@ def _figures(library: Library, described: Manifest, expected: Expectations) -> I
         if image is not None:
             yield from _of_image(row, image.functions or (), image.stack)
         limit = target.shared_memory if target else None
-        used = max([row.shared_memory, *(one.shared_memory for one in row.launches)])
+        used = _shared_memory(row, () if image is None else image.functions or ())
         if limit is not None and used > limit:
             yield f"expected at most {limit} bytes of shared memory for {row.name}, found {used}"
         released = "+" not in described.version and not expected.spills
@@ -180,19 +180,32 @@ def _of_image(row: KernelRow, functions: Sequence[Function], stack: int | None) 
         )
 
 
+def _shared_memory(row: KernelRow, functions: Sequence[Function]) -> int:
+    """The most bytes that a launch takes: what it asks for, and what its function has anyway."""
+    used = [row.shared_memory]
+    for one in row.launches:
+        mark = _mark(one.kernel)
+        own = [each.shared_memory for each in functions if mark in each.name]
+        used.append(one.shared_memory + min(own, default=0))
+    return max(used)
+
+
+def _mark(kernel: str) -> str:
+    """What is in the mangled name of a function that a launch names."""
+    name = kernel.partition(",")[0]
+    return name if len(name) >= _NAME_BYTES else f"{len(name)}{name}"
+
+
 def _launched(described: Manifest) -> Iterator[str]:
     """Functions are called as the launches say, and each of these has one."""
     for row in described.kernels:
-        wanted = {one.kernel.partition(",")[0] for one in row.launches}
-        marks = {
-            name if len(name) >= _NAME_BYTES else f"{len(name)}{name}": name for name in wanted
-        }
+        marks = {_mark(one.kernel): one.kernel.partition(",")[0] for one in row.launches}
         used = [{mark for mark in marks if mark in function} for function in row.functions]
         strange = [name for name, found in zip(row.functions, used, strict=True) if not found]
         if marks and strange:
             yield (
-                f"expected a function of {row.name} to be {' or '.join(sorted(wanted))}, as it "
-                f"launches, found {some(strange)}"
+                f"expected a function of {row.name} to be "
+                f"{' or '.join(sorted(marks.values()))}, as it launches, found {some(strange)}"
             )
         for mark in sorted(marks.keys() - set().union(*used)):
             yield f"expected a function {marks[mark]} of {row.name}, which it launches, found none"

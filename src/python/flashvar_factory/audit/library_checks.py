@@ -50,6 +50,8 @@ _OPTIONAL: Final = frozenset(
         "_ZGTtnam",
     }
 )
+# What a static libstdc++ asks for weakly, to know whether a program has threads.
+_THREADS: Final = re.compile(r"_*pthread_\w+|sched_yield|__cxa_thread_atexit_impl")
 # Whose a library or a symbol is, and what to do about it.
 _OWNERS: Final = (
     (
@@ -88,7 +90,7 @@ def exports(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
 
 
 def dependencies(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """Needed are libraries of the C runtime, at no fixed place, and symbols of theirs.
+    """The needed libraries and symbols are those of the C runtime, without a search path.
 
     A library that calls torch, as its manifest says, also needs torch's, and C functions of it.
     """
@@ -112,6 +114,7 @@ def dependencies(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
                 f"expected no RPATH or RUNPATH, found {path}; remove it",
             )
         yield from _undefined(library, calls_torch=calls_torch)
+        yield from _weak(library)
         yield from _absent(library)
 
 
@@ -129,6 +132,22 @@ def _undefined(library: Library, *, calls_torch: bool) -> Iterator[Finding]:
             "dependencies",
             library.path,
             f"expected only undefined symbols of the C runtime, found {some(names)}{owner}",
+        )
+
+
+def _weak(library: Library) -> Iterator[Finding]:
+    """A loader leaves what is weak out, where it is missing; calls of it then crash."""
+    names = [
+        symbol.name
+        for symbol in library.dynamic.undefined
+        if symbol.weak and symbol.name not in _OPTIONAL and not _THREADS.fullmatch(symbol.name)
+    ]
+    if names:
+        yield Finding(
+            "dependencies",
+            library.path,
+            f"expected undefined symbols that have to be found, found weak ones: {some(names)}; "
+            "declare them without __attribute__((weak))",
         )
 
 

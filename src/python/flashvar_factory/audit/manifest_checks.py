@@ -94,6 +94,11 @@ def _derived(
     toolkits = sorted({image.toolkit for image in library.images if image.toolkit is not None})
     if toolkits:
         yield "toolkit, as the device code states it,", toolkits, [described.toolkit.machine_code]
+    versions = sorted({divmod(one.api, 10) for one in library.images if one.api is not None})
+    machine_code = described.toolkit.machine_code
+    if versions and _TOOLKIT.fullmatch(machine_code):
+        wanted_version = [dotted(_release(machine_code))]
+        yield "CUDA, as the device code states it,", [*map(dotted, versions)], wanted_version
     yield "compiler", "nvcc", described.toolkit.compiler
     toolkit, compiler = described.toolkit.machine_code, described.toolkit.version
     if _TOOLKIT.fullmatch(compiler) is None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple
 
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Library, Wheel
 from flashvar_factory.audit.finding import Finding
-from flashvar_factory.inspect import dynamic, elf, fatbin
+from flashvar_factory.errors import BuildError
+from flashvar_factory.inspect import dynamic, elf, fatbin, unwinding
 
-_RELOCATION = struct.Struct("<QIIq")  # place, kind, symbol, what is added
+_RELOCATION = struct.Struct("<QIIq")  # address, kind, symbol, addend
 _TABLES, _DYNSYM, _SYMBOL_BYTES = 4, 11, 24
 _WORD = 8
 _MOST = 1 << 18  # ours has 2,000
@@ -21,6 +22,11 @@ _MOST = 1 << 18  # ours has 2,000
 # copies data of another library (COPY).
 _RELATIVE = {"x86_64": 8, "aarch64": 1027}
 _KINDS = {"x86_64": (1, 6, 7, 8, 16, 17, 18), "aarch64": (257, *range(1025, 1032))}
+# Those of functions that are called, and of variables of threads; kinds of symbols that they take.
+_CALLED = {"x86_64": (7,), "aarch64": (1026,)}
+_THREADS = {"x86_64": (16, 17, 18), "aarch64": (1028, 1029, 1030, 1031)}
+_ANY, _DATA, _FUNCTION, _VARIABLE = 0, 1, 2, 6
+_TLS = 7  # kind of segment
 _BEGINNING, _END, _PACKED = 14, 15, 19  # kinds of sections: INIT_ARRAY, FINI_ARRAY, RELR
 _RELATIVES = 0x6FFFFFF9  # RELACOUNT
 # What host code hands to the CUDA runtime for each container: magic, version, where it is, unused.
@@ -62,8 +68,10 @@ def _found(library: Library) -> Iterator[str]:
         return
     yield from _words(library, [*rows, *packed], relative)
     at = {row.place: row for row in (*rows, *packed) if row.kind == relative}
+    yield from _symbols(library, rows)
     yield from _functions(file, at)
-    yield from _wrappers(file, at)
+    yield from _beginnings(file, at)
+    yield from _wrappers(file, at, {row.place for row in rows})
     stated = [value for tag, value in dynamic.tags(file)[0] if tag == _RELATIVES]
     first = next((i for i, row in enumerate(rows) if row.kind != relative), len(rows))
     if stated and stated != [first]:
@@ -119,19 +127,75 @@ def _words(library: Library, rows: list[Relocation], relative: int) -> Iterator[
         yield f"expected each word to be relocated once, found two for {twice[0]:#x}"
 
 
+def _symbols(library: Library, rows: list[Relocation]) -> Iterator[str]:
+    """A word that is no address of the library is that of one symbol, of the kind it is used as."""
+    file, machine = library.file, library.dynamic.machine
+    table = file.of_kind(_DYNSYM)
+    symbols = list(file.symbols(table)) if table is not None else []
+    memory = sum(one.memory_size for one in file.segments if one.kind == _TLS)
+    called: Counter[int] = Counter()
+    for row in rows:
+        if row.symbol >= len(symbols) or row.kind == _RELATIVE.get(machine):
+            continue
+        kind = symbols[row.symbol].kind
+        if row.kind in _THREADS.get(machine, ()):
+            wanted = "a variable of threads"
+            right = kind == _VARIABLE or (not row.symbol and 0 <= row.added <= memory)
+        elif row.kind in _CALLED.get(machine, ()):
+            wanted = "a named function"
+            right = bool(row.symbol) and not row.added and kind in (_ANY, _FUNCTION)
+            called[row.symbol] += 1
+        else:
+            wanted = "a name"
+            right = bool(row.symbol) and not row.added and kind in (_ANY, _DATA, _FUNCTION)
+        if not right:
+            yield (
+                f"expected a relocation of {wanted} at {row.place:#x}, found one of symbol "
+                f"{row.symbol} ({symbols[row.symbol].name or 'none'}) and {row.added} bytes"
+            )
+            return
+    for index, count in called.items():
+        if count > 1:
+            yield f"expected one slot for calls of {symbols[index].name}, found {count}"
+
+
 def _functions(file: elf.Elf, at: Mapping[int, Relocation]) -> Iterator[str]:
     """What runs when the library is opened and closed is its code."""
     code = [(it.address, it.address + it.size) for it in file.sections if it.name == ".text"]
     for section in (one for one in file.sections if one.kind in (_BEGINNING, _END)):
+        called: set[int] = set()
         for place in range(section.address, section.address + section.size, _WORD):
             found = at.get(place)
             if found is None or not _inside(found.added, 1, code):
                 shown = "nothing" if found is None else f"{found.added:#x}"
                 yield f"expected functions of .text in {section.name}, found {shown}"
                 break
+            if found.added in called:
+                yield f"expected each function once in {section.name}, found {found.added:#x} twice"
+                break
+            called.add(found.added)
 
 
-def _wrappers(file: elf.Elf, at: Mapping[int, Relocation]) -> Iterator[str]:
+def _beginnings(file: elf.Elf, at: Mapping[int, Relocation]) -> Iterator[str]:
+    """Addresses of code are where functions begin, as far as a table lists these."""
+    try:
+        sizes = unwinding.functions(file)
+    except BuildError:
+        return  # another check reports it
+    starts = list(sizes)
+    for place, row in at.items():
+        within = unwinding.around(row.added, sizes, starts)
+        if within is not None and within[0] != row.added:
+            yield (
+                f"expected the address of a function's beginning at {place:#x}, found "
+                f"{row.added:#x}, within the one at {within[0]:#x}"
+            )
+            return
+
+
+def _wrappers(
+    file: elf.Elf, at: Mapping[int, Relocation], places: Collection[int]
+) -> Iterator[str]:
     """Each container of device code is registered, and nothing else is."""
     containers = [
         one.address + place
@@ -144,7 +208,12 @@ def _wrappers(file: elf.Elf, at: Mapping[int, Relocation]) -> Iterator[str]:
         for start in range(0, len(section.content), _WRAPPER):
             row = at.get(section.address + start + _WORD)
             found.append(-1 if row is None else row.added)
-            if bytes(section.content[start : start + _WORD]) != _MAGIC:
+            unused = section.content[start + 2 * _WORD : start + _WRAPPER]
+            if (
+                bytes(section.content[start : start + _WORD]) != _MAGIC
+                or any(unused)
+                or section.address + start + 2 * _WORD in places
+            ):
                 yield f"expected the wrapper of a container at {start} of {_WRAPPERS}, found none"
                 return
     # What relocates nothing has no host code, which registers device code.

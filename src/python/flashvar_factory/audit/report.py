@@ -105,8 +105,8 @@ class Report:
             f"{row.stack_bytes} bytes, per thread"
             for row in self.spilling
         ]
-        lines += [f"  FAULT {finding}" for finding in self.findings]
-        result = "passed" if self.passed else f"faults: {len(self.findings)}"
+        lines += [f"  ERROR {finding}" for finding in self.findings]
+        result = "passed" if self.passed else f"errors: {len(self.findings)}"
         lines.append(f"  {result} (checked: {', '.join(self.checks)})")
         return "\n".join(lines)
 

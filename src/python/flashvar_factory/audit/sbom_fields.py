@@ -1,4 +1,4 @@
-"""Lists the fields that an SBOM of this factory has; no check reads others, so they are faults."""
+"""Lists the fields that an SBOM of this factory has; no check reads others, so they are errors."""
 
 from __future__ import annotations
 

@@ -14,9 +14,17 @@ _READ = 4
 _ACCESS = (_READ, _READ | elf.EXECUTE, _READ | elf.WRITE)
 _SMALLEST, _LARGEST = 1 << 12, 1 << 21  # pages of processors, and what linkers align parts to
 _NOTE, _HEADERS, _TLS, _FRAMES, _PROPERTY, _STEPS = 4, 6, 7, 0x6474E550, 0x6474E553, 0x6474E554
+# What parts that are no loaded ones may be accessed by: the dynamic section and the stack written.
+_PLAIN = {elf.DYNAMIC: (_READ, _READ | elf.WRITE), elf.GNU_STACK: (_READ | elf.WRITE,)}
 _NAMED = {_FRAMES: ".eh_frame_hdr", _PROPERTY: ".note.gnu.property", _STEPS: ".sframe"}
 _NOTES = 7  # kind of section
-_THREADS, _ALLOCATED = 0x400, 2  # of sh_flags
+_THREADS, _ALLOCATED, _WRITABLE, _CODE = 0x400, 2, 1, 4  # of sh_flags
+# Of what is loaded: those; merged, texts, with a section's number, kept, large data of x86.
+_FLAGS = _THREADS | _ALLOCATED | _WRITABLE | _CODE | 0x10 | 0x20 | 0x40 | 0x200000 | 0x10000000
+# Kinds of sections that are loaded: code and data, zeros, notes, and tables that a loader reads.
+_KINDS = (1, 3, 4, 5, 6, 7, 8, 11, 14, 15, 16, 19, *range(0x6FFFFFFD, 0x70000000), 0x6FFFFFF6)
+_UNWINDING = 0x70000001  # the kind of .eh_frame on x86
+_STRINGS = 3
 # What a linker relocates and then protects, where it is there; and what programs write to.
 _PROTECTED = (".init_array", ".fini_array", ".data.rel.ro", ".dynamic", ".got")
 _WRITTEN = (".data", ".bss")
@@ -30,13 +38,14 @@ _FEATURES = {0xC0000000: 3, 0xC0000002: 3, 0xC0010001: 0xFFFFFFFF, 0xC0010002: 0
 
 
 def segments(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """Each part of a library is at the place of its sections, and as long, and accessed as they."""
+    """Each segment has the location, size and access rights of its sections."""
     del expected
     for library in wheel.libraries:
         for message in (
             *_loaded(library.file),
             *_of_sections(library.file),
             *_threads(library.file),
+            *_accessed(library.file),
             *_protected(library.file),
             *_notes(library),
         ):
@@ -68,11 +77,13 @@ def _loaded(file: elf.Elf) -> Iterator[str]:
         ):
             yield f"expected {section.name} in a part that is loaded, found it in none"
     for one in file.segments:
+        if one.kind != elf.LOAD and one.flags not in _PLAIN.get(one.kind, (_READ,)):
+            yield f"expected a segment {one.kind:#x} that is read alone, found flags {one.flags:#x}"
         if one.kind == elf.DYNAMIC and one.memory_size != one.file_size:
             yield "expected the dynamic section as long in memory as in the file, found another"
         stated = one.offset, one.address, one.file_size, one.memory_size
         if one.kind == elf.GNU_STACK and any(stated):
-            yield "expected a stack of the usual size (PT_GNU_STACK), found it at a place, or long"
+            yield "expected a stack of the usual size (PT_GNU_STACK), found an address or a size"
 
 
 def _of_sections(file: elf.Elf) -> Iterator[str]:
@@ -99,7 +110,7 @@ def _of_sections(file: elf.Elf) -> Iterator[str]:
         else:
             continue
         if place not in homes or one.memory_size != one.file_size:
-            yield f"expected segment {one.kind:#x} at the place of {name}, found it elsewhere"
+            yield f"expected segment {one.kind:#x} at the location of {name}, found it elsewhere"
 
 
 def _threads(file: elf.Elf) -> Iterator[str]:
@@ -123,6 +134,35 @@ def _threads(file: elf.Elf) -> Iterator[str]:
         not _is_power(one.alignment)
     ):
         yield "expected threads' variables as .tdata and .tbss have them, found other sizes"
+
+
+def _accessed(file: elf.Elf) -> Iterator[str]:
+    """Sections say what their part says: tools go by the ones, loaders by the other."""
+    parts = [one for one in file.segments if one.kind == elf.LOAD]
+    for one in (each for each in file.sections if each.flags & _ALLOCATED):
+        usual = one.kind in _KINDS and (one.kind != _STRINGS or one.name == ".dynstr")
+        if not usual and (one.name, one.kind) != (".eh_frame", _UNWINDING):
+            yield f"expected {one.name} to be of a kind that is loaded, found {one.kind:#x}"
+        if one.alignment & (one.alignment - 1) or one.address % max(one.alignment, 1):
+            yield (
+                f"expected {one.name} to be aligned to a power of two, found {one.alignment} at "
+                f"{one.address:#x}"
+            )
+        part = next(
+            (it for it in parts if it.address <= one.address < it.address + it.memory_size), None
+        )
+        if part is None or not one.size:
+            continue
+        is_written = bool(one.flags & _WRITABLE)
+        if (
+            one.flags & ~_FLAGS
+            or is_written != bool(part.flags & elf.WRITE)
+            or (one.flags & _CODE and not part.flags & elf.EXECUTE)
+        ):
+            yield (
+                f"expected flags of {one.name} as its part has them ({part.flags:#x}), found "
+                f"{one.flags:#x}"
+            )
 
 
 def _protected(file: elf.Elf) -> Iterator[str]:

@@ -15,7 +15,7 @@ from flashvar.binaries.manifest import FILE_NAME
 from flashvar_factory.audit import declared_metadata
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Wheel
-from flashvar_factory.audit.finding import Finding, some
+from flashvar_factory.audit.finding import Finding, some, where_they_differ
 from flashvar_factory.audit.manifests import pairs
 from flashvar_factory.build import sbom, source
 from flashvar_factory.config import readme, schema, toml_table
@@ -142,7 +142,8 @@ def _declared(
         return  # another check reports it
     for what, wanted, found in rows:
         if wanted != found:
-            yield Finding(check, where, f"expected {what} {wanted!r}, found {found!r}")
+            right, wrong = where_they_differ(wanted, found)
+            yield Finding(check, where, f"expected {what} {right!r}, found {wrong!r}")
 
 
 def audit_sdist(path: Path, expected: Expectations) -> list[Finding]:

@@ -41,7 +41,7 @@ def build(
     """
     toolchain = older_cuda.complete(toolchain, build.toolkit, root)
     directory = root / FOLDER / build.kind.name
-    with process.alone(directory):
+    with process.locked(directory):
         plan = configure(config, build, toolchain, root=root, directory=directory, lineinfo=True)
         package = site(root) / build.stem
         (package / manifest.FILE_NAME).unlink(missing_ok=True)

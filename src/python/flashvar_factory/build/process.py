@@ -1,7 +1,7 @@
 """The lock of a build directory, and subprocesses that end with their parent.
 
-A program inherits the lock it is started under, so the lock lives as long as the last of them, and
-gets a session of its own, so that the end of its caller can be told to all that it started.
+A program that is started under the lock inherits it, so the lock is held until the last one ends.
+Each program gets a session of its own, so that all of its children can be ended with it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ENDINGS: Final = ((signal.SIGINT, 3.0), (signal.SIGTERM, 10.0), (signal.SIGKILL
 
 
 @contextlib.contextmanager
-def alone(directory: Path) -> Iterator[None]:
+def locked(directory: Path) -> Iterator[None]:
     """Make the folder and hold its lock; BuildError where another build does."""
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / LOCK).open("w") as file:
@@ -62,6 +62,7 @@ def run(
                 stdout=subprocess.PIPE if quiet else None,
                 stderr=subprocess.STDOUT if quiet else None,
                 text=True,
+                errors="backslashreplace",  # a program prints what it likes
                 env=env,
                 cwd=cwd,
                 umask=umask,

@@ -120,8 +120,10 @@ def read(wheel: Path) -> dict[str, str]:
     for name, text in documents.items():
         where = f"{wheel}: {name}"
         try:
-            json_text.parse(text.encode(), where)
+            stated = json_text.parse(text.encode(), where)
             error: object = validator.validate_str(text)
+            if error is None and stated["specVersion"] != SchemaVersion.V1_6.to_version():
+                error = stated["specVersion"]  # which no schema fixes
         except PackagingError as broken:
             raise PackagingError(f"{broken}; {_AGAIN}") from None
         except (ValueError, RecursionError) as broken:

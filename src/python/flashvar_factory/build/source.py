@@ -133,6 +133,10 @@ def _git(root: Path) -> tuple[str | None, bool | None]:
 
 def _run(root: Path, *arguments: str) -> str:
     done = subprocess.run(
-        ["git", "-C", str(root), *arguments], check=True, capture_output=True, text=True
+        ["git", "-C", str(root), *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",  # of names, as everywhere in Python
     )
     return done.stdout.strip()

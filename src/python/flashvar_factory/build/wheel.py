@@ -50,7 +50,7 @@ def binary(
     """Build the wheel of one binary distribution into `output`."""
     toolchain = older_cuda.complete(toolchain, build.toolkit, root)
     directory = root / FOLDER / build.platform / build.distribution
-    with process.alone(directory):
+    with process.locked(directory):
         plan = configure(config, build, toolchain, root=root, directory=directory)
         write_if_changed(directory / "pyproject.toml", pyproject(plan, config, toolchain, root))
         for name in binary_project.license_files(root):
@@ -87,7 +87,7 @@ def makers(config: Config, root: Path) -> dict[str, Callable[[Path], Path]]:
 
 def _of_package(root: Path, name: str, folder: Path, output: Path) -> Path:
     directory = root / FOLDER / name
-    with process.alone(directory):
+    with process.locked(directory):
         return _build(root, folder, directory, name.replace("-", "_"), output, [])
 
 
@@ -104,7 +104,7 @@ def sdist(config: Config, *, root: Path, output: Path) -> Path:
 def _of_project(config: Config, root: Path, output: Path, kind: tuple[str, str]) -> Path:
     name = config.project.name
     directory = root / FOLDER / name
-    with process.alone(directory):
+    with process.locked(directory):
         return _build(root, root, directory, name, output, [], kind)
 
 

@@ -8,6 +8,7 @@ code is the error's.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -51,6 +52,16 @@ COMMANDS: Final = {
     "devices": "show_devices",
 }
 INTERRUPTED: Final = 130
+_EPILOG: Final = """\
+start here:
+  {program} init NAME            write a project with one op
+  {program} list                 list what its variants.toml builds
+  {program} wheels sm90          build the wheel of one architecture into dist/
+  {program} audit dist/*.whl     check that wheels are what they claim to be
+  {program} index                make a package index of dist/ in build/index/
+
+`{program} COMMAND --help` lists the options of a command.
+"""
 
 
 def main(arguments: Sequence[str] | None = None, *, program: str = "flashvar_factory") -> int:
@@ -68,9 +79,14 @@ def _call(command_line: list[str], program: str) -> int:
         default=argparse.SUPPRESS,
         help="where variants.toml is; may also come after the command (default: here)",
     )
-    parser = Parser(prog=program, description=_summary(__doc__), parents=[common])
+    parser = Parser(
+        prog=program,
+        description=_summary(__doc__),
+        epilog=_EPILOG.format(program=program),
+        parents=[common],
+    )
     commands = parser.add_subparsers(
-        required=True, dest="name", metavar="command", parser_class=Command
+        title="commands", required=True, dest="name", metavar="command", parser_class=Command
     )
     # Help and mistakes list all commands; a call needs its own alone.
     _, after_root = common.parse_known_args(command_line)
@@ -81,7 +97,7 @@ def _call(command_line: list[str], program: str) -> int:
         command = commands.add_parser(name, help=summary, description=summary, parents=[common])
         module.configure(command)
     parsed = parser.parse_args(command_line, argparse.Namespace(root=Path.cwd()))
-    parsed.root = parsed.root.resolve()
+    parsed.root = Path(os.path.realpath(parsed.root))  # also of a loop of links
     try:
         _run(parsed)
     except FlashvarError as error:

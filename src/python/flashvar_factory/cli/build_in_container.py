@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> None:
     if selection.given.platform not in (None, native.MACHINE):
         raise ConfigurationError(
             f"platform={selection.given.platform}: expected {native.MACHINE}, found another "
-            "processor: a container is of its machine's; `wheels` cross-compiles"
+            "processor: containers run on this machine's; `wheels` cross-compiles"
         )
     choice = container.choose(container.gather(os.environ))
     if choice.why_not:

@@ -20,7 +20,7 @@ def run(arguments: argparse.Namespace) -> None:
     compiler = selection.compiler()
     for one in selection.for_development():
         directory = arguments.root / development.FOLDER / one.kind.name
-        with process.alone(directory):
+        with process.locked(directory):
             plan = configuring.configure(
                 selection.config,
                 one,

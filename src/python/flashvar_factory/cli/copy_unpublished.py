@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 from pathlib import Path
 
 from flashvar_factory.errors import PackagingError
-from flashvar_factory.release import proof, published
+from flashvar_factory.release import proof, publish, published
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -34,5 +33,5 @@ def run(arguments: argparse.Namespace) -> None:
     output.mkdir(parents=True, exist_ok=True)
     for file in files:
         if file in missing:
-            shutil.copyfile(file, output / file.name)
+            publish.copy(file, output, hashes[file.name])
         print(f"{'to upload' if file in missing else 'there already'}: {file.name}")

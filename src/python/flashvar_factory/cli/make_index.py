@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from flashvar_factory import index
@@ -41,10 +42,12 @@ def run(arguments: argparse.Namespace) -> None:
         root / arguments.wheels,
         site,
         also=[root / folder for folder in arguments.also],
-        yanked=named or (usual if usual.is_file() else None),
+        yanked=named or (usual if os.path.lexists(usual) else None),
     )
     for name in names:
         print(f"  {name}")
     # Beside another index the highest version wins, whoever put it there.
-    print("What these need of others comes first, from your usual index; then from this one alone:")
+    print(
+        "Install dependencies first, from your usual index; then the wheels, from this one alone:"
+    )
     print(f"pip install --index-url {site.as_uri()}/ ...")

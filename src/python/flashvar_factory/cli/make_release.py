@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> None:
     )
     output = root / arguments.output
     publish.prepare(output, expected)
-    with process.alone(release.folder):
+    with process.locked(release.folder):
         done = pipeline.run(release, STAGES)
         found = report.document(release, done)
         files = [release.wheels / file["file"] for file in found["files"]]

@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
         )
     if arguments.json is not None:
         arguments.json.write_text(report.to_json(), encoding="utf-8")
-    failed = [check for check in report.checks if check.fault is not None]
+    failed = [check for check in report.checks if check.error is not None]
     if failed:
         raise SmokeError(
             f"expected wheels that work everywhere, found {len(failed)} of {len(report.checks)} "

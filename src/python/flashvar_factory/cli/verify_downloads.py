@@ -39,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print what each check found; the exit code is that of the first fault."""
+    """Print what each check found; the exit code is that of the first error."""
     missing = [path for path in arguments.wheels if not path.is_file()]
     if missing:
         raise ConfigurationError(f"{missing[0]}: expected a file, found none; correct the path")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from pathlib import Path
 
@@ -17,7 +18,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Write it, and say how to build it."""
-    folder = (arguments.root / (arguments.output or arguments.project)).resolve()
+    folder = Path(os.path.realpath(arguments.root / (arguments.output or arguments.project)))
     for path in example.write(arguments.project, folder):
         print(path)
     print(f"cd {shlex.quote(str(folder))} && nox -s wheels && nox -s tests")

@@ -35,7 +35,7 @@ class Build:
     """One binary: an architecture and the kernels in it."""
 
     architecture: Architecture
-    code: str  # what the compiler is told, "90a"
+    code: str  # passed to the compiler, e.g. "90a"
     family: str
     shared_memory: int  # bytes a block may have on this architecture
     distribution: str

@@ -1,8 +1,8 @@
 """The one reader of `variants.toml`: strict; all other modules take its result.
 
-An op declares the axes it is compiled over; `defaults` gives each axis its values, `defaults.<op>`
-others for one op; an architecture has the code that the compiler is told, and the distribution that
-carries the binary. With `toolkits` an architecture has more targets: one for each older CUDA.
+An op declares the axes it is compiled over. `defaults` has the values of each axis, `defaults.<op>`
+those of one op. An architecture has the code that is passed to the compiler, and the distribution
+with the binary. With `toolkits` an architecture has more targets: one for each older CUDA.
 """
 
 from __future__ import annotations

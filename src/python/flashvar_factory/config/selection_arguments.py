@@ -70,10 +70,10 @@ def _by_key(arguments: Sequence[str], config: Config) -> dict[str, list[str]]:
     named: list[str] = []
     short = _short(config)
     around = ["", *arguments, ""]
-    for place, word in enumerate(arguments):
+    for index, word in enumerate(arguments):
         key, equals, value = word.partition("=")
         if not equals:
-            _check_bare(word, around[place], around[place + 2], config)
+            _check_bare(word, around[index], around[index + 2], config)
             named.append(word)
             continue
         key = short.get(key, key)

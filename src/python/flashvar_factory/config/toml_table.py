@@ -21,6 +21,8 @@ Value = str | int
 _SHOWN: Final = 200
 # Bytes of a file; ours has 3,000.
 LIMIT: Final = 1 << 20
+# Dots in one line: readers take the square of the time for a key of many parts.
+_DOTS: Final = 200
 # Bytes of a text, of which file names are made: these may have 255.
 LONGEST: Final = 200
 # What an `int` of C++ holds: an axis ends up there.
@@ -59,6 +61,12 @@ def plain(path: Path) -> dict[str, Any]:
 
 
 def _load(text: str, file: str) -> dict[str, Any]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if (dots := line.count(".")) > _DOTS:
+            raise ConfigurationError(
+                f"{file}: expected at most {_DOTS} dots in line {number}, found {dots:,}; write "
+                "tables instead of keys of so many parts"
+            )
     try:
         loaded: dict[str, Any] = _reader().loads(text)
     except (ValueError, RecursionError) as error:  # of a number of 5,000 digits, of deep arrays
@@ -101,7 +109,8 @@ class Table:
 
     def path(self, key: str | None) -> str:
         """`file: table.key`."""
-        return f"{self.file}: " + ".".join(part for part in (self.where, key) if part)
+        name = ".".join(part for part in (self.where, key) if part)
+        return f"{self.file}: {name if len(name) <= _SHOWN else f'{name[:_SHOWN]} ...'}"
 
     def take(self, key: str) -> object:
         """The value of a key that must be there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -10,11 +11,12 @@ from typing import Final
 
 from flashvar_factory.errors import PackagingError
 from flashvar_factory.index import pages, simple_json, yanks
-from flashvar_factory.index.entries import Entry, project_of, read
+from flashvar_factory.index.entries import Entry, identity, project_of, read
 from flashvar_factory.inspect import zip_file
 
 PATTERNS: Final = ("*.whl", "*.tar.gz", "*-variants.json")
 PAGE: Final = "index.html"
+_HEAD: Final = 4096  # bytes of a page, in which its mark is
 
 
 def write(
@@ -35,12 +37,13 @@ def write(
     files = _files([wheels, *also])
     if not any(file.suffix == ".whl" for file in files.values()):
         raise PackagingError(f"{wheels}: expected wheels, found none; nox -s wheels -- all")
-    site = site.resolve()  # a link to it stays
+    site = Path(os.path.realpath(site))  # a link to it stays
     _check_replaceable(site)
     withdrawn = yanks.read(yanked, map(project_of, files)) if yanked is not None else {}
     fresh = site.with_name(f".{site.name}.partial")
     shutil.rmtree(fresh, ignore_errors=True)
     projects: dict[str, list[Entry]] = defaultdict(list)
+    seen: dict[object, str] = {}
     for name, file in files.items():
         project = project_of(name)
         folder = fresh / project
@@ -48,6 +51,12 @@ def write(
         content = file.read_bytes()
         (folder / name).write_bytes(content)
         entry = read(file, content)
+        same = project, identity(entry)
+        if entry.version is not None and (other := seen.setdefault(same, name)) != name:
+            raise PackagingError(
+                f"{file}: expected one file of its version and tags, found {other} too, and "
+                "installers take either; remove one"
+            )
         if entry.metadata is not None:
             (folder / f"{name}.metadata").write_bytes(entry.metadata)
         projects[project].append(entry._replace(yanked=yanks.reason(withdrawn, project, entry)))
@@ -90,7 +99,11 @@ def _check_replaceable(site: Path) -> None:
     if not site.exists() or (site.is_dir() and not any(site.iterdir())):
         return
     page = site / PAGE
-    if not (page.is_file() and pages.MARK in page.read_text(encoding="utf-8", errors="replace")):
+    head = b""
+    if page.is_file():
+        with page.open("rb") as opened:
+            head = opened.read(_HEAD)
+    if pages.MARK.encode() not in head:
         raise PackagingError(
             f"{site}: expected an index of an earlier run or an empty folder, found something "
             "else, which stays as it is; name another --output"

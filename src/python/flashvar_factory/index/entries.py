@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from flashvar_factory.errors import PackagingError
 from flashvar_factory.inspect import archive, core_metadata, json_text, sdist, variant_metadata
@@ -38,6 +39,14 @@ def project_of(file: str) -> str:
     return canonicalize_name(file.split("-")[0])
 
 
+def identity(entry: Entry) -> tuple[Version, str] | None:
+    """What installers take a file of a project for, however its name is spelled."""
+    if entry.version is None:
+        return None
+    rest = ".tar.gz" if entry.file.endswith(".tar.gz") else entry.file.split("-", 2)[2]
+    return Version(entry.version), rest.casefold()
+
+
 def read(path: Path, content: bytes) -> Entry:
     """The entry of a file; PackagingError when it is not what its name says."""
     entry = Entry(path.name, len(content), hashlib.sha256(content).hexdigest())
@@ -54,7 +63,8 @@ def read(path: Path, content: bytes) -> Entry:
     metadata = (_wheel_metadata if wheel else _sdist_metadata)(path, content)
     read = core_metadata.read(metadata, str(path))
     name, version = read.name, str(read.version)
-    of_name = path.name.removesuffix(".tar.gz").split("-")[1:2]
+    parts = path.name.removesuffix(".tar.gz").split("-")[1:]
+    of_name = parts[:1] if wheel else parts
     if canonicalize_name(name) != project_of(path.name) or of_name != [version]:
         raise PackagingError(f"{path}: expected the metadata to agree, found {name} {version}")
     return entry._replace(

@@ -18,6 +18,8 @@ from flashvar_factory.errors import PackagingError
 
 _SHOWN: Final = 300
 LIMIT: Final = 1 << 20  # bytes; a long README takes a tenth of it
+# What terminals and pages follow: controls but for tabs and ends of lines, and turns of direction.
+_CONTROL: Final = re.compile(r"[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 # `str(marker)` always writes double quotes.
 _EXTRA: Final = re.compile(r'\bextra == "(?P<name>[^"]+)"')
 
@@ -30,6 +32,10 @@ def read(content: bytes, where: str) -> Metadata:
         )
     if content.startswith(b"From "):  # of a mailbox: readers of messages pass over it
         raise PackagingError(f"{where}: expected only fields, found a mailbox's line first")
+    if (sign := _CONTROL.search(content.decode("utf-8", "replace"))) is not None:
+        raise PackagingError(
+            f"{where}: expected text without control characters, found {sign[0]!r}; build it again"
+        )
     try:
         # Decoded here: a byte that is no UTF-8 makes other readers skip the field.
         return Metadata.from_email(content.decode("utf-8"), validate=True)

@@ -23,14 +23,20 @@ _ENTRY_POINT = 0x10  # of st_other: a kernel, not a function that kernels call
 # Attributes of .nv.info: a format, a kind, and a value or the size of what follows.
 _ATTRIBUTE = struct.Struct("<BBH")
 _SIZED = 4  # the format whose value is a size
-_WORD, _BYTES = 3, 2  # the format whose value is a word
-_FORMATS = (1, 2, _WORD, _SIZED)  # nothing, a byte, a word, what follows
+_BYTE, _WORD, _BYTES = 2, 3, 2  # the formats whose value is in the word itself
+_FORMATS = (1, _BYTE, _WORD, _SIZED)  # nothing, a byte, a word, what follows
 _MAX_THREADS, _THREADS, _FRAME, _STACK, _REGISTERS = 0x05, 0x10, 0x11, 0x12, 0x2F
-_PARAMETERS, _PARAMETER_BYTES = 0x0A, 0x19  # their place and bytes in constant memory; bytes
-_PARAMETER = 0x17  # one of them: its place, and its bytes above other bits
+_PARAMETERS, _PARAMETER_BYTES = 0x0A, 0x19  # their offset and bytes in constant memory; bytes
+_PARAMETER = 0x17  # one of them: its offset, and its bytes above other bits
 _OWN_SHARED_MEMORY = 49_152  # bytes: what code may have that a launch does not ask for
+_EXITS, _BARRIERS, _API = 0x1C, 0x4C, 0x37  # where a kernel ends; barriers of a block; CUDA's
+_MOST_BARRIERS = 16
+_FIRST = struct.Struct("<I")
+_BARRIERS_SHIFT = 20  # of sh_flags of code, in format 7
+_RESERVED, _RESERVED_BYTES = ".nv.shared.reserved.0", 1024  # a part of each kernel's own
 _PAIR = struct.Struct("<2I")  # symbol, value
 _THREE = struct.Struct("<3I")
+_NUMBER = struct.Struct("<IH6x")  # of a parameter: of one kind there is, and its own
 _ONE, _BYTES_SHIFT = struct.Struct("<6xHI"), 18
 # What ptxas writes of itself: its version, and how it was called.
 _TOOL = ".note.nv.tkinfo"
@@ -45,6 +51,7 @@ class Function(NamedTuple):
     size: int  # bytes of code
     registers: int | None = None  # per thread; None where the cubin does not say
     threads: int | None = None  # of the largest block
+    shared_memory: int = 0  # bytes that it has without a launch that asks for any
 
 
 class Cubin(NamedTuple):
@@ -52,10 +59,11 @@ class Cubin(NamedTuple):
 
     number: int  # 10 * major + minor of its compute capability
     functions: tuple[Function, ...]  # sorted
-    code: str | None = None  # what ptxas was told, e.g. "90a"; None where it left no note
+    code: str | None = None  # passed to ptxas, e.g. "90a"; None where it left no note
     toolkit: str | None = None  # the version of ptxas
     stack: int | None = None  # bytes per thread: the most that any function takes
     abi: int = 8  # the version of the format
+    api: int | None = None  # 10 * major + minor of the CUDA that it was made by, where it says so
     differences: tuple[str, ...] = ()  # from what ptxas writes
 
     @property
@@ -100,7 +108,8 @@ def read(data: memoryview, where: str) -> Cubin:
         version.decode() if version is not None else None,
         max(frames) if frames else None,
         file.abi_version,
-        (*cubin_form.differences(file, number, registers), *_parameters(file)),
+        _api(file),
+        (*cubin_form.differences(file, number, registers), *_parameters(file), *_limits(file)),
     )
 
 
@@ -122,7 +131,50 @@ def _kernels(file: elf.Elf, registers: Mapping[int, int]) -> Iterator[Function]:
                 symbol.size,
                 registers.get(index),
                 threads.get(symbol.name),
+                _own_memory(symbol.name, file),
             )
+
+
+def _own_memory(name: str, file: elf.Elf) -> int:
+    reserved = _RESERVED_BYTES if file.named(_RESERVED) else 0
+    return max([0, *(one.size - reserved for one in file.named(f".nv.shared.{name}"))])
+
+
+def _api(file: elf.Elf) -> int | None:
+    """What every kernel was made by."""
+    found = {
+        bytes(value)
+        for one in file.sections
+        if one.name.startswith(".nv.info.")
+        for kind, value in _attributes(one, file.where)
+        if kind == _API
+    }
+    version = _once(found, "version of CUDA", file.where)
+    return None if version is None else int.from_bytes(version, "little")
+
+
+def _limits(file: elf.Elf) -> Iterator[str]:
+    """Kernels that end outside of their code, or have no barriers that a block has."""
+    for one in file.sections:
+        if not one.name.startswith(".nv.info."):
+            continue
+        name = one.name.removeprefix(".nv.info.")
+        code = file.named(f".text.{name}")
+        rows = list(_attributes(one, file.where))
+        stated = [bytes(value) for kind, value in rows if kind == _BARRIERS]
+        if any(len(value) != _BYTES for value in stated):
+            yield f"barriers in another format in {one.name}"
+        barriers = [value[0] for value in stated if value]
+        if file.abi_version < _CUDA_13:
+            barriers += [each.flags >> _BARRIERS_SHIFT & 0xFF for each in code]
+        if max(barriers, default=0) > _MOST_BARRIERS:
+            yield f"{max(barriers)} barriers in {one.name}"
+        size = max((len(each.content) for each in code), default=0)
+        for kind, value in rows:
+            if kind == _EXITS and any(
+                place >= size for (place,) in _FIRST.iter_unpack(value[: len(value) // 4 * 4])
+            ):
+                yield f"an end of {name} behind its code"
 
 
 def _require_whole(symbol: elf.Symbol, file: elf.Elf) -> None:
@@ -164,6 +216,11 @@ def _parameters(file: elf.Elf) -> Iterator[str]:
         if not one.name.startswith(".nv.info."):
             continue
         rows = list(_attributes(one, file.where))
+        numbers = [
+            _NUMBER.unpack(v) for kind, v in rows if kind == _PARAMETER and len(v) == _NUMBER.size
+        ]
+        if sorted(numbers) != [(0, number) for number in range(len(numbers))]:
+            yield f"parameters without a number each in {one.name}"
         ends = [
             place + (size >> _BYTES_SHIFT)
             for place, size in (
@@ -178,12 +235,14 @@ def _parameters(file: elf.Elf) -> Iterator[str]:
 def _per_symbol(file: elf.Elf) -> tuple[dict[int, int], list[int]]:
     """Registers by the index of a kernel's symbol, and the bytes of stack of all functions."""
     registers: dict[int, int] = {}
+    functions: set[int] = set()
     frames: list[int] = []
     least: list[int] = []
     for section in file.named(".nv.info"):
         for kind, value in _attributes(section, file.where):
             if kind in (_REGISTERS, _FRAME, _STACK) and len(value) == _PAIR.size:
                 symbol, amount = _PAIR.unpack(value)
+                functions.add(symbol)
                 if kind == _FRAME:
                     frames.append(amount)
                 elif kind == _STACK:
@@ -191,6 +250,13 @@ def _per_symbol(file: elf.Elf) -> tuple[dict[int, int], list[int]]:
                 else:
                     found = registers.setdefault(symbol, amount)
                     _once({found, amount}, "number of registers of a kernel", file.where)
+    table = file.of_kind(_SYMTAB)
+    kinds = [one.kind for one in file.symbols(table)] if table is not None else []
+    if any(index >= len(kinds) or kinds[index] != _FUNCTION for index in functions):
+        raise BuildError(
+            f"{file.where}: expected registers and stacks of functions in a cubin, found those of "
+            "other symbols; it is damaged"
+        )
     if least and frames and max(least) < max(frames):  # a driver makes room for this
         raise BuildError(
             f"{file.where}: expected a stack of {max(frames)} bytes or more in a cubin, as its "
@@ -229,7 +295,7 @@ def _attributes(section: elf.Section, where: str) -> Iterator[tuple[int, memoryv
                 f"{where}: expected attributes of known formats in {section.name}, found {form}; "
                 "it is damaged, or of a newer toolkit than this audit knows"
             )
-        if form == _WORD:
+        if form in (_BYTE, _WORD):
             yield kind, content[position - _BYTES : position]
         if form == _SIZED:
             if position + size > len(content):

@@ -20,16 +20,40 @@ _TEXT: Final = ".text."
 _SYMBOL_BITS: Final = 24  # of sh_info of code: the kernel's symbol; above it its registers
 _STATES_REGISTERS: Final = 90  # below it, sh_info does so
 _SECTIONS: Final = re.compile(
-    r"|\.(?:(?:sh)?strtab|symtab(?:_shndx)?|(?:note\.)?nv\..+|text\..+|debug_frame"
+    r"|\.(?:(?:sh)?strtab|symtab(?:_shndx)?|(?:note\.)?nv\..+|nv_debug\.shared|text\..+|debug_frame"
     r"|rela?\.(?:nv\.|text\.|debug_frame).*)"
 )
-_DEBUGGING: Final = re.compile(r"\.debug_(?!frame\b)|\.nv_debug|\.rela?\.debug_(?!frame\b)")
+# The kinds of sections by the beginnings of their names, of which the first counts.
+_KINDS: Final = (
+    (".nv.info", (0x70000000,)),
+    (".nv.constant", (1,)),
+    (".nv.shared", (elf.NO_BITS, 0x7000000A)),
+    (_TEXT, (1,)),
+    (".note.", (7,)),
+    (".rela.", (4,)),
+    (".rel.", (9,)),
+    (".symtab", (2, 0x12)),
+    (".strtab", (3,)),
+    (".shstrtab", (3,)),
+)
+_CONSTANTS: Final = ".nv.constant0."  # a driver puts a launch's parameters there
+_ALIGNED: Final = 128  # code, in bytes
+_HEADERS_PART: Final = 6  # kind of segment: the program headers
+_READ: Final = 4  # of p_flags
+_KERNEL: Final = 0x10  # of st_other
+# What a driver has for kernels that print, assert and allocate; and names of ptxas.
+_OF_DRIVERS: Final = re.compile(r"vprintf|__assertfail|malloc|free|\.nv\..+")
+_DEBUGGING: Final = re.compile(
+    r"\.debug_(?!frame\b)|\.nv_debug(?!\.shared$)|\.rela?\.debug_(?!frame\b)"
+)
 
 
 def differences(file: elf.Elf, number: int, registers: Mapping[int, int]) -> Iterator[str]:
     """What differs, for a cubin for `number` with these registers by the index of a symbol."""
     yield from _header(file, number)
-    symbols = {index: one for index, one in enumerate(_symbols(file)) if one.other & 0x10}
+    yield from _parts(file)
+    yield from _asked(file)
+    symbols = {index: one for index, one in enumerate(_symbols(file)) if one.other & _KERNEL}
     for index, symbol in symbols.items():
         homes = file.numbers.get(f"{_TEXT}{symbol.name}", [])
         if [symbol.section] != homes:
@@ -42,6 +66,13 @@ def differences(file: elf.Elf, number: int, registers: Mapping[int, int]) -> Ite
     for one in file.sections:
         if one.name.startswith(_TEXT) and one.flags & _ACCESS != _CODE:
             yield f"{one.name} that is not code by its flags, {one.flags:#x}"
+        if one.name.startswith(_TEXT) and (one.address or one.alignment != _ALIGNED):
+            yield f"{one.name} at {one.address:#x}, aligned to {one.alignment} bytes"
+        kinds = next((right for name, right in _KINDS if one.name.startswith(name)), (one.kind,))
+        if one.kind not in kinds:
+            yield f"{one.name} as a section of kind {one.kind:#x}"
+        if one.name.startswith(_CONSTANTS) and elf.data_in(one.content) is not None:
+            yield f"data in {one.name}, which a driver writes"
         if _DEBUGGING.match(one.name):
             yield f"debug information, {one.name}"
         elif _SECTIONS.fullmatch(one.name) is None:
@@ -65,6 +96,34 @@ def _header(file: elf.Elf, number: int) -> Iterator[str]:
         wanted = {plain, plain | _SPECIFIC}
     if file.flags not in wanted:
         yield f"the flags {file.flags:#x} instead of {' or '.join(map(hex, sorted(wanted)))}"
+
+
+def _parts(file: elf.Elf) -> Iterator[str]:
+    """Parts that are not whole sections, or the headers of parts."""
+    starts = {one.offset for one in file.sections}
+    ends = {one.offset + len(one.content) for one in file.sections}
+    zeros = sum(one.size + one.alignment for one in file.sections if not len(one.content))
+    for one in file.segments:
+        place = one.offset, one.offset + one.file_size
+        whole = place in file.tables or (place[0] in starts and place[1] in ends)
+        kept = one.flags & _READ and not (one.flags & elf.WRITE and one.flags & elf.EXECUTE)
+        sized = one.file_size <= one.memory_size <= one.file_size + zeros
+        if (
+            one.kind not in (elf.LOAD, _HEADERS_PART)
+            or one.address
+            or not (whole and kept and sized)
+        ):
+            yield (
+                f"a part of kind {one.kind:#x}, flags {one.flags:#x} and {one.memory_size:,} bytes "
+                f"at {one.offset:#x}"
+            )
+
+
+def _asked(file: elf.Elf) -> Iterator[str]:
+    """Names that are asked for, and that no driver has."""
+    for index, one in enumerate(_symbols(file)):
+        if index and not one.section and one.name and not _OF_DRIVERS.fullmatch(one.name):
+            yield f"a symbol that is not in it, {one.name}"
 
 
 def _symbols(file: elf.Elf) -> Iterator[elf.Symbol]:

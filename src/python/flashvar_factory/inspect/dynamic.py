@@ -168,12 +168,14 @@ def _needed_versions(
         for left in range(count, 0, -1):
             if entry + _NEED_VERSION.size > len(table) or len(names) > 0x8000:
                 raise _damaged(where)
-            digest, _, index, name, following = _NEED_VERSION.unpack_from(table, entry)
+            digest, flags, index, name, following = _NEED_VERSION.unpack_from(table, entry)
             text = elf.text_at(strings, name, where)
             if index in names:
                 raise BuildError(f"{where}: expected one version of number {index}, found two")
             if digest != symbol_hash.system_v(text):  # a loader compares it first
                 raise BuildError(f"{where}: expected the hash of {text}, found {digest:#x}")
+            if flags:  # a loader takes a library without such a version
+                raise BuildError(f"{where}: expected {text} to be needed, found flags {flags:#x}")
             names[index] = text
             if left > 1 and following < _NEED_VERSION.size:
                 raise _damaged(where)

@@ -29,7 +29,7 @@ _HEADER = struct.Struct("<16s2HI3QI6H")
 _SECTION = struct.Struct("<2I4Q2I2Q")
 _SEGMENT = struct.Struct("<2I6Q")
 _SYMBOL = struct.Struct("<IBBHQQ")  # name, info, other, section, value, size
-_SYSTEM, _ABI_VERSION, _PADDING = 7, 8, 9  # their places in e_ident
+_SYSTEM, _ABI_VERSION, _PADDING = 7, 8, 9  # their indices in e_ident
 _STRTAB: Final = 3
 _LONGEST_NAME: Final = 8192  # bytes: of a mangled name
 _PIECE: Final = 1 << 16  # bytes that are looked through at a time
@@ -242,7 +242,7 @@ def section(path: Path, name: str) -> bytes | None:
 
 
 def data_in(content: memoryview, start: int = 0) -> int | None:
-    """The place of the first byte from `start` on that is not zero; None where all are."""
+    """The offset of the first byte from `start` on that is not zero; None where all are."""
     for at in range(start, len(content), _PIECE):
         piece = bytes(content[at : at + _PIECE])
         data = piece.lstrip(b"\0")

@@ -47,7 +47,7 @@ class Image:
     """One entry: PTX, or the machine code of one architecture."""
 
     kind: str  # "sass", "ptx", or the number of a kind that is not known
-    code: str  # what the compiler was told, e.g. "90a"
+    code: str  # passed to the compiler, e.g. "90a"
     compression: str | None  # "zstd", "lz4"
     stored: memoryview  # the payload as it is in the file
     opened_bytes: int

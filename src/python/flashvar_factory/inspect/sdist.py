@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
-import stat
-import tarfile
+import os
+import unicodedata
 import zlib
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from flashvar_factory.errors import PackagingError
-from flashvar_factory.inspect import zip_file
+from flashvar_factory.inspect import tar_file, zip_file
 
 FILE_BYTES: Final = 1 << 28
 MEMBERS: Final = 20_000
@@ -18,11 +17,10 @@ TOTAL_BYTES: Final = 1 << 28
 RATIO: Final = 100
 _SMALL: Final = 1 << 22
 _GZIP: Final = 16  # for zlib: with the header of gzip
-# Fields of a header that PAX writes once more, for what is long or has fractions.
-_FIELDS: Final = frozenset(
-    {"path", "linkpath", "size", "uid", "gid", "uname", "gname", "mtime", "atime", "ctime"}
-)
-_DAMAGED = (OSError, tarfile.TarError, EOFError, ValueError, zlib.error, OverflowError)
+_FLAGS: Final = 3  # where the header of gzip says what is in it
+_NAMED: Final = b"\x08"  # the flag for a name
+_HEADER: Final = 10  # bytes before the name
+_AGAIN: Final = "build or fetch it again"
 
 
 def read(path: Path) -> dict[str, bytes]:
@@ -41,66 +39,59 @@ def read(path: Path) -> dict[str, bytes]:
 def parse(content: bytes, path: Path) -> dict[str, bytes]:
     """The same of the bytes of an sdist that came from `path`."""
     try:
-        return _files(content, path)
-    except _DAMAGED as error:
-        raise PackagingError(f"{path}: expected a whole gzipped tar, found: {error}") from None
+        return _files(content, path.name.removesuffix(".tar.gz"))
+    except (PackagingError, zlib.error) as error:
+        raise PackagingError(
+            f"{path}: expected a whole gzipped tar, found: {error}; {_AGAIN}"
+        ) from None
 
 
-def _files(packed: bytes, path: Path) -> dict[str, bytes]:
-    folder = f"{path.name.removesuffix('.tar.gz')}/"
-    limit = min(TOTAL_BYTES, max(_SMALL, RATIO * len(packed)))
+def _files(packed: bytes, stem: str) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
-    total = 0
-    unpacked = _unpacked(packed, limit)
-    with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as opened:
-        for member in opened:
-            total += member.size
-            if total > limit or len(files) >= MEMBERS:
-                raise PackagingError(f"{path}: expected at most {limit:,} bytes of files")
-            why_not = _why_not(member, folder)
-            if member.isdir() and why_not is None:
-                continue
-            end = member.offset_data + member.size
-            if why_not is None and any(unpacked[end : end + -member.size % tarfile.BLOCKSIZE]):
-                why_not = "bytes behind its content"
-            name = member.name.removeprefix(folder)
-            content = opened.extractfile(member) if why_not is None else None
-            if content is None or name in files:
-                raise PackagingError(
-                    f"{path}: expected each file once, below {folder}, found {member.name!r}: "
-                    f"{why_not or 'twice'}"
-                )
-            files[name] = content.read()
-        # Where it ends for one reader, others read on.
-        if unpacked[opened.offset :].strip(b"\0"):
-            raise PackagingError(
-                f"{path}: expected zeros after its last file, found others at {opened.offset:,}"
-            )
+    seen: dict[str, bool] = {}  # whether it is a folder, by the name that every system sees
+    for count, member in enumerate(tar_file.members(_unpacked(packed, stem))):
+        if count >= MEMBERS:
+            raise PackagingError(f"more than {MEMBERS:,} files and folders")
+        name = member.name.removeprefix(f"{stem}/")
+        if why_not := _why_not(member, stem):
+            raise PackagingError(f"{member.name!r}: {why_not}")
+        folded = _folded(name)
+        if folded in seen:
+            raise PackagingError(f"{member.name!r} twice, as systems see it that fold case")
+        seen[folded] = member.is_folder
+        if not member.is_folder:
+            files[name] = bytes(member.content)
+    for name in files:
+        for above in PurePosixPath(_folded(name)).parents:
+            if not seen.get(str(above), True):
+                raise PackagingError(f"{name!r} below another file")
     return files
 
 
-def _unpacked(packed: bytes, limit: int) -> bytes:
-    """The tar of a gzip file: of one member, with nothing behind it, and no larger than `limit`."""
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFKC", name).casefold()
+
+
+def _why_not(member: tar_file.Member, stem: str) -> str | None:
+    """Why a member is none of an sdist; None where it is."""
+    name = f"{member.name}/" if member.is_folder else member.name
+    if not name.startswith(f"{stem}/"):
+        return f"elsewhere than below {stem}/"
+    return zip_file.why_not_canonical(
+        zip_file.Member(name, member.mode, len(member.content), 0, 0, member.content)
+    )
+
+
+def _unpacked(packed: bytes, stem: str) -> bytes:
+    """The tar of a gzip file: of one member, with nothing beside it, of a bounded size."""
+    limit = min(TOTAL_BYTES, max(_SMALL, RATIO * len(packed)))
+    flags, name = packed[_FLAGS : _FLAGS + 1], os.fsencode(f"{stem}.tar\0")
+    if flags != b"\0" and not (flags == _NAMED and packed[_HEADER:].startswith(name)):
+        raise PackagingError(f"a header of gzip with more than the name {stem}.tar")
     unpacker = zlib.decompressobj(zlib.MAX_WBITS | _GZIP)
     content = unpacker.decompress(packed, limit + 1)
     if len(content) > limit:
-        raise ValueError(f"more than {limit:,} bytes of files")
+        raise PackagingError(f"more than {limit:,} bytes of files")
     if not unpacker.eof or unpacker.unused_data:
-        raise EOFError("a gzip file that is cut short, or has data after it")
+        raise PackagingError("a gzip file that is cut short, or has data after it")
     return content
-
-
-def _why_not(member: tarfile.TarInfo, folder: str) -> str | None:
-    if not (member.isreg() or member.isdir()) or member.issparse():
-        return "no regular file"
-    name, kind = member.name, stat.S_IFREG
-    if member.isdir():
-        name, kind = f"{name}/", stat.S_IFDIR
-    if not name.startswith(folder):
-        return "elsewhere"
-    strange = sorted(member.pax_headers.keys() - _FIELDS)
-    if strange:
-        return f"with the attribute {strange[0]}"
-    return zip_file.why_not_canonical(
-        zip_file.Member(name, kind | member.mode, member.size, 0, 0, memoryview(b""))
-    )

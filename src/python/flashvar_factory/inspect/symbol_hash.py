@@ -36,7 +36,7 @@ def found(section: elf.Section, names: Sequence[str], where: str) -> list[str]:
     if len(hashes) != max(len(names) - first, 0):
         raise _damaged(where)
     reached = []
-    for place, index in enumerate(buckets):
+    for bucket, index in enumerate(buckets):
         while index:
             if not first <= index < len(names):
                 raise _damaged(where)
@@ -44,7 +44,7 @@ def found(section: elf.Section, names: Sequence[str], where: str) -> list[str]:
             number = gnu(name)
             word = filters[number // _WORD % words]
             passed = word >> number % _WORD & word >> (number >> shift) % _WORD & 1
-            if number | _LAST == held | _LAST and number % count == place and passed:
+            if number | _LAST == held | _LAST and number % count == bucket and passed:
                 reached.append(name)
             index = 0 if held & _LAST else index + 1
         if len(reached) > len(names):  # buckets that lead into one another
@@ -63,11 +63,11 @@ def found_by_older(section: elf.Section, names: Sequence[str], where: str) -> li
     buckets = struct.unpack_from(f"<{count}I", table, _OLDER.size)
     chains = struct.unpack_from(f"<{chained}I", table, _OLDER.size + 4 * count)
     reached: list[str] = []
-    for place, index in enumerate(buckets):
+    for bucket, index in enumerate(buckets):
         while index:
             if index >= chained or len(reached) > chained:  # chains that lead into one another
                 raise _damaged(where)
-            if system_v(names[index]) % count == place:
+            if system_v(names[index]) % count == bucket:
                 reached.append(names[index])
             index = chains[index]
     return reached

@@ -179,7 +179,7 @@ def _member(data: memoryview, position: int, end: int, content_end: int) -> tupl
         raise PackagingError(f"{name!r} with a local header that differs from the directory's")
     if bytes(data[offset + _LOCAL.size : start]) != raw:
         raise PackagingError(f"{name!r} with another name in its local header")
-    # Whatever system is said to have made it: readers differ in whose modes they take.
+    # The system that made the archive is ignored: readers differ in whose modes they use.
     member = Member(name, attributes >> 16, size, method, crc, data[start : start + stored])
     return member, name_end, start + stored
 
@@ -202,7 +202,7 @@ def _name(raw: bytes, flags: int) -> str:
 
 
 def why_not_canonical(member: Member) -> str | None:
-    """Why a member may be unpacked to a place other than its name reads; None when it cannot."""
+    """Why a member may be unpacked to another path than its name; None when it cannot."""
     name = member.name.removesuffix("/")
     kind = stat.S_IFMT(member.mode)
     if kind not in (0, stat.S_IFDIR if member.is_folder else stat.S_IFREG):

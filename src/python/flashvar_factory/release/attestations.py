@@ -7,11 +7,13 @@ be known without a network.
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flashvar.errors import ConfigurationError, IntegrityError
+from flashvar_factory.config import toml_table
 
 if TYPE_CHECKING:
     from pypi_attestations import Attestation
@@ -20,6 +22,9 @@ LIBRARY: Final = "pypi-attestations"
 # One attestation, as the publishing action leaves them; or what the integrity API of an index has.
 _ONE: Final = ".attestation"
 _ALL: Final = ".provenance"
+_PUBLISHER: Final = re.compile(
+    r"(?P<repository>[\w-]+/[\w.-]+):(?P<workflow>[\w.-]+\.ya?ml)", re.ASCII
+)
 
 
 class Publisher(NamedTuple):
@@ -31,12 +36,12 @@ class Publisher(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Publisher:
         """Read `OWNER/NAME:WORKFLOW.yml`; ConfigurationError where it is not that."""
-        repository, _, workflow = text.partition(":")
-        if repository.count("/") != 1 or not workflow.endswith((".yml", ".yaml")):
+        matched = _PUBLISHER.fullmatch(text)
+        if matched is None:
             raise ConfigurationError(
                 f"--publisher: expected OWNER/REPOSITORY:WORKFLOW.yml, found {text!r}"
             )
-        return cls(repository, workflow)
+        return cls(matched["repository"], matched["workflow"])
 
     def __str__(self) -> str:
         return f"{self.workflow} of {self.repository}"
@@ -85,7 +90,7 @@ def check(file: Path, found: Path, publisher: Publisher) -> tuple[str, ...]:
 def _read(path: Path) -> Iterator[Attestation]:
     from pypi_attestations import Attestation, Provenance
 
-    text = path.read_text(encoding="utf-8")
+    text = toml_table.read(path)
     if path.suffix == _ONE:
         yield Attestation.model_validate_json(text)
         return

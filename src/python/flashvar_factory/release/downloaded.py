@@ -23,22 +23,22 @@ _SUM: Final = re.compile(r"(?P<digest>[0-9A-Fa-f]{64})[ \t]+\*?(?P<name>\S.*)")
 CHECKS: Final = ("hash", "audit", "sbom", "attestation")
 # What no file can say of itself.
 BEYOND: Final = (
-    "not checked, for it takes a network: that the index still lists the files and yanked none, "
-    "and that the trust root of attestations is today's"
+    "not checked, because it needs a network: whether the index still lists the files, whether one "
+    "was yanked, and whether the trust root of attestations is current"
 )
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one check found: nothing against the file, a fault, or that it could not be made."""
+    """What one check found: nothing against the file, an error, or that it could not be made."""
 
     check: str
     words: str
-    fault: FlashvarError | None = None
+    error: FlashvarError | None = None
     made: bool = True
 
     def __str__(self) -> str:
-        state = "FAULT" if self.fault else "ok" if self.made else "not checked"
+        state = "ERROR" if self.error else "ok" if self.made else "not checked"
         return f"  {self.check:<12} {state}: {self.words}"
 
 
@@ -78,7 +78,7 @@ def listed(path: Path) -> dict[str, str]:
 
 def _of_index(folder: Path) -> Iterator[tuple[str, str]]:
     for page in sorted(folder.glob(f"*/{simple_json.FILE_NAME}")):
-        yield from published.parse(page.read_bytes(), str(page)).items()
+        yield from published.read(page).items()
 
 
 def _of_sums(path: Path) -> Iterator[tuple[str, str]]:
@@ -101,7 +101,7 @@ def verify(file: Path, trusted: Trusted) -> tuple[Outcome, ...]:
 
 
 def require(outcomes: Mapping[Path, tuple[Outcome, ...]], required: Set[str]) -> None:
-    """Raise the first fault; a check that is required but was not made is one.
+    """Raise the first error; a check that is required but was not made is one.
 
     Raises:
         IntegrityError: a file has other bytes, or another publisher; or that is not known.
@@ -109,8 +109,8 @@ def require(outcomes: Mapping[Path, tuple[Outcome, ...]], required: Set[str]) ->
     """
     for file, found in outcomes.items():
         for one in found:
-            if one.fault is not None:
-                raise one.fault
+            if one.error is not None:
+                raise one.error
             if one.check in required and not one.made:
                 raise IntegrityError(f"{file.name}: expected its {one.check} checked: {one.words}")
 
@@ -124,11 +124,11 @@ def _hash(file: Path, trusted: Trusted) -> Iterator[Outcome]:
     if expected == digest:
         yield Outcome("hash", f"sha256 {digest}")
         return
-    fault = IntegrityError(
+    error = IntegrityError(
         f"{file.name}: expected the SHA-256 {expected or 'of its name in the list'}, found "
         f"{digest}: do not install it, fetch it again"
     )
-    yield Outcome("hash", str(fault), fault)
+    yield Outcome("hash", str(error), error)
 
 
 def _audit(file: Path, trusted: Trusted) -> Iterator[Outcome]:
@@ -148,7 +148,7 @@ def _sbom(file: Path, trusted: Trusted) -> Iterator[Outcome]:
         yield Outcome("sbom", str(error).removeprefix(f"{file}: "), error)
         return
     if not documents:
-        yield Outcome("sbom", "none in it, for no binary is")
+        yield Outcome("sbom", "none: the wheel has no binary")
     for name, text in documents.items():
         yield Outcome("sbom", f"{name}, {len(sbom.components(text))} components")
 
@@ -158,18 +158,16 @@ def _attestation(file: Path, trusted: Trusted) -> Iterator[Outcome]:
     absent = f"no {file.name}.*.attestation or .provenance next to it"
     if trusted.publisher is None:
         why_not = (
-            "say whose it must be with --publisher OWNER/REPOSITORY:WORKFLOW.yml"
-            if found
-            else absent
+            "name its publisher with --publisher OWNER/REPOSITORY:WORKFLOW.yml" if found else absent
         )
         yield Outcome("attestation", why_not, made=False)
         return
     if not found:
-        fault = IntegrityError(
+        error = IntegrityError(
             f"{file.name}: expected an attestation by {trusted.publisher}, found {absent}: "
             "do not install it, or get the attestation too"
         )
-        yield Outcome("attestation", str(fault), fault)
+        yield Outcome("attestation", str(error), error)
         return
     if not attestations.is_available():
         why_not = f"{attestations.LIBRARY} cannot be imported: pip install {attestations.LIBRARY}"

@@ -1,4 +1,4 @@
-"""Finds the records of GPU runs that a release leans on: those of the kernels that are released.
+"""Finds the records of GPU runs that a release relies on: those of the kernels that are released.
 
 A record is what `nox -s gpu -- --results FILE` wrote: device, binaries with their commit, and the
 outcome of every test. It counts as long as nothing that decides the kernels has changed since.
@@ -90,7 +90,7 @@ class Need:
 
 
 def needs(root: Path, project: str, released: Iterable[Manifest]) -> list[Need]:
-    """One for each binary of the release that is said to have run; one for Triton's kernels."""
+    """One for each released binary that `ran` in its manifest; one for Triton's kernels."""
     by_name: dict[str, list[Manifest]] = {}
     for described in released:
         if described.ran != _NEVER:
@@ -205,7 +205,7 @@ def _reasons(root: Path, need: Need, record: Record) -> Iterator[str]:
     if untried:
         yield f"it ran no test of {', '.join(untried)}"
     if not record.added_up:
-        yield "the outcomes that it counts are not those of its files"
+        yield "its counts differ from the sum over its files"
     binaries = need.binaries(record)
     if not binaries:
         yield "it names no binary, and so no commit"

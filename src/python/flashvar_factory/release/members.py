@@ -89,27 +89,34 @@ def described(file: Path) -> Manifest | None:
     return None if content is None else manifest.parse(archive.text(content, str(file)))
 
 
+def is_plain(file: Path) -> bool:
+    """Whether it is a file itself: what a link leads to changes, and a pipe is waited for."""
+    return file.is_file() and not file.is_symlink()
+
+
 def complaints(
     files: Iterable[Path], members: Sequence[Member], *, whole: bool = True
 ) -> list[str]:
     """Files that are unexpected, of another version or twice; if `whole`, also missing ones."""
-    places: defaultdict[Member, list[Path]] = defaultdict(list)
+    files_of: defaultdict[Member, list[Path]] = defaultdict(list)
     found = []
     wanted = {(member.distribution, member.platform): member.version for member in members}
     for file in sorted(files):
         member = read(file)
         if member is None or (member.distribution, member.platform) not in wanted:
             found.append(f"{file}: not a file of this release")
+        elif not is_plain(file):
+            found.append(f"{file}: expected a file, found a link, a folder or something else")
         elif member.version != wanted[member.distribution, member.platform]:
             right = wanted[member.distribution, member.platform]
             found.append(f"{file}: expected version {right}, found {member.version}")
         else:
-            places[member].append(file)
+            files_of[member].append(file)
     for member in members:
-        if whole and not places[member]:
+        if whole and not files_of[member]:
             found.append(f"{member}: expected one file, found none")
-        elif len(places[member]) > 1:
-            found.append(f"{member}: there twice, {' and '.join(map(str, places[member]))}")
+        elif len(files_of[member]) > 1:
+            found.append(f"{member}: there twice, {' and '.join(map(str, files_of[member]))}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""The notes of a release: its part of the changelog, what it leans on, and its files."""
+"""The notes of a release: its section of the changelog, its GPU records and its files."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def text(
 ) -> str:
     """The notes as Markdown; of what is `released` they say what ran nowhere."""
     lines = [changed, "", "## Tried on", ""]
-    lines.append(f"Released is commit {revision}. Its kernels ran on these GPUs:")
+    lines.append(f"This release is commit {revision}. Its kernels ran on these GPUs:")
     lines.append("")
     for need, found in records.items():
         lines += [f"* {_what(need)}: {_run(need, record)}" for record in found]

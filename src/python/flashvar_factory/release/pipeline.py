@@ -74,7 +74,7 @@ def run(release: Release, stages: Mapping[str, Stage]) -> dict[str, Outcome]:
     if changed:
         raise ReleaseError(
             f"expected the files of {', '.join(changed)} as they were made, found others: "
-            "something changed them while they were judged; release again"
+            "something changed them during the checks; release again"
         )
     return done
 

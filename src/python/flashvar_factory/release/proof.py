@@ -49,6 +49,9 @@ SCHEMA: Final = 1
 FILE: Final = "release.json"
 NOTES: Final = "notes.md"
 SBOMS: Final = "sboms"
+_KEYS: Final = frozenset(
+    {"schema", "project", "version", "revision", "tag", "files", "gpu_records"}
+)
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -153,6 +156,12 @@ def rebuilt(candidate: Candidate) -> str:
         )
     where = f"they are in {candidate.folder} and {again}"
     reproduce.require(candidate.files, _files(again), where)
+    for file in candidate.files:
+        if (again / file.name).samefile(file):
+            raise ReleaseError(
+                f"--again {again}: expected files of a second build, found {file.name} of the "
+                "first, linked; build everything twice"
+            )
     return f"{len(candidate.files)} files were built twice, and are the same bytes"
 
 
@@ -199,7 +208,7 @@ def require_same_parts(documents: Iterable[tuple[Path, str, str]]) -> None:
 def records(candidate: Candidate) -> str:
     """What is released ran on a GPU, by records of these sources."""
     names = {one.file: None for every in candidate.used_records.values() for one in every}
-    return f"leans on {', '.join(names)}"
+    return f"relies on {', '.join(names)}"
 
 
 def unused(candidate: Candidate) -> str:
@@ -223,7 +232,7 @@ def installed(candidate: Candidate) -> str:
                 index_url=address,
             )
     if not report.ok:
-        raise SmokeError("expected wheels that install and work, found faults: see above")
+        raise SmokeError("expected wheels that install and work, found errors: see above")
     return f"{len(report.checks)} environments are fine"
 
 
@@ -252,11 +261,11 @@ def prove(candidate: Candidate) -> dict[str, Any]:
     ReleaseError after the last check where there is anything against the release.
     """
     hashes = digests(candidate.files)
-    faults = _faults(candidate, CHECKS) or _faults(candidate, LAST)
-    if faults:
-        lines = "\n".join(f"{name}: {message}" for name, message in faults.items())
+    errors = _errors(candidate, CHECKS) or _errors(candidate, LAST)
+    if errors:
+        lines = "\n".join(f"{name}: {message}" for name, message in errors.items())
         raise ReleaseError(
-            f"expected a release that passes every check, found faults in {len(faults)} of "
+            f"expected a release that passes every check, found errors in {len(errors)} of "
             f"{len(CHECKS) + len(LAST)} checks; publish nothing of it\n{lines}"
         )
     return {
@@ -284,14 +293,14 @@ def _files(folder: Path) -> tuple[Path, ...]:
     return found
 
 
-def _faults(candidate: Candidate, checks: Mapping[str, Check]) -> dict[str, str]:
+def _errors(candidate: Candidate, checks: Mapping[str, Check]) -> dict[str, str]:
     found = {}
     for name, check in checks.items():
         try:
             print(f"ok: {name}: {check(candidate)}", flush=True)
         except FlashvarError as error:
             found[name] = str(error)
-            print(f"FAULT: {name}", flush=True)
+            print(f"ERROR: {name}", flush=True)
     return found
 
 
@@ -329,8 +338,15 @@ def read(path: Path) -> dict[str, str]:
             raise ValueError("no table of files")
         if not hashes or not all(_SHA256.fullmatch(digest) for digest in hashes.values()):
             raise ValueError("no files with their SHA-256")
-        if tagged_as is not None and not (isinstance(tagged_as, str) and tagged_as):
-            raise ValueError(f"the tag {tagged_as!r}")
+        if document["schema"] != SCHEMA:
+            raise ValueError(f"the schema {document['schema']!r}")
+        if document.keys() != _KEYS:
+            raise ValueError(f"other keys, {sorted(document.keys() ^ _KEYS)}")
+        if tagged_as is not None and tagged_as != f"v{document['version']}":
+            raise ValueError(f"the tag {tagged_as!r} of the version {document['version']!r}")
+        others = [name for name in hashes if not _is_of(name, document["version"])]
+        if others:
+            raise ValueError(f"files of other versions, {others[0]!r}")
     except (ValueError, LookupError, TypeError) as error:
         raise ReleaseError(
             f"{path}: expected what check-release wrote, found {error!r}; check the release first"
@@ -343,14 +359,19 @@ def read(path: Path) -> dict[str, str]:
     return hashes
 
 
+def _is_of(name: str, release: str) -> bool:
+    """Whether a file's name is of a version, whatever its label."""
+    member = members.read(Path(name))
+    return member is not None and member.version.partition("+")[0] == release
+
+
 def require(files: Sequence[Path], hashes: Mapping[str, str]) -> None:
     """ReleaseError where the files are not all that were proved, and as they were then."""
-    found = [
-        f"{file.name}: expected the SHA-256 {hashes.get(file.name, 'of no such file')}, "
-        f"found {here}"
-        for file in files
-        if (here := digest(file)) != hashes.get(file.name)
-    ]
+    found = []
+    for file in files:
+        here = digest(file) if members.is_plain(file) else "a link, a folder or something else"
+        if here != (proved := hashes.get(file.name, "of no such file")):
+            found.append(f"{file.name}: expected the SHA-256 {proved}, found {here}")
     absent = sorted(hashes.keys() - {file.name for file in files})
     found += [f"{name}: expected this file, found none" for name in absent]
     if found:

@@ -30,6 +30,19 @@ def prepare(dist: Path, expected: Sequence[Member]) -> None:
         (dist / name).unlink(missing_ok=True)
 
 
+def copy(file: Path, folder: Path, proved: str) -> None:
+    """Copy a file into `folder`; ReleaseError where the copy has another SHA-256 than `proved`."""
+    partial = folder / f".{file.name}{_PARTIAL}"
+    shutil.copyfile(file, partial)
+    found = digest(partial)
+    if found != proved:
+        partial.unlink()
+        raise ReleaseError(
+            f"{file}: expected the SHA-256 {proved}, as it was proved, found {found}; release again"
+        )
+    partial.replace(folder / file.name)
+
+
 def publish(dist: Path, files: Sequence[Path], document: Mapping[str, Any]) -> list[Path]:
     """Copy the files into `dist`, and write the reports last; their paths.
 
@@ -38,16 +51,7 @@ def publish(dist: Path, files: Sequence[Path], document: Mapping[str, Any]) -> l
     dist.mkdir(parents=True, exist_ok=True)
     proved = {one["file"]: one["sha256"] for one in document["files"]}
     for file in files:
-        partial = dist / f".{file.name}{_PARTIAL}"
-        shutil.copyfile(file, partial)
-        found = digest(partial)
-        if found != proved[file.name]:
-            partial.unlink()
-            raise ReleaseError(
-                f"{file}: expected the SHA-256 {proved[file.name]}, as it was proved, found "
-                f"{found}; release again"
-            )
-        partial.replace(dist / file.name)
+        copy(file, dist, proved[file.name])
     texts = (report.text(document), json.dumps(document, indent=1) + "\n", page.html(document))
     for name, text in zip(REPORTS, texts, strict=True):
         (dist / name).write_text(text, encoding="utf-8")

@@ -81,6 +81,13 @@ def hashes(index: str, project: str) -> dict[str, str]:
     return parse(content, address)
 
 
+def read(page: Path) -> dict[str, str]:
+    """The same of a page in the folder of an index."""
+    if not page.is_file() or page.stat().st_size > _LIMIT:  # a named pipe would be waited for
+        raise PackagingError(f"{page}: expected a page of at most {_LIMIT:,} bytes, found none")
+    return parse(page.read_bytes(), str(page))
+
+
 def parse(content: bytes, address: str) -> dict[str, str]:
     """The same of the document that `address` answered."""
     found: dict[str, str] = {}

@@ -21,17 +21,19 @@ from flashvar_factory.release import difference
 from flashvar_factory.toolchain.nvcc import Toolchain
 
 
-class Place(NamedTuple):
-    """Where, and under which circumstances, a build runs."""
+class Conditions(NamedTuple):
+    """The folder, umask and environment that a build runs in."""
 
     folder: str
     umask: int
     environment: Mapping[str, str]
 
 
-PLACES: Final = (
-    Place("one", 0o022, MappingProxyType({"PYTHONHASHSEED": "1", "TZ": "UTC"})),
-    Place("two/in-a-longer-path", 0o077, MappingProxyType({"PYTHONHASHSEED": "2", "TZ": "XYZ-9"})),
+CONDITIONS: Final = (
+    Conditions("one", 0o022, MappingProxyType({"PYTHONHASHSEED": "1", "TZ": "UTC"})),
+    Conditions(
+        "two/in-a-longer-path", 0o077, MappingProxyType({"PYTHONHASHSEED": "2", "TZ": "XYZ-9"})
+    ),
 )
 _COPY: Final = "project"
 # Nothing of a checkout that a build reads.
@@ -43,24 +45,24 @@ def build_twice(
 ) -> tuple[Path, ...]:
     """Run `wheels` in two copies of the checkout; the two folders of files."""
     shutil.rmtree(folder, ignore_errors=True)
-    copies = [folder / place.folder / _COPY for place in PLACES]
+    copies = [folder / one.folder / _COPY for one in CONDITIONS]
     for copy in copies:  # both now: the checkout may change meanwhile
         copy_sources(root, copy)
     return tuple(
-        _build(place, selection, toolchain, copy, root)
-        for place, copy in zip(PLACES, copies, strict=True)
+        _build(conditions, selection, toolchain, copy, root)
+        for conditions, copy in zip(CONDITIONS, copies, strict=True)
     )
 
 
 def build_again(
     selection: Sequence[str], toolchain: Toolchain, *, root: Path, folder: Path
 ) -> Path:
-    """Run `wheels` in one copy, of unusual circumstances; the folder of files."""
+    """Run `wheels` in one copy, under the second conditions; the folder of files."""
     shutil.rmtree(folder, ignore_errors=True)
-    place = PLACES[-1]
-    copy = folder / place.folder / _COPY
+    conditions = CONDITIONS[-1]
+    copy = folder / conditions.folder / _COPY
     copy_sources(root, copy)
-    return _build(place, selection, toolchain, copy, root)
+    return _build(conditions, selection, toolchain, copy, root)
 
 
 def require(one: Iterable[Path], two: Iterable[Path], where: str) -> None:
@@ -72,20 +74,20 @@ def require(one: Iterable[Path], two: Iterable[Path], where: str) -> None:
 
 
 def _build(
-    place: Place, selection: Sequence[str], toolchain: Toolchain, copy: Path, root: Path
+    conditions: Conditions, selection: Sequence[str], toolchain: Toolchain, copy: Path, root: Path
 ) -> Path:
     # The compiler is given, and a cache would compare its memory with itself.
     passed = [word for word in selection if not word.startswith(("toolkit=", "cache="))]
     home = copy if root == source.HOME else source.HOME
     environment = {
         **os.environ,
-        **place.environment,
+        **conditions.environment,
         "PYTHONPATH": str(home / "src" / "python"),
         "CUDACXX": str(toolchain.nvcc),
     }
     command = [sys.executable, "-m", "flashvar_factory", "--root", str(copy), "wheels", *passed]
     print(f"building in {copy}", flush=True)
-    done = process.run(command, env=environment, umask=place.umask)
+    done = process.run(command, env=environment, umask=conditions.umask)
     if done.returncode != 0:
         raise BuildError(f"{copy}: `wheels` ended with exit code {done.returncode}, see above")
     return copy / "dist"
@@ -114,5 +116,11 @@ def _copy_checkout(root: Path, to: Path) -> None:
 
 
 def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        ["git", *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",  # of names, as everywhere in Python
+    )
     return done.stdout

@@ -27,6 +27,7 @@ from flashvar_factory.build import process
 from flashvar_factory.config.schema import Config
 from flashvar_factory.errors import PackagingError
 from flashvar_factory.inspect import archive, core_metadata
+from flashvar_factory.inspect.plain_text import plain
 from flashvar_factory.release.pythons import Python
 
 INSTALLERS: Final = ("pip", "uv")
@@ -45,7 +46,7 @@ class Check:
     installed: tuple[str, ...]
     seconds: float
     output: str  # the last lines of the project's own check
-    fault: str | None
+    error: str | None
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,11 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether there was an environment, and no fault in any."""
-        return bool(self.checks) and all(check.fault is None for check in self.checks)
+        """Whether there was an environment, and no error in any."""
+        return bool(self.checks) and all(check.error is None for check in self.checks)
 
     def text(self) -> str:
-        """A line for each environment, its fault below it."""
+        """A line for each environment, its error below it."""
         return "\n".join(line for check in self.checks for line in _lines(check))
 
     def to_json(self) -> str:
@@ -108,11 +109,11 @@ def run(
 
 
 def _lines(check: Check) -> Iterator[str]:
-    state = "ok" if check.fault is None else "FAILED"
+    state = "ok" if check.error is None else "FAILED"
     wheels = f"{len(check.installed)} wheels, {', '.join(check.dependencies) or 'nothing else'}"
     yield f"{state}: Python {check.python}, {check.installer}: {wheels} ({check.seconds:.1f} s)"
-    for line in (check.fault or check.output).splitlines():
-        yield f"  {line}"
+    for line in (check.error or check.output).splitlines():
+        yield f"  {plain(line)}"
 
 
 def _subject(wheels: Path, config: Config, index_url: str | None) -> _Subject:
@@ -144,16 +145,17 @@ def _subject(wheels: Path, config: Config, index_url: str | None) -> _Subject:
 
 
 def _lowest(requirement: Requirement) -> str:
-    """The lowest version that satisfies a requirement such as `torch>=2.8`."""
-    bounds = (one.version for one in requirement.specifier if one.operator in (">=", "==", "~="))
-    return next(bounds, "1")
+    """The lowest version that satisfies a requirement such as `torch>=2.8`, or one near it."""
+    bounds = [one.version.removesuffix(".*") for one in requirement.specifier]
+    near = [*bounds, *(f"{bound}.1" for bound in bounds), "1", "0"]
+    return next(filter(requirement.specifier.contains, near), "1")
 
 
 def _check(
     python: Python, installer: str, extra: str | None, subject: _Subject, root: Path, config: Config
 ) -> Check:
     began = time.monotonic()
-    fault, output, dependencies = None, "", [extra] if extra else []
+    failure, output, dependencies = None, "", [extra] if extra else []
     with tempfile.TemporaryDirectory(prefix="smoke-") as folder:
         try:
             inside = _environment(python, installer, Path(folder, "environment"))
@@ -171,7 +173,7 @@ def _check(
                 command = [str(inside), "-I", str(root / config.project.smoke), *subject.names]
                 output = _run(command, cwd=Path(folder))
         except PackagingError as error:
-            fault = str(error)
+            failure = str(error)
     return Check(
         ".".join(map(str, python.version)) + ("t" if python.free_threaded else ""),
         installer,
@@ -179,7 +181,7 @@ def _check(
         subject.names,
         round(time.monotonic() - began, 1),
         output,
-        fault,
+        failure,
     )
 
 

@@ -22,7 +22,7 @@ from flashvar_factory.toolchain import container_image
 
 ENGINES: Final = ("docker", "podman")
 REGISTRY: Final = "https://quay.io/v2/"  # of the official images
-# podman, told to do without what a machine that is a container itself does not give.
+# Settings of podman for a machine that is a container itself, with fewer rights.
 CONFIGURATION: Final = """\
 [containers]
 netns = "host"

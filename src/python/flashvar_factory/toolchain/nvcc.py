@@ -44,7 +44,7 @@ class Toolchain:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A place where an nvcc may be."""
+    """A path where nvcc may be."""
 
     origin: str
     nvcc: Path
@@ -52,7 +52,7 @@ class Candidate:
 
 
 def find(choice: ToolkitChoice, environ: Mapping[str, str], root: Path) -> Toolchain:
-    """The first nvcc that is new enough; ToolchainError with every place that was looked at.
+    """The first nvcc that is new enough; ToolchainError with every path that was tried.
 
     Order: CUDACXX, PATH, CUDA_HOME, CUDA_PATH, /usr/local/cuda (`choice` "system" ends here), then
     the PyPI packages in `root`/build/toolkit and on sys.path (`choice` "pypi" starts here).

@@ -66,8 +66,8 @@ def complete(toolchain: Toolchain, older: OlderToolkit | None, root: Path) -> To
     other = toolchain.cross
     if other is not None:
         version = older.runtime_version
-        place = root / cross.FOLDER.format(platform=other.platform, version=version)
-        libraries = cross.runtime(older.runtime, other.platform, place)
+        target = root / cross.FOLDER.format(platform=other.platform, version=version)
+        libraries = cross.runtime(older.runtime, other.platform, target)
         other = replace(other, headers=(folder / "include").resolve(), libraries=libraries)
     return replace(
         toolchain,
@@ -82,8 +82,8 @@ def _make(folder: Path, toolchain: Toolchain, older: OlderToolkit) -> None:
     """Fill `folder`, which is whole or not there."""
     top = _top(toolchain.nvcc)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as place:
-        fresh = Path(place, "fresh")
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
+        fresh = Path(temporary, "fresh")
         pypi.fetch(older.ptxas, native.MACHINE, fresh / "ptxas")
         pypi.fetch(older.runtime, native.MACHINE, fresh / "runtime")
         if not (fresh / _ASSEMBLER).is_file() or not (fresh / _RUNTIME / "lib").is_dir():

@@ -13,8 +13,8 @@ from flashvar_factory.errors import ToolchainError
 def fetch(requirement: str, platform: str, folder: Path) -> None:
     """Unpack a wheel of a processor into `folder`, which is whole or not there."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as place:
-        fresh = Path(place, "fresh")
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
+        fresh = Path(temporary, "fresh")
         command = [sys.executable, *_install(requirement, platform, fresh)]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode != 0:

@@ -7,12 +7,20 @@ call.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, Final
 
 import torch
 
 # Triton compiles one kernel for pointers aligned to this many bytes, and another for all others.
 _ALIGNMENT: Final = 16
+_NO_CONTEXT: Final = nullcontext()
+
+
+def on_device(device: int | None) -> Any:
+    """A context in which a device is the current one, on which Triton launches; None: the CPU."""
+    other_device = device is not None and device != torch._C._cuda_getDevice()
+    return torch.cuda.device(device) if other_device else _NO_CONTEXT
 
 
 class RepeatedLaunch:

@@ -164,8 +164,9 @@ def _is_empty(cache: Any) -> bool:
 
 def _check_models(base: Any) -> None:
     """Check each model that selects one of our names, when it is made and when it is changed."""
-    adjust, tell = base._check_and_adjust_attn_implementation, base.set_attn_implementation
-    if getattr(tell, "names", None) is _names:
+    adjust = base._check_and_adjust_attn_implementation
+    set_implementation = base.set_attn_implementation
+    if getattr(set_implementation, "names", None) is _names:
         return
     check: Any = importlib.import_module("flashvar.integrations.transformers.check")
     dicts: Any = importlib.import_module("flashvar.integrations.transformers.mask_dicts")
@@ -182,13 +183,13 @@ def _check_models(base: Any) -> None:
         dicts.watch(model, _names)
         return attn_implementation
 
-    @functools.wraps(tell)
-    def tell_and_check(model: Any, attn_implementation: Any, *others: Any, **options: Any) -> None:
-        tell(model, attn_implementation, *others, **options)
+    @functools.wraps(set_implementation)
+    def set_and_check(model: Any, attn_implementation: Any, *others: Any, **options: Any) -> None:
+        set_implementation(model, attn_implementation, *others, **options)
         asked = isinstance(attn_implementation, str) and attn_implementation in _names
         if asked and model.config._attn_implementation != attn_implementation:
             check.report_refused(model, model.config._attn_implementation)
 
-    tell_and_check.names = _names  # type: ignore[attr-defined]
+    set_and_check.names = _names  # type: ignore[attr-defined]
     base._check_and_adjust_attn_implementation = adjust_ours
-    base.set_attn_implementation = tell_and_check
+    base.set_attn_implementation = set_and_check

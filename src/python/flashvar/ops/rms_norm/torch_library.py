@@ -7,6 +7,7 @@ also computes derivatives of higher order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -23,21 +24,24 @@ from flashvar.ops.derivatives import (
     skips_dispatcher,
 )
 from flashvar.ops.dispatch_modes import PLAIN, are_plain, is_compiling, no_dispatch_mode_active
-from flashvar.ops.rms_norm import formula
+from flashvar.ops.profiling import recorded
+from flashvar.ops.rms_norm import formula, run
 from flashvar.ops.rms_norm.formula import Gradients, Norm, Tensors
 
 _LIBRARY: Final = torch.library.Library("flashvar", "FRAGMENT")
 _TAGS: Final = (torch.Tag.pt2_compliant_tag,)
+_FORWARD: Final = "rms_norm"
+_BACKWARD: Final = "rms_norm_bwd"
 _ARGUMENTS: Final = (
     "Tensor x, Tensor? gate, Tensor? weight, Tensor? bias, Tensor? residual, "
     "float eps, bool mean, bool sigmoid, ScalarType dtype, ScalarType? total_dtype"
 )
 # The sum has no elements where it is not wanted.
-_LIBRARY.define(f"rms_norm({_ARGUMENTS}) -> (Tensor y, Tensor total)", tags=_TAGS)
+_LIBRARY.define(f"{_FORWARD}({_ARGUMENTS}) -> (Tensor y, Tensor total)", tags=_TAGS)
 # Of a tensor that is absent the gradient has no elements, nor has that of a residual with the dtype
 # of x: it is that of x.
 _LIBRARY.define(
-    f"rms_norm_bwd(Tensor grad_y, Tensor? grad_total, {_ARGUMENTS}) -> (Tensor grad_x, "
+    f"{_BACKWARD}(Tensor grad_y, Tensor? grad_total, {_ARGUMENTS}) -> (Tensor grad_x, "
     "Tensor grad_gate, Tensor grad_weight, Tensor grad_bias, Tensor grad_residual)",
     tags=_TAGS,
 )
@@ -51,18 +55,39 @@ _COUNT: Final = len(Tensors._fields)
 _transforms: Final = torch._C._functorch.peek_interpreter_stack
 
 
-def normalize(tensors: Tensors, norm: Norm) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The norm of x plus the residual, and that sum if it is wanted."""
-    given = [x for x in tensors if x is not None]
-    if not _kernels_serve(tensors, norm, given):
+def normalize(
+    given: tuple[Any, ...], options: tuple[Any, ...]
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The norm of x plus the residual, and that sum if it is wanted.
+
+    `given` are the fields of Tensors, `options` those of Norm.
+    """
+    known = None if is_compiling() else run.known(given, options)
+    if known is not None:
+        return _forward_of_plain(*known, given)
+    tensors, norm = Tensors._make(given), Norm._make(options)
+    present = [x for x in tensors if x is not None]
+    if not _kernels_serve(tensors, norm, present):
         return formula.forward(tensors, norm)
     if is_compiling() or not no_dispatch_mode_active():
         y, total = _OP(*tensors, *norm)
         return y, None if norm.total_dtype is None else total
-    if torch.is_grad_enabled() and torch._C._any_requires_grad(*given):
-        y, total = _apply(norm, *tensors)
-        return y, total
-    return _forward(tensors, norm)
+    plan = run.plan(tensors, norm)
+    records = torch.is_grad_enabled() and torch._C._any_requires_grad(*present)
+    found = _forward_of_plain(plan, records, tensors)
+    run.remember(tensors, norm, plan)
+    return found
+
+
+def _forward_of_plain(
+    plan: run.Plan, records: bool, tensors: tuple[torch.Tensor | None, ...]
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A forward of plain tensors that nothing intercepts; `records` is whether autograd does."""
+    if records:
+        y, total = recorded(_FORWARD, _apply)(plan, *tensors)
+    else:
+        y, total = recorded(_FORWARD, plan.run)(*tensors)
+    return y, total
 
 
 def _kernels_serve(tensors: Tensors, norm: Norm, given: list[torch.Tensor]) -> bool:
@@ -92,17 +117,15 @@ def _in_triton(x: torch.Tensor) -> bool:
 
 def _forward(tensors: Tensors, norm: Norm) -> tuple[torch.Tensor, torch.Tensor | None]:
     if _in_triton(tensors.x):
-        from flashvar.backends.triton import rms_norm
-
-        return rms_norm.forward(tensors, norm)
+        return run.plan(tensors, norm).run(*tensors)
     return formula.forward(tensors, norm)
 
 
-def _backward(grad_y: Any, grad_total: Any, tensors: Tensors, norm: Norm) -> Gradients:
+def _backward(
+    grad_y: Any, grad_total: Any, tensors: Tensors, norm: Norm, wanted: run.Wanted = run.ALL
+) -> Gradients:
     if _in_triton(tensors.x):
-        from flashvar.backends.triton import rms_norm
-
-        return rms_norm.backward(grad_y, grad_total, tensors, norm)
+        return Gradients._make(run.gradients((grad_y, grad_total, *tensors), norm, wanted))
     return formula.backward(grad_y, grad_total, tensors, norm)
 
 
@@ -161,36 +184,43 @@ def _keep(ctx: Any, norm: Norm, *tensors: Any) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _gradients_of(ctx: Any, grad_y: Any, grad_total: Any) -> tuple[Any, ...]:
-    """Those of the tensors of a forward."""
-    tensors, norm = Tensors._make(ctx.saved_tensors), ctx.norm
-    if grad_total is not None and norm.total_dtype is None:
+def _gradients_of(ctx: Any, wanted: run.Wanted, grad_y: Any, grad_total: Any) -> Sequence[Any]:
+    """Those of the tensors of a forward that are wanted, and others that are made anyway."""
+    tensors, norm = ctx.saved_tensors, ctx.norm
+    if norm.total_dtype is None:
         grad_total = None
     if grad_y is None and grad_total is None:
         return (None,) * _COUNT
     if grad_y is None:
-        grad_y = torch.zeros_like(tensors.x, dtype=norm.dtype)
-    if skips_dispatcher(grad_y, grad_total, *tensors):
-        return _backward(grad_y, grad_total, tensors, norm)
-    found = _BACKWARD_OP(grad_y, grad_total, *tensors, *norm)
+        grad_y = torch.zeros_like(tensors[0], dtype=norm.dtype)
+    given = (grad_y, grad_total, *tensors)
+    plan = None if is_compiling() else run.known_backward(given, norm, wanted)
+    if plan is not None:
+        grads: Sequence[Any] = recorded(_BACKWARD, plan.run)(*given)
+        return grads
+    tensors = Tensors._make(tensors)
+    if skips_dispatcher(*given):
+        grads = recorded(_BACKWARD, _backward)(grad_y, grad_total, tensors, norm, wanted)
+        return grads
+    found = _BACKWARD_OP(*given, *norm)
     grads = [None if x is None else grad for x, grad in zip(tensors, found, strict=True)]
     residual = tensors.residual
     if residual is not None and residual.dtype == tensors.x.dtype:
         grads[-1] = grads[0]
-    return tuple(grads)
+    return grads
 
 
 class _Plain(torch.autograd.Function):  # type: ignore[misc]
     """The norm of plain tensors that nothing in torch intercepts."""
 
     @staticmethod
-    def forward(ctx: Any, norm: Norm, *tensors: Any) -> Any:
-        _keep(ctx, norm, *tensors)
-        return _forward(Tensors._make(tensors), norm)
+    def forward(ctx: Any, plan: run.Plan, *tensors: Any) -> Any:
+        _keep(ctx, plan.norm, *tensors)
+        return plan.run(*tensors)
 
     @staticmethod
     def backward(ctx: Any, grad_y: Any, grad_total: Any) -> Any:
-        return (None, *_gradients_of(ctx, grad_y, grad_total))
+        return (None, *_gradients_of(ctx, ctx.needs_input_grad[1:], grad_y, grad_total))
 
 
 class _Dispatched(Differentiated):
@@ -202,7 +232,7 @@ class _Dispatched(Differentiated):
 
     @staticmethod
     def backward(ctx: Any, grad_y: Any, grad_total: Any) -> Any:
-        return (None, None, *_gradients_of(ctx, grad_y, grad_total))
+        return (None, None, *_gradients_of(ctx, ctx.needs_input_grad[2:], grad_y, grad_total))
 
 
 _apply: Final = plain_apply(_Plain)
@@ -246,11 +276,11 @@ def _batched(op: Any) -> Any:
     return rule
 
 
-_LIBRARY.impl("rms_norm", _forward_op, "CompositeExplicitAutograd")
-_LIBRARY.impl("rms_norm_bwd", _backward_op, "CompositeExplicitAutograd")
-torch.library.register_fake("flashvar::rms_norm", _forward_fake, lib=_LIBRARY)
-torch.library.register_fake("flashvar::rms_norm_bwd", _backward_fake, lib=_LIBRARY)
-_LIBRARY.impl("rms_norm", _forward_at_autograd_key, "Autograd", with_keyset=True)
-_LIBRARY.impl("rms_norm_bwd", _backward_at_autograd_key, "Autograd", with_keyset=True)
-torch.library.register_vmap("flashvar::rms_norm", _batched(_OP), lib=_LIBRARY)
-torch.library.register_vmap("flashvar::rms_norm_bwd", _batched(_BACKWARD_OP), lib=_LIBRARY)
+_LIBRARY.impl(_FORWARD, _forward_op, "CompositeExplicitAutograd")
+_LIBRARY.impl(_BACKWARD, _backward_op, "CompositeExplicitAutograd")
+torch.library.register_fake(f"flashvar::{_FORWARD}", _forward_fake, lib=_LIBRARY)
+torch.library.register_fake(f"flashvar::{_BACKWARD}", _backward_fake, lib=_LIBRARY)
+_LIBRARY.impl(_FORWARD, _forward_at_autograd_key, "Autograd", with_keyset=True)
+_LIBRARY.impl(_BACKWARD, _backward_at_autograd_key, "Autograd", with_keyset=True)
+torch.library.register_vmap(f"flashvar::{_FORWARD}", _batched(_OP), lib=_LIBRARY)
+torch.library.register_vmap(f"flashvar::{_BACKWARD}", _batched(_BACKWARD_OP), lib=_LIBRARY)

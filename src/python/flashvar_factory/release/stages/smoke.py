@@ -35,7 +35,7 @@ def _install(release: Release, python: Python) -> Outcome:
         )
     if not report.ok:
         raise SmokeError(
-            f"expected wheels that install and work with {python.executable}, found faults: above"
+            f"expected wheels that install and work with {python.executable}, found errors: above"
         )
     return Outcome(
         f"{len(report.checks)} environments are fine",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +14,7 @@ from flashvar.backends.triton.attention.bwd_bias import attention_bwd_bias_kerne
 from flashvar.backends.triton.attention.bwd_kv import attention_bwd_kv_kernel
 from flashvar.backends.triton.attention.bwd_q import attention_bwd_q_kernel
 from flashvar.backends.triton.attention.fwd import STRIDE_UNIT, attention_fwd_kernel
-from flashvar.backends.triton.repeated import RepeatedLaunch
+from flashvar.backends.triton.repeated import RepeatedLaunch, on_device
 from flashvar.machine.system import gather
 from flashvar.ops.attention.problem import Strides
 
@@ -39,7 +38,6 @@ _LOAD_ELEMENTS: Final = STRIDE_UNIT.value
 _LOAD_BYTES: Final = 2 * _LOAD_ELEMENTS
 # Capability and shared memory that the interpreter uses, which has no device.
 _NO_DEVICE: Final = ((8, 0), 48 * 1024)
-_NO_CONTEXT: Final = contextlib.nullcontext()
 BIAS_BYTES: Final = {None: 0, "bf16": 2, "fp16": 2, "fp32": 4}
 
 
@@ -100,7 +98,7 @@ def forward(problem: Problem, tile: Tile, bind: Bind = RepeatedLaunch) -> Launch
 
     def launch(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> None:
         q, k, v, *optional = inputs
-        with _current_device(device):
+        with on_device(device):
             run(q, k, v, out, lse, *optional)
 
     return launch
@@ -142,7 +140,7 @@ def backward(
         lse_log2 = torch.empty_like(lse)
         delta = torch.empty_like(lse) if delta is None else delta
         given = (out, lse, grad_out, grad_lse)
-        with _current_device(device):
+        with on_device(device):
             run_q(q, k, v, *given, grads.q, lse_log2, delta, *optional, *sequences)
             shared = (q, k, v, grad_out, lse_log2, delta)
             run_kv(*shared, grads.k, grads.v, *optional, *sequences)
@@ -185,12 +183,6 @@ def _programs_kv(problem: Problem, tile: Tile) -> int:
     if problem.total_k is not None:
         return problem.heads_kv * (problem.total_k // rows + problem.batch)
     return problem.batch * problem.heads_kv * -(-problem.seqlen_k // rows)
-
-
-def _current_device(device: int | None) -> Any:
-    """A context in which `device` is the current device, on which Triton launches."""
-    other_device = device is not None and device != torch._C._cuda_getDevice()
-    return torch.cuda.device(device) if other_device else _NO_CONTEXT
 
 
 def _strides_aligned(*tensors: Strides) -> bool:

@@ -2,167 +2,151 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import triton
 
-from flashvar.backends.triton.repeated import RepeatedLaunch
-from flashvar.backends.triton.rms_norm.kernels import bwd_kernel, fwd_kernel
-from flashvar.ops.rms_norm.formula import Gradients, Norm, Tensors
+from flashvar.backends.triton.repeated import RepeatedLaunch, on_device
+from flashvar.backends.triton.rms_norm.kernels import bwd_kernel, fwd_kernel, sum_kernel
+from flashvar.ops.plans import maker
+
+if TYPE_CHECKING:
+    from flashvar.ops.rms_norm.formula import Norm, Tensors
+    from flashvar.ops.rms_norm.run import BackwardLaunch, ForwardLaunch
 
 # Elements of a block for each thread: of 16-bit dtypes 32 bytes, in a backward 16.
 _ELEMENTS: Final = 16
 _BACKWARD_ELEMENTS: Final = 8
 _WARPS: Final = 4
-_MOST_WARPS: Final = 16
+_MAX_WARPS: Final = 16
 # Warps of all programs of a backward: as many as run at once on the largest devices. Independent of
 # the device, so that sums have the same order on all.
 _BACKWARD_WARPS: Final = 4096
-# Launches kept: of several norms in every length of a prompt.
-_KEPT: Final = 1024
+# Of the sums over the programs of a backward: four loads of 16 bytes for each thread, in segments
+# of 64 bytes, so that there are several programs for few columns too.
+_SUM_CONSTANTS: Final = {
+    "BLOCK_PARTS": 256,
+    "BLOCK_DIM": 16,
+    "num_warps": 8,
+    "enable_fp_fusion": True,
+}
 
 
-def forward(tensors: Tensors, norm: Norm) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The result, and the sum of x and the residual if it is wanted."""
+def prepare_forward(tensors: Tensors, norm: Norm) -> ForwardLaunch:
+    """What writes the result, and the sum of x and the residual unless it is None."""
     x = tensors.x
-    shape, device, dim = x.shape, x.device, x.shape[-1]
-    y = torch.empty(shape, dtype=norm.dtype, device=device)
-    total = None
-    if norm.total_dtype is not None:
-        total = torch.empty(shape, dtype=norm.total_dtype, device=device)
+    dim, device = x.shape[-1], x.device.index
     rows = x.numel() // dim
-    if rows:
-        tensors, *strides = _by_rows(tensors, dim)
-        launch = _forward(device, rows, dim, norm[:3], *strides)
-        with torch.cuda.device_of(y):  # Triton launches on the current device
-            launch(y, total, *tensors)
-    return y, total
-
-
-def backward(
-    grad_y: torch.Tensor,
-    grad_total: torch.Tensor | None,
-    tensors: Tensors,
-    norm: Norm,
-) -> Gradients:
-    """The gradients; that of a residual which has the dtype of x is that of x."""
-    x, gate, weight, bias, residual = tensors
-    shape, device, dim = x.shape, x.device, x.shape[-1]
-    rows = x.numel() // dim
-    block_rows, _, warps = _block(dim, _BACKWARD_ELEMENTS)
-    programs = min(-(-rows // block_rows), _BACKWARD_WARPS // warps)
-    of_x = torch.empty(shape, dtype=x.dtype, device=device)
-    of_gate = None if gate is None else torch.empty(shape, dtype=gate.dtype, device=device)
-    of_residual = None
-    if residual is not None and residual.dtype != x.dtype:
-        of_residual = torch.empty(shape, dtype=residual.dtype, device=device)
-    parts = [
-        None if one is None else torch.empty(programs, dim, dtype=torch.float32, device=device)
-        for one in (weight, bias)
-    ]
-    if rows:
-        grad_y, grad_y_row = _rows(grad_y, dim)
-        grad_total_row = 0
-        if grad_total is not None:
-            grad_total, grad_total_row = _rows(grad_total, dim)
-        tensors, *strides = _by_rows(tensors, dim)
-        launch = _backward(
-            *(device, rows, dim, programs, norm[:3], grad_y_row, grad_total_row), *strides
-        )
-        with torch.cuda.device_of(of_x):
-            launch(of_x, of_gate, of_residual, *parts, grad_y, grad_total, *tensors)
-    of_weight, of_bias = (
-        None if one is None or part is None else part.sum(0).to(one.dtype)
-        for one, part in zip((weight, bias), parts, strict=True)
-    )
-    if residual is not None and of_residual is None:
-        of_residual = of_x
-    return Gradients(of_x, of_gate, of_weight, of_bias, of_residual)
-
-
-def _rows(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, int]:
-    """A tensor whose rows are at multiples of a stride; a copy where there is none."""
-    if x.is_contiguous():
-        return x, dim
-    rows = x.reshape(-1, dim)
-    if rows.stride(1) != 1:
-        rows = rows.contiguous()
-    return rows, rows.stride(0)
-
-
-def _by_rows(tensors: Tensors, dim: int) -> tuple[Tensors, int, int, int]:
-    """The tensors, and the strides of rows of x, gate and residual."""
-    x, gate, weight, bias, residual = tensors
-    gate_row = residual_row = 0
-    x, x_row = _rows(x, dim)
-    if gate is not None:
-        gate, gate_row = _rows(gate, dim)
-    if residual is not None:
-        residual, residual_row = _rows(residual, dim)
-    weight = None if weight is None else weight.contiguous()
-    bias = None if bias is None else bias.contiguous()
-    return Tensors(x, gate, weight, bias, residual), x_row, gate_row, residual_row
-
-
-def _block(dim: int, elements: int) -> tuple[int, int, int]:
-    """Rows and columns of a block, and warps of a program."""
-    block_dim = triton.next_power_of_2(dim)
-    warps = min(max(block_dim // (32 * elements), _WARPS), _MOST_WARPS)
-    return max(warps * 32 * elements // block_dim, 1), block_dim, warps
-
-
-def _constants(dim: int, options: tuple[float, bool, bool], elements: int) -> dict[str, Any]:
-    block_rows, block_dim, warps = _block(dim, elements)
-    eps, mean, sigmoid = options
-    return {
-        "eps": eps,
-        "DIM": dim,
-        "MEAN": mean,
-        "SIGMOID": sigmoid,
-        "BLOCK_ROWS": block_rows,
-        "BLOCK_DIM": block_dim,
-        "num_warps": warps,
-        "enable_fp_fusion": True,
+    copied, (x_row, gate_row, _, _, residual_row) = _rows(tensors, dim)
+    arguments = {
+        "x_row": x_row,
+        "gate_row": gate_row,
+        "residual_row": residual_row,
+        "rows": rows,
+        **_constants(dim, norm, _ELEMENTS),
     }
+    run = RepeatedLaunch(fwd_kernel, (-(-rows // arguments["BLOCK_ROWS"]),), arguments)
+
+    def launch(
+        y: torch.Tensor, total: torch.Tensor | None, tensors: Sequence[torch.Tensor | None]
+    ) -> None:
+        with on_device(device):
+            run(y, total, *_by_rows(tensors, copied))
+
+    return launch
 
 
-@lru_cache(maxsize=_KEPT)
-def _forward(
-    device: torch.device,
-    rows: int,
-    dim: int,
-    options: tuple[float, bool, bool],
-    x_row: int,
-    gate_row: int,
-    residual_row: int,
-) -> RepeatedLaunch:
-    constants = _constants(dim, options, _ELEMENTS)
-    strides = {"x_row": x_row, "gate_row": gate_row, "residual_row": residual_row}
-    grid = (-(-rows // constants["BLOCK_ROWS"]),)
-    return RepeatedLaunch(fwd_kernel, grid, {**strides, "rows": rows, **constants})
+def prepare_backward(given: Sequence[Any], norm: Norm) -> BackwardLaunch:
+    """What writes the gradients that are not None; `given` are those of the results, and tensors.
 
-
-@lru_cache(maxsize=_KEPT)
-def _backward(
-    device: torch.device,
-    rows: int,
-    dim: int,
-    programs: int,
-    options: tuple[float, bool, bool],
-    grad_y_row: int,
-    grad_total_row: int,
-    x_row: int,
-    gate_row: int,
-    residual_row: int,
-) -> RepeatedLaunch:
-    strides = {
+    That of a residual of another dtype than x is one of its own.
+    """
+    x = given[2]
+    dim, device = x.shape[-1], x.device.index
+    rows = x.numel() // dim
+    copied, strides = _rows(given, dim)
+    grad_y_row, grad_total_row, x_row, gate_row, _, _, residual_row = strides
+    arguments = {
         "grad_y_row": grad_y_row,
         "grad_total_row": grad_total_row,
         "x_row": x_row,
         "gate_row": gate_row,
         "residual_row": residual_row,
+        "rows": rows,
+        **_constants(dim, norm, _BACKWARD_ELEMENTS),
     }
-    constants = _constants(dim, options, _BACKWARD_ELEMENTS)
-    return RepeatedLaunch(bwd_kernel, (programs,), {**strides, "rows": rows, **constants})
+    blocks = -(-rows // arguments["BLOCK_ROWS"])
+    programs = min(blocks, _BACKWARD_WARPS // arguments["num_warps"])
+    run = RepeatedLaunch(bwd_kernel, (programs,), arguments)
+    make_parts = maker(x.new_empty(programs, dim, dtype=torch.float32))
+    of_sums = {"parts": programs, "DIM": dim, **_SUM_CONSTANTS}
+    run_sums = RepeatedLaunch(sum_kernel, (-(-dim // of_sums["BLOCK_DIM"]),), of_sums)
+
+    def launch(grads: Sequence[torch.Tensor | None], given: Sequence[torch.Tensor | None]) -> None:
+        of_x, of_gate, of_weight, of_bias, of_residual = grads
+        of_columns = of_weight, of_bias
+        parts = [None if grad is None else make_parts() for grad in of_columns]
+        with on_device(device):
+            run(of_x, of_gate, of_residual, *parts, *_by_rows(given, copied))
+            if of_weight is not None or of_bias is not None:
+                run_sums(*of_columns, *parts)
+
+    return launch
+
+
+def _rows(
+    tensors: Sequence[torch.Tensor | None], dim: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Indices of tensors of which the kernels get copies, and the strides of rows."""
+    found = [_row_stride(x, dim) for x in tensors]
+    copied = tuple(index for index, stride in enumerate(found) if stride is None)
+    return copied, tuple(dim if stride is None else stride for stride in found)
+
+
+def _row_stride(x: torch.Tensor | None, dim: int) -> int | None:
+    """Where rows are at multiples of a stride, that; None where the kernels cannot read them."""
+    if x is None:
+        return 0
+    if x.is_contiguous():
+        return dim
+    try:
+        rows = x.view(-1, dim)
+    except RuntimeError:  # no view has these rows
+        return None
+    stride: int = rows.stride(0)
+    return stride if rows.stride(1) == 1 else None
+
+
+def _by_rows(
+    tensors: Sequence[torch.Tensor | None], copied: tuple[int, ...]
+) -> Sequence[torch.Tensor | None]:
+    """The tensors that the kernels get."""
+    if not copied:
+        return tensors
+    return [
+        x.contiguous() if x is not None and index in copied else x
+        for index, x in enumerate(tensors)
+    ]
+
+
+def _block(dim: int, elements: int) -> tuple[int, int, int]:
+    """Rows and columns of a block, and warps of a program."""
+    block_dim = triton.next_power_of_2(dim)
+    warps = min(max(block_dim // (32 * elements), _WARPS), _MAX_WARPS)
+    return max(warps * 32 * elements // block_dim, 1), block_dim, warps
+
+
+def _constants(dim: int, norm: Norm, elements: int) -> dict[str, Any]:
+    block_rows, block_dim, warps = _block(dim, elements)
+    return {
+        "eps": norm.eps,
+        "DIM": dim,
+        "MEAN": norm.mean,
+        "SIGMOID": norm.sigmoid,
+        "BLOCK_ROWS": block_rows,
+        "BLOCK_DIM": block_dim,
+        "num_warps": warps,
+        "enable_fp_fusion": True,
+    }

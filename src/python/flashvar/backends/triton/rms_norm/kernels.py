@@ -16,21 +16,31 @@ import triton.language as tl
 
 
 @triton.jit
-def _places(i_block, rows, DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr):
-    """The rows and columns of a block, and which elements of it there are."""
-    o_row = (i_block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[:, None]
-    o_dim = tl.arange(0, BLOCK_DIM)[None, :]
-    return o_row, o_dim, (o_row < rows) & (o_dim < DIM)
+def _loaded(p_x, x_row, o_row, o_dim, mask):
+    """A block of rows, in float32."""
+    return tl.load(p_x + o_row * x_row + o_dim, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _total(p_x, p_residual, x_row, residual_row, o_row, o_dim, mask):
-    """The sum of x and the residual, in float32."""
-    b_x = tl.load(p_x + o_row * x_row + o_dim, mask=mask, other=0.0).to(tl.float32)
+def _block(
+    p_x,
+    p_residual,
+    x_row,
+    residual_row,
+    i_block,
+    rows,
+    DIM: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+):
+    """The rows and columns of a block, which elements there are, and the sum that is normalised."""
+    o_row = (i_block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[:, None]
+    o_dim = tl.arange(0, BLOCK_DIM)[None, :]
+    mask = (o_row < rows) & (o_dim < DIM)
+    b_total = _loaded(p_x, x_row, o_row, o_dim, mask)
     if p_residual is not None:
-        p_residual += o_row * residual_row + o_dim
-        b_x += tl.load(p_residual, mask=mask, other=0.0).to(tl.float32)
-    return b_x
+        b_total += _loaded(p_residual, residual_row, o_row, o_dim, mask)
+    return o_row, o_dim, mask, b_total
 
 
 @triton.jit
@@ -40,6 +50,13 @@ def _reduced(b_x, DIM: tl.constexpr, MEAN: tl.constexpr):
     if MEAN:
         b_sum = b_sum / DIM
     return b_sum
+
+
+@triton.jit
+def _normal(b_total, eps, DIM: tl.constexpr, MEAN: tl.constexpr):
+    """The factor of each row, and the rows times their factors."""
+    b_factor = tl.rsqrt(_reduced(b_total * b_total, DIM, MEAN) + eps)
+    return b_factor, b_total * b_factor
 
 
 @triton.jit
@@ -73,12 +90,13 @@ def fwd_kernel(
 ):
     """One block."""
     i_block = tl.program_id(0).to(tl.int64)
-    o_row, o_dim, mask = _places(i_block, rows, DIM, BLOCK_ROWS, BLOCK_DIM)
-    b_total = _total(p_x, p_residual, x_row, residual_row, o_row, o_dim, mask)
-    b_y = b_total * tl.rsqrt(_reduced(b_total * b_total, DIM, MEAN) + eps)
-    b_y = _affine(b_y, p_weight, p_bias, o_dim, DIM)
+    o_row, o_dim, mask, b_total = _block(
+        p_x, p_residual, x_row, residual_row, i_block, rows, DIM, BLOCK_ROWS, BLOCK_DIM
+    )
+    _, b_normal = _normal(b_total, eps, DIM, MEAN)
+    b_y = _affine(b_normal, p_weight, p_bias, o_dim, DIM)
     if p_gate is not None:
-        b_gate = tl.load(p_gate + o_row * gate_row + o_dim, mask=mask, other=0.0).to(tl.float32)
+        b_gate = _loaded(p_gate, gate_row, o_row, o_dim, mask)
         b_y *= tl.sigmoid(b_gate)
         if not SIGMOID:
             b_y *= b_gate
@@ -120,16 +138,15 @@ def bwd_kernel(
     b_parts_bias = tl.zeros([BLOCK_ROWS, BLOCK_DIM], tl.float32)
     first = tl.program_id(0).to(tl.int64)
     for i_block in range(first, tl.cdiv(rows, BLOCK_ROWS), tl.num_programs(0)):
-        o_row, o_dim, mask = _places(i_block, rows, DIM, BLOCK_ROWS, BLOCK_DIM)
+        o_row, o_dim, mask, b_total = _block(
+            p_x, p_residual, x_row, residual_row, i_block, rows, DIM, BLOCK_ROWS, BLOCK_DIM
+        )
         o_out = o_row * DIM + o_dim
-        b_total = _total(p_x, p_residual, x_row, residual_row, o_row, o_dim, mask)
-        p_grad = p_grad_y + o_row * grad_y_row + o_dim
-        b_grad = tl.load(p_grad, mask=mask, other=0.0).to(tl.float32)
-        b_factor = tl.rsqrt(_reduced(b_total * b_total, DIM, MEAN) + eps)
-        b_normal = b_total * b_factor
+        # Before the sums of rows, for which a load behind them would wait.
+        b_grad = _loaded(p_grad_y, grad_y_row, o_row, o_dim, mask)
+        b_factor, b_normal = _normal(b_total, eps, DIM, MEAN)
         if p_gate is not None:
-            b_gate = tl.load(p_gate + o_row * gate_row + o_dim, mask=mask, other=0.0)
-            b_gate = b_gate.to(tl.float32)
+            b_gate = _loaded(p_gate, gate_row, o_row, o_dim, mask)
             b_sigmoid = tl.sigmoid(b_gate)
             if p_grad_gate is not None:
                 b_slope = b_sigmoid * (1.0 - b_sigmoid)
@@ -148,8 +165,7 @@ def bwd_kernel(
         b_grad = _affine(b_grad, p_weight, None, o_dim, DIM)
         b_grad = b_factor * (b_grad - b_normal * _reduced(b_grad * b_normal, DIM, MEAN))
         if p_grad_total is not None:
-            p_grad = p_grad_total + o_row * grad_total_row + o_dim
-            b_grad += tl.load(p_grad, mask=mask, other=0.0).to(tl.float32)
+            b_grad += _loaded(p_grad_total, grad_total_row, o_row, o_dim, mask)
         tl.store(p_grad_x + o_out, b_grad.to(p_grad_x.dtype.element_ty), mask=mask)
         if p_grad_residual is not None:
             b_residual = b_grad.to(p_grad_residual.dtype.element_ty)
@@ -160,3 +176,35 @@ def bwd_kernel(
         tl.store(p_parts_weight + o_part, tl.sum(b_parts_weight, 0), mask=o_dim < DIM)
     if p_parts_bias is not None:
         tl.store(p_parts_bias + o_part, tl.sum(b_parts_bias, 0), mask=o_dim < DIM)
+
+
+@triton.jit(do_not_specialize=["parts"])
+def sum_kernel(
+    p_grad_weight,  # [DIM]; None as its parts are
+    p_grad_bias,
+    p_parts_weight,  # [parts, DIM]
+    p_parts_bias,
+    parts,
+    DIM: tl.constexpr,
+    BLOCK_PARTS: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+):
+    """The gradients of weight and bias in some columns."""
+    if p_parts_weight is not None:
+        _sum_parts(p_grad_weight, p_parts_weight, parts, DIM, BLOCK_PARTS, BLOCK_DIM)
+    if p_parts_bias is not None:
+        _sum_parts(p_grad_bias, p_parts_bias, parts, DIM, BLOCK_PARTS, BLOCK_DIM)
+
+
+@triton.jit
+def _sum_parts(
+    p_grad, p_parts, parts, DIM: tl.constexpr, BLOCK_PARTS: tl.constexpr, BLOCK_DIM: tl.constexpr
+):
+    o_dim = tl.program_id(0) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
+    b_sums = tl.zeros([BLOCK_PARTS, BLOCK_DIM], tl.float32)
+    for first in range(0, parts, BLOCK_PARTS):
+        o_part = (first + tl.arange(0, BLOCK_PARTS))[:, None]
+        mask = (o_part < parts) & (o_dim < DIM)[None, :]
+        b_sums += tl.load(p_parts + o_part * DIM + o_dim[None, :], mask=mask, other=0.0)
+    b_grad = tl.sum(b_sums, 0).to(p_grad.dtype.element_ty)
+    tl.store(p_grad + o_dim, b_grad, mask=o_dim < DIM)

@@ -53,9 +53,9 @@ def test_something_is_installed() -> None:
 
 def test_library_is_what_its_manifest_describes(folder: Path, library: ctypes.CDLL) -> None:
     described = json.loads((folder / "manifest.json").read_text())
-    said = json.loads(library.vecadd_build_info())
+    built = json.loads(library.vecadd_build_info())
     assert library.vecadd_abi_version() == described["abi"]
-    assert said["version"] == described["version"] == metadata.version(described["distribution"])
+    assert built["version"] == described["version"] == metadata.version(described["distribution"])
 
 
 def test_unknown_dtype_is_refused(library: ctypes.CDLL) -> None:

@@ -1,0 +1,219 @@
+"""What is published after the proof of a release: what an index lacks, with the bytes proved."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from checked_release import BINARY, PURE, SDIST, Fault, add, check, faults, flip
+from checkout import git
+from release_set import STEM, Case
+
+from flashvar_factory import index
+from flashvar_factory.cli import main
+from flashvar_factory.index import serve
+from flashvar_factory.release import proof, steps
+
+pytestmark = pytest.mark.usefixtures("on_paper")
+
+
+@contextmanager
+def published(folder: Path) -> Iterator[str]:
+    """An index of the files of a folder, served; its address."""
+    site = folder.with_name(f"site-of-{folder.name}")
+    index.write(folder, site)
+    with serve.serving(site) as address:
+        yield address
+
+
+def other_bytes(case: Case) -> None:
+    case.edit(PURE, "METADATA$", "Attention kernels", "Other kernels")
+
+
+def test_other_bytes_on_the_index(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
+    other = replace(case, one=case.one.with_name("earlier"), two=case.two.with_name("earlier-2"))
+    shutil.copytree(case.one, other.one)
+    shutil.copytree(case.two, other.two)
+    other_bytes(other)
+    with published(other.one) as address:
+        assert check(case, "--index", address) == 9
+    error = capsys.readouterr().err
+    assert set(faults(error)) == {"index"}
+    assert f"{case.names[PURE]}: expected the SHA-256 " in error
+    assert case.names[BINARY] not in error
+    assert "release this as another version" in error
+
+
+def test_file_of_this_version_that_was_not_built(
+    case: Case, capsys: pytest.CaptureFixture[str]
+) -> None:
+    earlier = case.one.with_name("earlier")
+    shutil.copytree(case.one, earlier)
+    more = earlier / case.names[BINARY].replace("x86_64", "aarch64")
+    shutil.copyfile(earlier / case.names[BINARY], more)
+    with published(earlier) as address:
+        assert check(case, "--index", address) == 9
+    error = capsys.readouterr().err
+    assert set(faults(error)) == {"index"}
+    assert f"{more.name}: expected only the files of the release" in error
+
+
+def unpublished(case: Case, address: str, output: Path) -> int:
+    proved = case.root / "build" / "proof" / proof.FILE
+    words = ["--proof", str(proved), "--index", address, "--output", str(output)]
+    return main(["--root", str(case.root), "unpublished", str(case.one), *words])
+
+
+@pytest.fixture
+def proved(case: Case, monkeypatch: pytest.MonkeyPatch) -> Case:
+    """A release that was checked, but for the smoke test, which another test is of."""
+    monkeypatch.setattr(proof, "LAST", {})
+    assert check(case) == 0
+    return case
+
+
+def test_what_an_index_lacks_is_uploaded(
+    proved: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    earlier, output = tmp_path / "earlier", tmp_path / "upload"
+    earlier.mkdir()
+    shutil.copyfile(proved.one / proved.names[BINARY], earlier / proved.names[BINARY])
+    with published(earlier) as address:
+        assert unpublished(proved, address, output) == 0, capsys.readouterr().err
+    assert f"there already: {STEM}" in capsys.readouterr().out
+    assert {path.name for path in output.iterdir()} == {
+        proved.names[name] for name in (SDIST, PURE, "factory")
+    }
+    for path in output.iterdir():
+        assert path.read_bytes() == (proved.one / path.name).read_bytes()
+
+
+def rehearsal(case: Case) -> None:
+    path = case.root / "build" / "proof" / proof.FILE
+    document = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**document, "tag": None}), encoding="utf-8")
+
+
+def edit_proof(case: Case, old: str, new: str) -> None:
+    path = case.root / "build" / "proof" / proof.FILE
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+
+
+def capitals(case: Case) -> None:
+    digest = steps.digest(case.one / case.names[BINARY])
+    edit_proof(case, digest, digest.upper())
+
+
+def moved(case: Case, put: Callable[[Path], object]) -> None:
+    path = case.one / case.names[BINARY]
+    path.rename(case.one.with_name("moved"))
+    put(path)
+
+
+AFTERWARDS: dict[str, tuple[Fault, str]] = {
+    "byte that changed": (lambda case: flip(case.one / case.names[BINARY]), "that were proved"),
+    "file that was added": (lambda case: add(case, "x-1.0.tar.gz"), "of no such file"),
+    "no proof": (
+        lambda case: (case.root / "build" / "proof" / proof.FILE).unlink(),
+        "check-release writes this file",
+    ),
+    "rehearsal": (rehearsal, "found a rehearsal"),
+    "file that is gone": (
+        lambda case: (case.one / case.names[BINARY]).unlink(),
+        "expected this file, found none",
+    ),
+    "every file is gone": (
+        lambda case: [path.unlink() for path in case.one.iterdir()],
+        "expected this file, found none",
+    ),
+    "tag without a name": (lambda case: edit_proof(case, f'"v{case.release}"', '""'), "the tag ''"),
+    "tag of another version": (
+        lambda case: edit_proof(case, f'"v{case.release}"', '"v9.9"'),
+        "the tag 'v9.9' of the version",
+    ),
+    "another version": (
+        lambda case: [
+            edit_proof(case, f'"version": "{case.release}"', '"version": "9.9"'),
+            edit_proof(case, f'"v{case.release}"', '"v9.9"'),
+        ],
+        "files of other versions",
+    ),
+    "another schema": (lambda case: edit_proof(case, '"schema": 1', '"schema": 2'), "the schema 2"),
+    "no commit": (lambda case: edit_proof(case, '"revision"', '"commit"'), "other keys, ['commit'"),
+    "hashes in capitals": (
+        lambda case: capitals(case),
+        "no files with their SHA-256",
+    ),
+    "pipe that was added": (lambda case: os.mkfifo(case.one / "pipe"), "found a link, a folder"),
+    "pipe in place of a file": (
+        lambda case: moved(case, os.mkfifo),
+        "found a link, a folder or something else",
+    ),
+    "link in place of a file": (
+        lambda case: moved(case, lambda path: path.symlink_to(path.parent.with_name("moved"))),
+        "found a link, a folder or something else",
+    ),
+    "tag twice": (
+        lambda case: edit_proof(case, "{", '{"tag": null, '),
+        "a key twice in one object",
+    ),
+    "proof of pairs": (
+        lambda case: (case.root / "build" / "proof" / proof.FILE).write_text(
+            '{"tag": "v1", "files": [[1, "' + "0" * 64 + '"]]}', encoding="utf-8"
+        ),
+        "no table of files",
+    ),
+    "proof of nothing": (
+        lambda case: (case.root / "build" / "proof" / proof.FILE).write_text(
+            '{"tag": "v1", "files": {}}', encoding="utf-8"
+        ),
+        "no files with their SHA-256",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", AFTERWARDS)
+def test_what_happens_after_the_proof(
+    fault: str, proved: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant, words = AFTERWARDS[fault]
+    earlier = tmp_path / "earlier"
+    shutil.copytree(proved.one, earlier)
+    plant(proved)
+    with published(earlier) as address:
+        assert unpublished(proved, address, tmp_path / "upload") == 9
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "upload").exists()
+
+
+def test_other_bytes_are_not_passed_over(
+    proved: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = replace(proved, one=tmp_path / "earlier", two=tmp_path / "earlier-2")
+    shutil.copytree(proved.one, other.one)
+    shutil.copytree(proved.two, other.two)
+    other_bytes(other)
+    with published(other.one) as address:
+        assert unpublished(proved, address, tmp_path / "upload") == 9
+    assert f"{proved.names[PURE]}: expected the SHA-256" in capsys.readouterr().err
+    assert not (tmp_path / "upload").exists()
+
+
+def test_a_rehearsal_is_of_no_tag(
+    case: Case, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(proof, "LAST", {})
+    git(case.root, "tag", "--delete", f"v{case.release}")
+    words = ["check-release", str(case.one), "--again", str(case.two), "--python", sys.executable]
+    assert main(["--root", str(case.root), *words]) == 0, capsys.readouterr().err
+    assert "this is a rehearsal" in capsys.readouterr().out
+    assert unpublished(case, "https://127.0.0.1:1", case.root / "upload") == 9
