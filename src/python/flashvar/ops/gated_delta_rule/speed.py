@@ -18,7 +18,9 @@ HEAD_DIM: Final = 128
 _CHUNK: Final = 64
 
 TITLE: Final = "Speed of gated_delta_rule, TFLOP/s"
-NOTE: Final = f"K and V {HEAD_DIM}, {DTYPE}; the products of chunks of {_CHUNK} tokens count."
+NOTE: Final = (
+    f"K and V {HEAD_DIM} unless named, {DTYPE}; the products of chunks of {_CHUNK} tokens count."
+)
 PEERS: Final = {"fla": "FLA", "flash-qla": "FlashQLA", "torch": "torch's functions"}
 
 
@@ -30,31 +32,50 @@ class DeltaCell(Cell):
     heads: tuple[int, int] = (16, 32)  # of q and k, of v
     batch: int = 1
     seqlen: int = 8192
+    head_dims: tuple[int, int] = (HEAD_DIM, HEAD_DIM)  # K, V
 
 
-def _cell(direction: str, heads: tuple[int, int], batch: int, seqlen: int) -> DeltaCell:
+def _cell(
+    direction: str,
+    heads: tuple[int, int],
+    batch: int,
+    seqlen: int,
+    head_dims: tuple[int, int] = (HEAD_DIM, HEAD_DIM),
+) -> DeltaCell:
     # Products with a state, of squares with K and with V, and of squares, for each token.
     products = (3, 2, 2, 1 / 3) if direction == "forward" else (9, 6, 5, 2)
-    sizes = HEAD_DIM**2, _CHUNK * HEAD_DIM, _CHUNK * HEAD_DIM, _CHUNK**2
+    k, v = head_dims
+    sizes = k * v, _CHUNK * k, _CHUNK * v, _CHUNK**2
     token = 2 * sum(count * size for count, size in zip(products, sizes, strict=True))
     name = f"{direction}, {heads[0]}/{heads[1]} heads, {batch} x {seqlen}"
+    if head_dims != (HEAD_DIM, HEAD_DIM):
+        name += f", K {k}, V {v}"
     function = FORWARD if direction == "forward" else BACKWARD
     work = batch * seqlen * heads[1] * token
-    return DeltaCell(name, function, DTYPE, ((HEAD_DIM,),), work, direction, heads, batch, seqlen)
+    return DeltaCell(
+        name, function, DTYPE, ((k,),), work, direction, heads, batch, seqlen, head_dims
+    )
 
 
 _Shape: TypeAlias = tuple[tuple[int, int], int, int]
 
 
-def _cells(*shapes: _Shape) -> tuple[DeltaCell, ...]:
+def _cells(
+    *shapes: _Shape, head_dims: tuple[int, int] = (HEAD_DIM, HEAD_DIM)
+) -> tuple[DeltaCell, ...]:
     return tuple(
-        _cell(direction, *shape) for shape in shapes for direction in ("forward", "backward")
+        _cell(direction, *shape, head_dims)
+        for shape in shapes
+        for direction in ("forward", "backward")
     )
 
 
 CELLS: Final = _cells(((16, 64), 1, 8192), ((16, 32), 1, 32768), ((16, 32), 8, 1024))
-MORE_CELLS: Final = _cells(
-    *(((16, 64), 4, 8192), ((16, 32), 1, 8192), ((2, 8), 1, 32768), ((16, 16), 1, 8192))
+MORE_CELLS: Final = (
+    *_cells(((16, 64), 4, 8192), ((16, 32), 1, 8192), ((2, 8), 1, 32768), ((16, 16), 1, 8192)),
+    *_cells(((32, 32), 1, 8192), head_dims=(64, 64)),
+    *_cells(((16, 16), 1, 8192), head_dims=(96, 192)),
+    *_cells(((6, 6), 1, 16384), ((6, 6), 4, 4096), head_dims=(256, 512)),
 )
 
 SMALL_CELLS: Final = _cells(((2, 2), 1, 64))[:1]
@@ -67,11 +88,12 @@ def call(cell: DeltaCell, contender: str, device: torch.device) -> Call:
     few, many = cell.heads
     rows = (cell.batch, cell.seqlen)
 
-    def made(heads: int) -> torch.Tensor:
-        return torch.randn(*rows, heads, HEAD_DIM, dtype=torch.bfloat16, device=device)
+    def made(heads: int, dim: int) -> torch.Tensor:
+        return torch.randn(*rows, heads, dim, dtype=torch.bfloat16, device=device)
 
+    k, v = cell.head_dims
     given = {
-        **{"q": made(few), "k": made(few), "v": made(many)},
+        **{"q": made(few, k), "k": made(few, k), "v": made(many, v)},
         "g": -torch.rand(*rows, many, device=device),
         "beta": torch.rand(*rows, many, device=device).bfloat16(),
     }
