@@ -16,14 +16,17 @@ if TYPE_CHECKING:
     from flashvar.ops.rms_norm.formula import Norm, Tensors
     from flashvar.ops.rms_norm.run import BackwardLaunch, ForwardLaunch
 
-# Elements of a block for each thread: of 16-bit dtypes 32 bytes, in a backward 16.
+# Elements of a block for each thread: 32 bytes of 16-bit dtypes.
 _ELEMENTS: Final = 16
-_BACKWARD_ELEMENTS: Final = 8
-_WARPS: Final = 4
+_FORWARD_WARPS: Final = 4  # of a program, unless its rows are long
+_BACKWARD_WARPS: Final = 2
 _MAX_WARPS: Final = 16
 # Warps of all programs of a backward: as many as run at once on the largest devices. Independent of
 # the device, so that sums have the same order on all.
-_BACKWARD_WARPS: Final = 4096
+_ALL_BACKWARD_WARPS: Final = 4096
+# A backward loads its next block into shared memory while it computes one, unless the two need more
+# than every device has.
+_SHARED_BYTES: Final = 48 * 1024
 # Of the sums over the programs of a backward: four loads of 16 bytes for each thread, in segments
 # of 64 bytes, so that there are several programs for few columns too.
 _SUM_CONSTANTS: Final = {
@@ -45,7 +48,7 @@ def prepare_forward(tensors: Tensors, norm: Norm) -> ForwardLaunch:
         "gate_row": gate_row,
         "residual_row": residual_row,
         "rows": rows,
-        **_constants(dim, norm, _ELEMENTS),
+        **_constants(dim, norm, _FORWARD_WARPS),
     }
     run = RepeatedLaunch(fwd_kernel, (-(-rows // arguments["BLOCK_ROWS"]),), arguments)
 
@@ -75,10 +78,16 @@ def prepare_backward(given: Sequence[Any], norm: Norm) -> BackwardLaunch:
         "gate_row": gate_row,
         "residual_row": residual_row,
         "rows": rows,
-        **_constants(dim, norm, _BACKWARD_ELEMENTS),
+        **_constants(dim, norm, _BACKWARD_WARPS),
     }
-    blocks = -(-rows // arguments["BLOCK_ROWS"])
-    programs = min(blocks, _BACKWARD_WARPS // arguments["num_warps"])
+    block_rows = arguments["BLOCK_ROWS"]
+    block_bytes = sum(
+        block_rows * arguments["BLOCK_DIM"] * tensor.element_size()
+        for tensor in given
+        if tensor is not None and tensor.numel() == x.numel()
+    )
+    arguments["STAGES"] = 2 if 2 * block_bytes <= _SHARED_BYTES else 1
+    programs = min(-(-rows // block_rows), _ALL_BACKWARD_WARPS // arguments["num_warps"])
     run = RepeatedLaunch(bwd_kernel, (programs,), arguments)
     make_parts = maker(x.new_empty(programs, dim, dtype=torch.float32))
     of_sums = {"parts": programs, "DIM": dim, **_SUM_CONSTANTS}
@@ -131,15 +140,15 @@ def _by_rows(
     ]
 
 
-def _block(dim: int, elements: int) -> tuple[int, int, int]:
+def _block(dim: int, least_warps: int) -> tuple[int, int, int]:
     """Rows and columns of a block, and warps of a program."""
     block_dim = triton.next_power_of_2(dim)
-    warps = min(max(block_dim // (32 * elements), _WARPS), _MAX_WARPS)
-    return max(warps * 32 * elements // block_dim, 1), block_dim, warps
+    warps = min(max(block_dim // (32 * _ELEMENTS), least_warps), _MAX_WARPS)
+    return max(warps * 32 * _ELEMENTS // block_dim, 1), block_dim, warps
 
 
-def _constants(dim: int, norm: Norm, elements: int) -> dict[str, Any]:
-    block_rows, block_dim, warps = _block(dim, elements)
+def _constants(dim: int, norm: Norm, least_warps: int) -> dict[str, Any]:
+    block_rows, block_dim, warps = _block(dim, least_warps)
     return {
         "eps": norm.eps,
         "DIM": dim,

@@ -93,10 +93,12 @@ def fwd_kernel(
     o_row, o_dim, mask, b_total = _block(
         p_x, p_residual, x_row, residual_row, i_block, rows, DIM, BLOCK_ROWS, BLOCK_DIM
     )
+    if p_gate is not None:
+        # Before the sums of rows, for which a load behind them would wait.
+        b_gate = _loaded(p_gate, gate_row, o_row, o_dim, mask)
     _, b_normal = _normal(b_total, eps, DIM, MEAN)
     b_y = _affine(b_normal, p_weight, p_bias, o_dim, DIM)
     if p_gate is not None:
-        b_gate = _loaded(p_gate, gate_row, o_row, o_dim, mask)
         b_y *= tl.sigmoid(b_gate)
         if not SIGMOID:
             b_y *= b_gate
@@ -132,21 +134,24 @@ def bwd_kernel(
     SIGMOID: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Every block whose number is that of the program, modulo the number of programs."""
     b_parts_weight = tl.zeros([BLOCK_ROWS, BLOCK_DIM], tl.float32)
     b_parts_bias = tl.zeros([BLOCK_ROWS, BLOCK_DIM], tl.float32)
     first = tl.program_id(0).to(tl.int64)
-    for i_block in range(first, tl.cdiv(rows, BLOCK_ROWS), tl.num_programs(0)):
+    blocks = tl.cdiv(rows, BLOCK_ROWS)
+    for i_block in tl.range(first, blocks, tl.num_programs(0), num_stages=STAGES):
         o_row, o_dim, mask, b_total = _block(
             p_x, p_residual, x_row, residual_row, i_block, rows, DIM, BLOCK_ROWS, BLOCK_DIM
         )
         o_out = o_row * DIM + o_dim
         # Before the sums of rows, for which a load behind them would wait.
         b_grad = _loaded(p_grad_y, grad_y_row, o_row, o_dim, mask)
-        b_factor, b_normal = _normal(b_total, eps, DIM, MEAN)
         if p_gate is not None:
             b_gate = _loaded(p_gate, gate_row, o_row, o_dim, mask)
+        b_factor, b_normal = _normal(b_total, eps, DIM, MEAN)
+        if p_gate is not None:
             b_sigmoid = tl.sigmoid(b_gate)
             if p_grad_gate is not None:
                 b_slope = b_sigmoid * (1.0 - b_sigmoid)
