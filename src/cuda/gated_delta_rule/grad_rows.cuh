@@ -74,12 +74,6 @@ struct RecordRows {
 };
 static_assert(sizeof(RecordRows) == offsetof(GradRecord, inverse_low) - offsetof(GradRecord, a));
 
-// beta, or in place of 0 a number so small that it changes nothing but what is divided by it.
-__device__ __forceinline__ float divisor_of(float beta) {
-  constexpr float kLeast = 0x1p-100f;
-  return fabsf(beta) < kLeast ? kLeast : beta;
-}
-
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);

@@ -13,9 +13,9 @@ namespace flashvar::sm80::gated_delta_rule {
 // Partial sums of the warps of a block of rows_kernel; each warp has 16 tokens and a quarter of the
 // columns.
 struct GateRows {
-  float gates[4][kChunk];    // rows of Q and K times what reads the state and earlier tokens
+  float gates[4][kChunk];    // sums over rows of A, P, c and a, each times its gradient
   float later[4][kChunk];    // rows of K times rows of R dS^T
-  float columns[4][kChunk];  // rows of K times what later tokens of the chunk read, without beta
+  float columns[4][kChunk];  // sums over columns of A and P times gradients, without beta
   float states[16];          // S times dS, by warps
 };
 

@@ -130,9 +130,24 @@ __device__ __forceinline__ void add_squares(Squares& e, Squares& f, uint32_t slo
   }
 }
 
-// Turns a square, F or with kGram E, into dQK or dB, the gradient of Q K^T or K K^T.
+// The warp's part of Q K^T or K K^T.
+template <class Config>
+__device__ __forceinline__ void multiply_keys(Squares& c, uint32_t x, uint32_t k) {
+  using Layout = typename Config::Tile;
+  Part const part;
+  c.clear();
+  if (!part.has_elements()) return;
+  gemm_nt<typename Config::Dtype, Layout, Layout, Config::kDim>(
+      c, x + part.strip * 16 * Layout::kRowBytes, k + part.quarter * 16 * Layout::kRowBytes);
+}
+
+// Turns a square `d`, F or with kGram E, into the gradient of `product`, Q K^T or with kGram K K^T.
+// The element-wise products of both are added to the lane's sums over columns (without beta of the
+// column) and over rows (with beta).
 template <bool kGram>
-__device__ __forceinline__ void finish_square(Squares& d, float scale, const RecordRows& rows) {
+__device__ __forceinline__ void finish_square(Squares& d, const Squares& product, float scale,
+                                              const RecordRows& rows, float2& row_sum,
+                                              float (&columns)[4]) {
   Lane const at;
   Part const part;
 #pragma unroll
@@ -148,10 +163,13 @@ __device__ __forceinline__ void finish_square(Squares& d, float scale, const Rec
       for (int k = 0; k < 2; ++k) {
         bool const exists = kGram ? j + k < i : j + k <= i;
         float const decay = exp2_approx(rows.sums[i] - (k == 0 ? sums.x : sums.y));
-        float const of_column = k == 0 ? norm.x * divisor_of(beta.x) : norm.y * divisor_of(beta.y);
         float& value = d.tile[0][n][2 * half + k];
         // Above the diagonal 0 is selected, not multiplied by: the factors may be inf there.
-        value = exists ? value * (factor * of_column) * decay : 0.f;
+        value = exists ? value * (factor * (k == 0 ? norm.x : norm.y)) * decay : 0.f;
+        float const one = exists ? value * product.tile[0][n][2 * half + k] : 0.f;
+        columns[2 * n + k] += one;
+        value *= k == 0 ? beta.x : beta.y;
+        (half == 0 ? row_sum.x : row_sum.y) += one * (k == 0 ? beta.x : beta.y);
       }
     }
   }
@@ -181,11 +199,37 @@ __device__ __forceinline__ void store_square(Squares& d, uint32_t tile) {
   }
 }
 
-// Products of a head, with the states S and dS or with the squares: for dQ, and for dK as its rows
-// read the state (of_k) and as later tokens read them (later).
+// Adds the products of the squares dQK and dB to dQ and dK. Only 16 x 16 blocks on and below the
+// diagonal are stored.
+template <class Config, class Acc>
+__device__ __forceinline__ void add_square_products(Acc& dq, Acc& dk, uint32_t tiles) {
+  Part const part;
+  uint32_t const rows = part.strip * 16 * Square::kRowBytes + fragment_offset<Square>();
+  uint32_t const transposed = transposed_offset(2 * part.strip);
+  uint32_t const of_qk = tiles + Config::kSquares, of_kk = of_qk + kSquareBytes;
+  uint32_t const q = column_fragments<Config>(tiles);
+  uint32_t const k = column_fragments<Config>(tiles + Config::kK);
+#pragma unroll Config::kUnroll
+  for (int kk = 0; kk < 4; ++kk) {
+    uint32_t a[4], b[4];
+    if (kk <= part.strip) {
+      ptx::ldmatrix_x4(a, Square::advance(of_qk + rows, 2 * kk));
+      ptx::ldmatrix_x4(b, Square::advance(of_kk + rows, 2 * kk));
+      add_products<Config>(dq, a, dk, b, k, 16 * kk);
+    }
+    if (kk >= part.strip) {
+      ptx::ldmatrix_x4_trans(a, of_qk + transposed + 16 * kk * Square::kRowBytes);
+      ptx::ldmatrix_x4_trans(b, of_kk + transposed + 16 * kk * Square::kRowBytes);
+      add_product<Config>(dk, a, q, 16 * kk);
+      add_product<Config>(dk, b, k, 16 * kk);
+    }
+  }
+}
+
+// Products with the states S and dS, without factors of rows.
 template <class Config>
-struct HeadProducts {
-  Accumulator<16, Config::kColumns> of_q, of_k, later;
+struct StateProducts {
+  Accumulator<16, Config::kColumns> of_q, of_k, later;  // dOut S^T, dV S^T, R dS^T
 
   __device__ __forceinline__ void clear() {
     of_q.clear();
@@ -193,8 +237,8 @@ struct HeadProducts {
     later.clear();
   }
 
-  // Adds dOut S^T with `both`, dV S^T and R dS^T of a slot, without factors of rows.
-  __device__ __forceinline__ void add_slot(uint32_t slot, bool both) {
+  // Adds the products of a slot; that of dOut with `both` only.
+  __device__ __forceinline__ void add(uint32_t slot, bool both) {
     Part const part;
     uint32_t const rows = slot + part.strip * 16 * Square::kRowBytes + fragment_offset<Square>();
     uint32_t const transposed = slot + Config::kResiduals + transposed_offset(2 * part.strip);
@@ -212,32 +256,6 @@ struct HeadProducts {
       }
       ptx::ldmatrix_x4_trans(a, transposed + 16 * kk * Square::kRowBytes);
       add_product<Config>(later, a, grad_state, 16 * kk);
-    }
-  }
-
-  // Adds dQK K, dB K and dQK^T Q + dB^T K. Only 16 x 16 blocks of the squares dQK and dB on and
-  // below the diagonal are stored.
-  __device__ __forceinline__ void add_squares(uint32_t tiles) {
-    Part const part;
-    uint32_t const rows = part.strip * 16 * Square::kRowBytes + fragment_offset<Square>();
-    uint32_t const transposed = transposed_offset(2 * part.strip);
-    uint32_t const of_qk = tiles + Config::kSquares, of_kk = of_qk + kSquareBytes;
-    uint32_t const q = column_fragments<Config>(tiles);
-    uint32_t const k = column_fragments<Config>(tiles + Config::kK);
-#pragma unroll Config::kUnroll
-    for (int kk = 0; kk < 4; ++kk) {
-      uint32_t a[4], b[4];
-      if (kk <= part.strip) {
-        ptx::ldmatrix_x4(a, Square::advance(of_qk + rows, 2 * kk));
-        ptx::ldmatrix_x4(b, Square::advance(of_kk + rows, 2 * kk));
-        add_products<Config>(of_q, a, of_k, b, k, 16 * kk);
-      }
-      if (kk >= part.strip) {
-        ptx::ldmatrix_x4_trans(a, of_qk + transposed + 16 * kk * Square::kRowBytes);
-        ptx::ldmatrix_x4_trans(b, of_kk + transposed + 16 * kk * Square::kRowBytes);
-        add_product<Config>(later, a, q, 16 * kk);
-        add_product<Config>(later, b, k, 16 * kk);
-      }
     }
   }
 };

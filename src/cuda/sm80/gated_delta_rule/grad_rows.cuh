@@ -57,6 +57,21 @@ __device__ __forceinline__ void compute_squares(Squares& e, Squares& f,
   }
 }
 
+// Adds up the lanes' sums over columns of a square, over the warp's 16 rows, and writes them.
+__device__ __forceinline__ void write_column_sums(float (&to)[4][kChunk], float (&columns)[4],
+                                                  const Lane& at, const Part& part) {
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) {
+      columns[n] += __shfl_xor_sync(0xffffffffu, columns[n], step);
+    }
+    if (at.g == 0) {
+      to[part.strip][16 * part.quarter + n / 2 * 8 + 2 * at.t + n % 2] = columns[n];
+    }
+  }
+}
+
 template <class Config>
 using RowsAccumulator = Accumulator<16, Config::kColumns>;
 
@@ -102,36 +117,27 @@ __device__ __forceinline__ void add_heads(RowsAccumulator<Config>& dq, RowsAccum
   for (int32_t i = 0; i < problem.group; ++i) {
     GroupHead const head = of_group(i);
     const RecordRows& rows = *loads.vectors(i);
-    HeadProducts<Config> products;
-    products.clear();
+    float2 of_gates{};
     bool careful;
     {
-      Squares e, f;
+      Squares e, f, product;
       compute_squares(e, f, loads, head, rows, resident);
       careful = Config::kCareful && rows.growth > kCarefulGrowth;
-      finish_square<false>(f, problem.scale, rows);
-      finish_square<true>(e, problem.scale, rows);
+      float columns[4] = {};
+      multiply_keys<Config>(product, tiles, tiles + Config::kK);
+      finish_square<false>(f, product, problem.scale, rows, of_gates, columns);
+      multiply_keys<Config>(product, tiles + Config::kK, tiles + Config::kK);
+      finish_square<true>(e, product, problem.scale, rows, of_gates, columns);
+      write_column_sums(found.columns, columns, at, part);
       for (int n = 0; n < (careful ? 2 : 1); ++n) {
         __syncthreads();  // all warps have read what the squares overwrite
         store_square<Dtype>(f, tiles + Config::kSquares);
         store_square<Dtype>(e, tiles + Config::kSquares + kSquareBytes);
         __syncthreads();  // all warps have written the squares
-        products.add_squares(tiles);
+        add_square_products<Config>(dq, dk, tiles);
       }
     }
-    float2 of_gates = row_products<Config>(products.of_q, tiles);
-    {
-      float2 const of_read = row_products<Config>(products.of_k, tiles + Config::kK);
-      float2 const columns = row_products<Config>(products.later, tiles + Config::kK);
-      of_gates = {of_gates.x + of_read.x, of_gates.y + of_read.y};
-      write_row_sums(found.columns[part.quarter],
-                     {__fdividef(columns.x, divisor_of(rows.beta[row])),
-                      __fdividef(columns.y, divisor_of(rows.beta[row + 8]))});
-    }
-    constexpr float kOnes[2] = {1.f, 1.f};
-    add_scaled(dq, products.of_q, kOnes);
-    add_scaled(dk, products.of_k, kOnes);
-    add_scaled(dk, products.later, kOnes);
+    StateProducts<Config> products;
     products.clear();
     float states = 0.f;
     for (int32_t tile = 0; tile < workspace.tiles; ++tile) {
@@ -145,7 +151,7 @@ __device__ __forceinline__ void add_heads(RowsAccumulator<Config>& dq, RowsAccum
           ptx::cp_async_wait<0>();
           __syncthreads();  // the slot is loaded
         }
-        products.add_slot(ptx::smem_address(tile_slot), n == 0);
+        products.add(ptx::smem_address(tile_slot), n == 0);
         if (n == 0) states += state_products<Config>(tile_slot);
       }
       if (resident) {

@@ -18,13 +18,11 @@ namespace flashvar::sm90::gated_delta_rule {
 using RowsAsK = MnMajor<kSquareBytes>;    // rows are k
 using ColumnsAsK = KMajor<kSquareBytes>;  // columns are k
 
-// Sums per token, each over a warpgroup's half of the columns.
+// Partial sums of the warps, each of 16 tokens.
 struct RowSums {
-  float gates[2][kChunk];    // rows of Q and K times what reads the state and earlier tokens
+  float gates[2][kChunk];    // sums over rows of A, P, c and a, each times its gradient
   float later[2][kChunk];    // rows of K times rows of R dS^T
-  float columns[2][kChunk];  // rows of K times what later tokens read of them, without beta
-  float along_q[2][kChunk];  // rows of Q times those of dQ, of all heads
-  float along_k[2][kChunk];  // likewise of K
+  float columns[8][kChunk];  // sums over columns of A and P times gradients, without beta
   float states[2];           // second half of S times dS, alternating between two heads
   float unused[2];
 };
@@ -53,15 +51,23 @@ struct SlotProducts {
   static constexpr int kElements = Config::kColumns / 2;
   float square[32];                                          // dOut R^T or dV R^T
   float of_q[kElements], of_k[kElements], later[kElements];  // dOut S^T, dV S^T, R dS^T
+  float spare[kElements == 32 ? 1 : 32];
 
-  __device__ __forceinline__ void fence_rows() {
+  // Accumulators for another product, after of_q has been read. Where sizes agree it reuses of_q's
+  // registers, which the compiler does not do by itself, and there are too few.
+  __device__ __forceinline__ float (&after_of_q())[32] {
+    if constexpr (kElements == 32) {
+      return of_q;
+    } else {
+      return spare;
+    }
+  }
+
+  __device__ __forceinline__ void fence() {
+    ptx::wgmma_fence_operand(square);
     ptx::wgmma_fence_operand(of_q);
     ptx::wgmma_fence_operand(of_k);
     ptx::wgmma_fence_operand(later);
-  }
-  __device__ __forceinline__ void fence() {
-    ptx::wgmma_fence_operand(square);
-    fence_rows();
   }
 
   // Issues the products with a slot as one wgmma group; kAdd: adds to the accumulators.
@@ -122,37 +128,22 @@ __device__ __forceinline__ float2 row_products(const float (&d)[Config::kColumns
   return {quad_sum(sums[0]), quad_sum(sums[1])};
 }
 
-// row_products() of two accumulators with the same tile.
-template <class Config>
-__device__ __forceinline__ void row_products(const float (&d)[Config::kColumns / 2],
-                                             const float (&e)[Config::kColumns / 2], uint32_t tile,
-                                             uint32_t warpgroup, float2& of_d, float2& of_e) {
-  float sums[4] = {};
-  for_each_half_element<Config>(tile, warpgroup, [&](int i, float x) {
-    sums[i / 2 % 2] = fmaf(x, d[i], sums[i / 2 % 2]);
-    sums[2 + i / 2 % 2] = fmaf(x, e[i], sums[2 + i / 2 % 2]);
-  });
-  of_d = {quad_sum(sums[0]), quad_sum(sums[1])};
-  of_e = {quad_sum(sums[2]), quad_sum(sums[3])};
-}
-
-// d = factors o d, one factor per row.
+// d += factors o e, one factor per row.
 template <int kElements>
-__device__ __forceinline__ void scale_rows(float (&d)[kElements], const float (&factors)[2]) {
+__device__ __forceinline__ void add_scaled(float (&d)[kElements], const float (&e)[kElements],
+                                           const float (&factors)[2]) {
 #pragma unroll
-  for (int i = 0; i < kElements; ++i) d[i] *= factors[i / 2 % 2];
+  for (int i = 0; i < kElements; ++i) d[i] = fmaf(factors[i / 2 % 2], e[i], d[i]);
 }
 
-// d += e.
-template <int kElements>
-__device__ __forceinline__ void add(float (&d)[kElements], const float (&e)[kElements]) {
-#pragma unroll
-  for (int i = 0; i < kElements; ++i) d[i] += e[i];
-}
-
-// Turns a square, F or in the second warpgroup E, into dQK or dB, the gradient of Q K^T or K K^T.
-__device__ __forceinline__ void finish_square(float (&d)[32], uint32_t warpgroup, float scale,
-                                              const RecordRows& rows) {
+// Turns a square `d`, F or in the second warpgroup E, into the gradient of `product`, Q K^T or K
+// K^T. The element-wise products of both are summed: `columns` (without beta of the column) are the
+// lane's sums over its rows, [2 n + k] for column 8 n + 2 t + k; to `row_sums` they are added with
+// beta.
+__device__ __forceinline__ void finish_square(float (&d)[32], const float (&product)[32],
+                                              uint32_t warpgroup, float scale,
+                                              const RecordRows& rows, float (&row_sums)[2],
+                                              float (&columns)[16]) {
   Lane const at;
   float factors[2], sums[2];
 #pragma unroll
@@ -163,6 +154,7 @@ __device__ __forceinline__ void finish_square(float (&d)[32], uint32_t warpgroup
   }
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
+    columns[2 * n] = columns[2 * n + 1] = 0.f;
     if (n / 2 > at.warp) {  // the tile is above the diagonal
 #pragma unroll
       for (int e = 0; e < 4; ++e) d[4 * n + e] = 0.f;
@@ -171,7 +163,7 @@ __device__ __forceinline__ void finish_square(float (&d)[32], uint32_t warpgroup
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       int const j = 8 * n + 2 * at.t + k;
-      float const sum = rows.sums[j], factor = rows.norm_k[j] * divisor_of(rows.beta[j]);
+      float const sum = rows.sums[j], norm = rows.norm_k[j], beta = rows.beta[j];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         // Q K^T has the diagonal, K K^T does not.
@@ -179,10 +171,36 @@ __device__ __forceinline__ void finish_square(float (&d)[32], uint32_t warpgroup
         float const decay = exp2_approx(sums[half] - sum);
         float& value = d[4 * n + 2 * half + k];
         // Above the diagonal 0 is selected, not multiplied by: the factors may be inf there.
-        value = exists ? value * (factors[half] * factor) * decay : 0.f;
+        value = exists ? value * (factors[half] * norm) * decay : 0.f;
+        float const one = exists ? value * product[4 * n + 2 * half + k] : 0.f;
+        columns[2 * n + k] += one;
+        value *= beta;
+        row_sums[half] = fmaf(one, beta, row_sums[half]);
       }
     }
   }
+}
+
+// One step of a reduction among lanes: of 4 kCount column sums the lane keeps one half and adds to
+// it that of the lane 4 kCount away, which keeps the other half.
+template <int kCount>
+__device__ __forceinline__ void halve_columns(float (&columns)[16]) {
+  bool const upper = (threadIdx.x & (4 * kCount)) != 0;
+#pragma unroll
+  for (int i = 0; i < 2 * kCount; ++i) {
+    float const sent = upper ? columns[i] : columns[i + 2 * kCount];
+    float const mine = upper ? columns[i + 2 * kCount] : columns[i];
+    columns[i] = mine + __shfl_xor_sync(0xffffffffu, sent, 4 * kCount);
+  }
+}
+
+// Reduces the lanes' column sums over the warp; returns those of columns 8 g + 2 t and 8 g + 2 t
+// + 1.
+__device__ __forceinline__ float2 add_columns(float (&columns)[16]) {
+  halve_columns<4>(columns);
+  halve_columns<2>(columns);
+  halve_columns<1>(columns);
+  return {columns[0], columns[1]};
 }
 
 // Stores the warp's 16 rows of a square, rounded to 16 bits.
@@ -194,25 +212,28 @@ __device__ __forceinline__ void put_square(uint32_t square, const float (&d)[32]
   ptx::fence_async_proxy();  // wgmma reads it
 }
 
-// Adds the products of the squares dQK and dB to a head's gradients: of rows of Q, and of rows of K
-// as they read the state and are written to it.
+// Adds the products of the squares dQK and dB to dQ and dK.
 template <class Config>
-__device__ __forceinline__ void add_square_products(SlotProducts<Config>& products, uint32_t tiles,
-                                                    uint32_t squares, uint32_t warpgroup) {
+__device__ __forceinline__ void add_square_products(float (&dq)[Config::kColumns / 2],
+                                                    float (&dk)[Config::kColumns / 2],
+                                                    uint32_t tiles, uint32_t squares,
+                                                    uint32_t warpgroup) {
   using Dtype = typename Config::Dtype;
   constexpr int kN = Config::kColumns;
   RowsAsK const q(half_of<Config>(tiles, warpgroup));
   RowsAsK const k(half_of<Config>(tiles + Config::kK, warpgroup));
   uint32_t const db = squares + kSquareBytes;  // dQK lies before it
-  products.fence_rows();
+  ptx::wgmma_fence_operand(dq);
+  ptx::wgmma_fence_operand(dk);
   ptx::wgmma_fence();
-  multiply<Dtype, kN, true>(products.of_q, ColumnsAsK(squares), k);
-  multiply<Dtype, kN, true>(products.later, RowsAsK(squares), q);
-  multiply<Dtype, kN, true>(products.of_k, ColumnsAsK(db), k);
-  multiply<Dtype, kN, true>(products.later, RowsAsK(db), k);
+  multiply<Dtype, kN, true>(dq, ColumnsAsK(squares), k);
+  multiply<Dtype, kN, true>(dk, RowsAsK(squares), q);
+  multiply<Dtype, kN, true>(dk, ColumnsAsK(db), k);
+  multiply<Dtype, kN, true>(dk, RowsAsK(db), k);
   ptx::wgmma_commit();
   ptx::wgmma_wait<0>();
-  products.fence_rows();
+  ptx::wgmma_fence_operand(dq);
+  ptx::wgmma_fence_operand(dk);
 }
 
 // Gradient of the normalisation of rows: removes the component along the row, d -= (x d) x / |x|^2.

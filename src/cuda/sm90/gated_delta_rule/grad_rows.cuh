@@ -74,11 +74,8 @@ struct RowGradients {
   const RowsSmem<Config>& smem;
   uint32_t warpgroup;
   float dq[Config::kColumns / 2], dk[Config::kColumns / 2];
-  float2 along_q, along_k;   // rows of Q and K times those of dQ and dK, over the half
-  GateSums* last = nullptr;  // where the sums of the last head go
 
   __device__ __forceinline__ void clear() {
-    along_q = along_k = {};
 #pragma unroll
     for (int i = 0; i < Config::kColumns / 2; ++i) dq[i] = dk[i] = 0.f;
   }
@@ -111,7 +108,7 @@ struct RowGradients {
     warp_arrive(last.empty());
   }
 
-  // Adds the contribution of a head of v, and leaves its sums in shared memory.
+  // Adds the contribution of a head of v.
   __device__ __forceinline__ void add_head(const RecordRows& rows, uint32_t vectors_full,
                                            uint32_t vectors_phase, uint32_t tiles_phase,
                                            SlotState<Config>& slot, GateSums& to) {
@@ -122,66 +119,78 @@ struct RowGradients {
     multiply_slots(products, slot);
     ptx::mbarrier_wait(smem.tiles_barriers().full, tiles_phase);  // Q and K are loaded
     ptx::mbarrier_wait(vectors_full, vectors_phase);              // the vectors are loaded
-    finish_square(products.square, warpgroup, args.problem.scale, rows);
-    sync_warpgroups();  // both warpgroups have read the last head's squares and written its sums
-    put_square<Dtype>(smem.base + Config::kSquares + warpgroup * kSquareBytes, products.square);
-    write_last_sums();
+    float const of_q[2] = {rows.c[row], rows.c[row + 8]};
+    float const of_k[2] = {-rows.a[row], -rows.a[row + 8]};
+    float const of_later[2] = {rows.b[row] * rows.beta[row], rows.b[row + 8] * rows.beta[row + 8]};
+    float2 const of_state = row_products<Config>(products.of_q, tile_q(), warpgroup);
+    add_scaled(dq, products.of_q, of_q);
+    float2 const of_read = row_products<Config>(products.of_k, tile_k(), warpgroup);
+    add_scaled(dk, products.of_k, of_k);
+    // These are complete before the next product overwrites the registers of of_q.
+    ptx::wgmma_fence_operand(dq);
+    ptx::wgmma_fence_operand(dk);
+    float (&product)[32] = products.after_of_q();
+    ptx::wgmma_fence_operand(product);
+    ptx::wgmma_fence();
+    multiply<Dtype, kChunk, false, Config::kDim / 16>(
+        product, ColumnsAsK(tile_q() + warpgroup * Config::kK), ColumnsAsK(tile_k()));
+    ptx::wgmma_commit();
     float2 const later = row_products<Config>(products.later, tile_k(), warpgroup);
-    float const b[2] = {rows.b[row], rows.b[row + 8]};
-    float const beta[2] = {divisor_of(rows.beta[row]), divisor_of(rows.beta[row + 8])};
-    scale_rows(products.of_q, {rows.c[row], rows.c[row + 8]});
-    scale_rows(products.of_k, {-rows.a[row], -rows.a[row + 8]});
-    scale_rows(products.later, {b[0] * beta[0], b[1] * beta[1]});
-    sync_warpgroups();  // both have written squares, and read the last head's sums
-    add_square_products<Config>(products, smem.base, smem.base + Config::kSquares, warpgroup);
+    add_scaled(dk, products.later, of_later);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_fence_operand(product);
 
-    float2 const of_q = row_products<Config>(products.of_q, tile_q(), warpgroup);
-    float2 of_k, all_later;
-    row_products<Config>(products.of_k, products.later, tile_k(), warpgroup, of_k, all_later);
-    add(dq, products.of_q);
-    add(dk, products.of_k);
-    add(dk, products.later);
-    along_q.x += of_q.x;
-    along_q.y += of_q.y;
-    along_k.x += of_k.x + all_later.x;
-    along_k.y += of_k.y + all_later.y;
+    float gates[2] = {}, columns[16];
+    finish_square(products.square, product, warpgroup, args.problem.scale, rows, gates, columns);
+    gates[0] = quad_sum(gates[0]) + of_q[0] * of_state.x + of_k[0] * of_read.x;
+    gates[1] = quad_sum(gates[1]) + of_q[1] * of_state.y + of_k[1] * of_read.y;
+    float2 const of_columns = add_columns(columns);
+    sync_warpgroups();  // both warpgroups have read the last head's squares and sums
+    put_square<Dtype>(smem.base + Config::kSquares + warpgroup * kSquareBytes, products.square);
     RowSums& sums = smem.sums();
     if (at.t == 0) {
-      sums.gates[warpgroup][row] = of_q.x + of_k.x;
-      sums.gates[warpgroup][row + 8] = of_q.y + of_k.y;
+      sums.gates[warpgroup][row] = gates[0];
+      sums.gates[warpgroup][row + 8] = gates[1];
       sums.later[warpgroup][row] = later.x;
       sums.later[warpgroup][row + 8] = later.y;
-      sums.columns[warpgroup][row] = __fdividef(all_later.x, beta[0]) - b[0] * later.x;
-      sums.columns[warpgroup][row + 8] = __fdividef(all_later.y, beta[1]) - b[1] * later.y;
     }
-    last = &to;
+    *reinterpret_cast<float2*>(sums.columns[4 * warpgroup + at.warp] + 8 * at.g + 2 * at.t) =
+        of_columns;
+    sync_warpgroups();  // both have written squares and sums
+    add_square_products<Config>(dq, dk, smem.base, smem.base + Config::kSquares, warpgroup);
+    if (warpgroup == 0) write_sums(to);
   }
 
-  // Adds up the last head's sums over both halves, if there was one; called by both warpgroups.
-  __device__ __forceinline__ void write_last_sums() const {
-    if (last == nullptr || warpgroup != 0) return;
+  // Adds up the partial sums of both warpgroups; called by the first.
+  __device__ __forceinline__ void write_sums(GateSums& to) const {
     const RowSums& sums = smem.sums();
     int const token = static_cast<int>(threadIdx.x) % 128;
     if (token >= kChunk) return;
-    last->gates[token] = sums.gates[0][token] + sums.gates[1][token];
-    last->later[token] = sums.later[0][token] + sums.later[1][token];
-    last->columns[token] = sums.columns[0][token] + sums.columns[1][token];
+    to.gates[token] = sums.gates[0][token] + sums.gates[1][token];
+    to.later[token] = sums.later[0][token] + sums.later[1][token];
+    float columns = 0.f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) columns += sums.columns[i][token];
+    to.columns[token] = columns;
   }
 
   // Gradient of the normalisation of rows of q and k (project).
   __device__ __forceinline__ void project_rows(const RecordRows& rows) {
     Lane const at;
     int const row = 16 * at.warp + at.g;
+    float2 const along_q = row_products<Config>(dq, tile_q(), warpgroup);
+    float2 const along_k = row_products<Config>(dk, tile_k(), warpgroup);
     RowSums& sums = smem.sums();
+    sync_warpgroups();  // write_sums() has read the last head's sums
     if (at.t == 0) {
-      sums.along_q[warpgroup][row] = along_q.x;
-      sums.along_q[warpgroup][row + 8] = along_q.y;
-      sums.along_k[warpgroup][row] = along_k.x;
-      sums.along_k[warpgroup][row + 8] = along_k.y;
+      sums.gates[warpgroup][row] = along_q.x;
+      sums.gates[warpgroup][row + 8] = along_q.y;
+      sums.later[warpgroup][row] = along_k.x;
+      sums.later[warpgroup][row + 8] = along_k.y;
     }
     sync_warpgroups();  // the sums of both halves are written
-    project<Config>(dq, tile_q(), warpgroup, rows.norm_q, sums.along_q);
-    project<Config>(dk, tile_k(), warpgroup, rows.norm_k, sums.along_k);
+    project<Config>(dq, tile_q(), warpgroup, rows.norm_q, sums.gates);
+    project<Config>(dk, tile_k(), warpgroup, rows.norm_k, sums.later);
   }
 
   __device__ __forceinline__ void store(const RowsItem& item) const {
@@ -210,7 +219,7 @@ template <class Config>
 __device__ __forceinline__ void make_rows(const RowsArgs& args, const RowsSmem<Config>& smem,
                                           uint32_t warpgroup) {
   const BwdProblem& problem = args.problem;
-  RowGradients<Config> rows{args, smem, warpgroup, {}, {}, {}, {}, nullptr};
+  RowGradients<Config> rows{args, smem, warpgroup};
   SlotState<Config> slot;
   PipelineState<2> vectors;
   PipelineState<1> tiles;
@@ -229,8 +238,6 @@ __device__ __forceinline__ void make_rows(const RowsArgs& args, const RowsSmem<C
     }
     rows.store(item);
   }
-  rows.sync_warpgroups();  // the sums of the last head are written
-  rows.write_last_sums();
 }
 
 // Grid: a block per multiprocessor, or per item if these are fewer.
