@@ -135,6 +135,19 @@ def test_dtypes(dims: tuple[int, int], fused: bool, dtype: torch.dtype) -> None:
     compared(made(dims=dims, dtype=dtype, fused=fused))
 
 
+def with_small_betas(given: dict[str, Any], small: float) -> dict[str, Any]:
+    """Half of the betas are small; the gradient of a beta does not depend on it."""
+    large = torch.randint(2, given["beta"].shape, device=DEVICE).bool()
+    given["beta"] = torch.where(large, given["beta"], small)
+    return given
+
+
+@DTYPES
+@pytest.mark.parametrize("small", [0.0, 1e-6])  # the smallest of fp16 is 6e-8
+def test_a_small_beta_has_a_gradient(small: float, dtype: torch.dtype) -> None:
+    compared(with_small_betas(made(200, (1, 2), dtype=dtype, fused=False), small))
+
+
 @pytest.mark.parametrize("packed", PACKED, ids=str)
 def test_packed(packed: tuple[int, ...]) -> None:
     compared(made(0, dims=(128, 128), packed=packed))
