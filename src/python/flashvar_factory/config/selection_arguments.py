@@ -120,6 +120,20 @@ def _check_bare(word: str, before: str, behind: str, config: Config) -> None:
             f"{word}: expected an architecture, found a value of {key}; values are separated by "
             f"commas alone{meant}"
         )
+    axis = _axis_of(parts, config)
+    if axis is not None:
+        key = next((shorter for shorter, longer in short.items() if longer == axis), axis)
+        raise ConfigurationError(
+            f"{word}: expected an architecture, found a value of {key}{suggested(f'{key}={word}')}"
+        )
+
+
+def _axis_of(parts: list[str], config: Config) -> str | None:
+    """The first axis that is built with all of these values."""
+    for axis, values in config.axes.items():
+        if set(parts) <= {str(value) for value in values}:
+            return axis
+    return None
 
 
 def _is_value(key: str, part: str, config: Config) -> bool:
