@@ -23,7 +23,7 @@ from flashvar.ops.attention.api import BackendName
 from flashvar.ops.attention.options import is_number
 from flashvar.ops.dispatch_modes import is_compiling
 
-__all__ = ["LOWEST_CAPABILITY", "Attend", "Facts", "decide"]
+__all__ = ["Attend"]
 
 # Flash attention needs Ampere, the first NVIDIA architecture with bfloat16 products.
 LOWEST_CAPABILITY: Final = (8, 0)
