@@ -94,7 +94,7 @@ def test_batch(calls: list[Any]) -> None:
     before = torch.empty(3, 4, 40, 24).transpose(-1, -2)
     after = torch.empty(3, 4, 24, 40)
     launch = cuda.prepare_forward(CHOSEN, inputs, before, out, after)
-    launch(inputs, before, None, out, after)
+    launch((*inputs[:8], before, None), out, after)
     (params,) = calls
     assert (params.call.abi_version, params.call.device, params.call.stream) == (2, 3, 1003)
     assert params.call.workspace_size == 512
@@ -120,7 +120,7 @@ def test_batch(calls: list[Any]) -> None:
 def test_packed(calls: list[Any]) -> None:
     inputs = made(packed=True, g=None, dtype=torch.bfloat16)
     out = torch.empty(1, 15, 4, 40, dtype=torch.bfloat16)
-    cuda.prepare_forward(CHOSEN, inputs, None, out, None)(inputs, None, None, out, None)
+    cuda.prepare_forward(CHOSEN, inputs, None, out, None)((*inputs[:8], None, None), out, None)
     problem = calls[0].problem
     assert (problem.sequences, problem.seqlen, problem.dtype) == (2, 15, 0)
     assert problem.cu_seqlens
@@ -136,7 +136,7 @@ def test_other_tensors_of_a_kind(calls: list[Any]) -> None:
     launch = cuda.prepare_forward(CHOSEN, inputs, after, out, after)
     other = Inputs(*(x.clone() if isinstance(x, torch.Tensor) else x for x in inputs))
     found, final = torch.empty_like(out), torch.empty_like(after)
-    launch(other, final, None, found, None)
+    launch((*other[:8], final, None), found, None)
     (params,) = calls
     assert not params.final_state.data
     problem = params.problem
@@ -152,7 +152,7 @@ def test_a_pool(calls: list[Any], dtype: torch.dtype) -> None:
     pool = torch.empty(7, 4, 40, 24, dtype=torch.half)
     states, indices = pool.transpose(-1, -2), torch.arange(6).to(dtype)[::2]
     launch = cuda.prepare_update(CHOSEN, inputs, states, indices, out, states)
-    launch(inputs, pool, indices, out, pool)
+    launch((*inputs[:8], pool, indices), out, pool)
     (params,) = calls
     assert params.call.workspace_size == 0
     assert tensor(params.out) == (out.data_ptr(), 800, 160, 40)
@@ -165,7 +165,8 @@ def test_a_pool(calls: list[Any], dtype: torch.dtype) -> None:
 def test_few_tokens_without_a_pool(calls: list[Any]) -> None:
     inputs, out = made(), torch.empty(3, 5, 4, 40, dtype=torch.half)
     after = torch.empty(3, 4, 24, 40)
-    cuda.prepare_update(CHOSEN, inputs, None, None, out, after)(inputs, None, None, out, after)
+    launch = cuda.prepare_update(CHOSEN, inputs, None, None, out, after)
+    launch((*inputs[:8], None, None), out, after)
     (params,) = calls
     assert not params.problem.initial_state.data
     assert state(params.final_state) == (after.data_ptr(), 3840, 960, 40, 1)
@@ -173,9 +174,10 @@ def test_few_tokens_without_a_pool(calls: list[Any]) -> None:
     assert (params.states, params.state_dtype, params.index_bytes) == (0, 2, 0)
 
 
-def backward(*call: Any) -> Gradients:
-    """A launch that was prepared for the call itself."""
-    return cuda.prepare_backward(CHOSEN, *call)(*call)
+def backward(inputs: Inputs, before: Any, grad_out: Any, grad_after: Any) -> Gradients:
+    """The gradients by a launch that was prepared for the call itself."""
+    launch = cuda.prepare_backward(CHOSEN, inputs, before, grad_out, grad_after)
+    return Gradients(*launch((grad_out, grad_after, before, *inputs[:8])))  # type: ignore[arg-type]
 
 
 def test_gradients(calls: list[Any]) -> None:
@@ -210,10 +212,10 @@ def test_gradients_of_other_tensors_of_a_kind(calls: list[Any]) -> None:
     inputs, before = made(packed=True), torch.empty(2, 4, 24, 40)
     grad_out, after = torch.empty(1, 15, 4, 40).half(), torch.empty(2, 4, 24, 40)
     launch = cuda.prepare_backward(CHOSEN, inputs, before, grad_out, after)
-    first = launch(inputs, before, grad_out, after)
+    first = launch((grad_out, after, before, *inputs[:8]))
     other = Inputs(*(x.clone() if isinstance(x, torch.Tensor) else x for x in inputs))
     given = before.clone(), grad_out.clone(), after.clone()
-    second = launch(other, *given)
+    second = launch((*given[1:], given[0], *other[:8]))
     params = calls[1]
     assert params.grad_out.data == given[1].data_ptr()
     assert params.grad_final_state.data == given[2].data_ptr()
