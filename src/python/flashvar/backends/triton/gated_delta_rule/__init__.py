@@ -7,10 +7,11 @@ from typing import Final
 import torch
 import triton
 
-from flashvar.backends.triton.begin import Begin, start
+from flashvar.backends.triton.begin import Begin
 from flashvar.backends.triton.gated_delta_rule import launch, padding
 from flashvar.backends.triton.gated_delta_rule.launch import strides
 from flashvar.backends.triton.gated_delta_rule.recurrent import recurrent_kernel
+from flashvar.backends.triton.repeated import on_device, start
 from flashvar.ops.gated_delta_rule.problem import L2NORM_EPS, Gradients, Inputs
 from flashvar.ops.gated_delta_rule.spec import RECURRENT_BELOW
 
@@ -93,7 +94,7 @@ def _recurrent(
         *after.stride(),
         *out.stride()[:3],
     )
-    with torch.cuda.device_of(out):  # Triton launches on the current device
+    with on_device(out.device.index):  # Triton launches on the current device
         begin(recurrent_kernel, (programs,))(
             *inputs[:8],
             *(indices, before, after, out),

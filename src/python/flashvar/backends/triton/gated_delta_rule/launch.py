@@ -13,13 +13,14 @@ import torch
 import triton
 import triton.language as tl
 
-from flashvar.backends.triton.begin import Begin, start
+from flashvar.backends.triton.begin import Begin
 from flashvar.backends.triton.gated_delta_rule.backward import (
     reverse_kernel,
     rows_kernel,
     squares_kernel,
 )
 from flashvar.backends.triton.gated_delta_rule.chunked import chain_kernel, chunk_kernel
+from flashvar.backends.triton.repeated import on_device, start
 from flashvar.ops.gated_delta_rule.problem import L2NORM_EPS, Gradients, Inputs
 
 MIN_CHUNK_TOKENS: Final = 16
@@ -107,7 +108,7 @@ def forward(
 ) -> None:
     """Write out, and the state after each sequence."""
     chunks = Chunks(inputs)
-    with torch.cuda.device_of(out):  # Triton launches on the current device
+    with on_device(out.device.index):  # Triton launches on the current device
         found = _parts(chunks, begin)
         _chain(chunks, found, before, (after, out, None, None), begin)
 
@@ -141,7 +142,7 @@ def backward(
     qk_strides = (*q.stride(), *k.stride())
     grad_out_strides = strides(grad_out, 4)
     cu_seqlens_strides = strides(inputs.cu_seqlens, 1)
-    with torch.cuda.device_of(q):
+    with on_device(q.device.index):
         found = _parts(chunks, begin)
         _chain(chunks, found, before, (None, None, states, updates), begin)
         if chunks.chains[0]:

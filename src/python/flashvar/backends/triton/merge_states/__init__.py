@@ -9,6 +9,7 @@ import triton
 
 from flashvar.backends.triton.begin import Begin, start
 from flashvar.backends.triton.merge_states.kernels import bwd_kernel, fwd_kernel
+from flashvar.backends.triton.repeated import on_device
 
 if TYPE_CHECKING:
     from flashvar.ops.merge_states.problem import BackwardLaunch, ForwardLaunch, Parts
@@ -37,7 +38,7 @@ def prepare_forward(
 
     def launch(parts: Parts, out: torch.Tensor, lse: torch.Tensor) -> None:
         parts = _pointers(parts)
-        with torch.cuda.device_of(out):  # Triton launches on the current device
+        with on_device(out.device.index):  # Triton launches on the current device
             begin(fwd_kernel, grid)(out, lse, parts.outs, parts.lses, *of_out, *strides, **sizes)
 
     return launch
@@ -68,7 +69,7 @@ def prepare_backward(
     ) -> None:
         parts = _pointers(parts)
         tensors = (grad_out, grad_lse, grad_outs, grad_lses, parts.outs, parts.lses)
-        with torch.cuda.device_of(grad_out):
+        with on_device(grad_out.device.index):
             begin(bwd_kernel, grid)(*tensors, *numbers, **sizes)
 
     return launch
