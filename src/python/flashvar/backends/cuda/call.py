@@ -6,11 +6,12 @@ import logging
 import re
 import struct
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from flashvar.binaries import loader, manifest
 from flashvar.binaries.loader import Function
 from flashvar.errors import BackendUnavailableError
+from flashvar.ops.plans import getter
 
 if TYPE_CHECKING:
     from flashvar.selection.candidates import CandidateResult
@@ -66,6 +67,14 @@ def _sizes(params: struct.Struct) -> list[int]:
         else:
             found += [struct.calcsize(f"<{kind}")] * int(count or 1)
     return found
+
+
+def present(like: tuple[Any, ...], order: Sequence[int]) -> Callable[[tuple[Any, ...]], Any]:
+    """The function that takes the tensors of calls like this one, at these indices, in order.
+
+    Those that are None in this call are None in all of them.
+    """
+    return getter([index for index in order if like[index] is not None])
 
 
 def call_head(params: struct.Struct, device: int) -> bytes:

@@ -18,10 +18,11 @@ from flashvar.backends.cuda.call import (
     call_head,
     function_of,
     launch_of,
+    present,
 )
 from flashvar.ops.dtypes import DTYPES as NAMES
 from flashvar.ops.gated_delta_rule.spec import BACKWARD, FORWARD, UPDATE
-from flashvar.ops.plans import getter, maker, prototype
+from flashvar.ops.plans import maker, prototype
 
 if TYPE_CHECKING:
     from flashvar.ops.gated_delta_rule.problem import BackwardLaunch, Given, Inputs, Launch
@@ -193,7 +194,7 @@ def _tensors_of(like: Given, order: tuple[int, ...]) -> Callable[[Given], Any]:
 
     The offsets, first of the order, are as binaries read them: they live as long as the result.
     """
-    tensors_of = getter([index for index in order if like[index] is not None])
+    tensors_of = present(like, order)
     offsets = like[order[0]]
     if _offsets(offsets) is offsets:
         return tensors_of
