@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,8 +17,10 @@ from flashvar.binaries.registry import Binary
 from flashvar.errors import BackendUnavailableError
 from flashvar.ops import serving
 from flashvar.ops.gated_delta_rule import run
+from flashvar.ops.gated_delta_rule.api import gated_delta_rule
 from flashvar.ops.gated_delta_rule.problem import Gradients, Inputs
 from flashvar.ops.gated_delta_rule.spec import BACKWARD, FORWARD, UPDATE
+from flashvar.ops.plans import Plans
 from flashvar.selection import resolve
 from flashvar.selection.candidates import CandidateResult
 
@@ -333,3 +336,94 @@ def test_a_takeover_is_refused_or_logged(
             "runs on triton, not cuda sm_90 (binaries take head dims that are multiples of 8, not "
             "(20, 40)); to change that: pad q, k and v with zeros, and pass scale"
         )
+
+
+@pytest.fixture
+def served(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The library serves every call; no plans yet."""
+    for name in ("_plans", "_backward_plans"):
+        monkeypatch.setattr(run, name, Plans())
+    monkeypatch.setattr(run, "_serving", lambda *call: (CHOSEN, cuda))
+    return calls
+
+
+def a_call(seqlen: int = 70, **changes: Any) -> dict[str, Any]:
+    given = {
+        "q": torch.randn(2, seqlen, 2, 24).half(),
+        "k": torch.randn(2, seqlen, 2, 24).half(),
+        "v": torch.randn(2, seqlen, 4, 40).half(),
+        "g": -torch.rand(2, seqlen, 4),
+        "beta": torch.rand(2, seqlen, 4),
+    }
+    return {**given, **changes}
+
+
+OPTIONAL: dict[str, Callable[[], dict[str, Any]]] = {
+    "nothing": dict,
+    "no gates": lambda: {"g": None},
+    "raw gates": lambda: {"A_log": torch.rand(4), "dt_bias": torch.rand(4)},
+    "raw gates without dt_bias": lambda: {"A_log": torch.rand(4)},
+    "states": lambda: {"initial_state": torch.rand(2, 4, 24, 40)},
+}
+PLACES = {"A_log": "a_log"}
+
+
+@pytest.mark.parametrize("seqlen", [70, 1], ids=["chunks", "tokens"])
+def test_every_call_packs_the_addresses_of_its_own_tensors(served: list[Any], seqlen: int) -> None:
+    for extra in [*OPTIONAL.values()] * 3:
+        given = a_call(seqlen, **extra())
+        for wanted in (True, False):
+            out, final = gated_delta_rule(**given, return_final_state=wanted)
+            params = served[-1]
+            assert params.out.data == out.data_ptr()
+            assert (params.final_state.data or 0) == (0 if final is None else final.data_ptr())
+            for name in ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state"):
+                x, field = given.get(name), getattr(params.problem, PLACES.get(name, name))
+                assert (field.data or 0) == (0 if x is None else x.data_ptr()), name
+    assert len(run._plans) == len(OPTIONAL)
+
+
+def test_every_call_is_on_the_stream_that_is_current(
+    served: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaves = {name: x.requires_grad_() for name, x in a_call().items()}
+    pool = {"initial_state": torch.rand(2, 4, 24, 40), "state_indices": torch.tensor([1, 0])}
+    current = [0]
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: current[0], raising=False)
+    for stream in (1, 1, 2, 3):
+        current[0] = stream
+        served.clear()
+        out, _ = gated_delta_rule(**leaves)
+        torch.autograd.grad(out.sum(), list(leaves.values()))
+        with torch.no_grad():
+            gated_delta_rule(**leaves)
+            gated_delta_rule(**a_call(1), **pool)
+        assert [params.call.stream for params in served] == [stream] * 4
+    assert served[-1].state_indices == pool["state_indices"].data_ptr()
+
+
+def test_gradients_are_those_of_the_call(served: list[Any]) -> None:
+    """Of the tensors that want them alone, whatever the call before wanted."""
+    for extra in [*OPTIONAL.values()] * 2:
+        given = a_call(**extra())
+        for wanting in (["v"], [*given], ["q", "beta"], [*given]):
+            leaves = {
+                name: None if x is None else x.detach().requires_grad_(name in wanting)
+                for name, x in given.items()
+            }
+            out, final = gated_delta_rule(**leaves, return_final_state=True)
+            assert final is not None
+            grad_out, grad_final = torch.rand_like(out), torch.rand_like(final)
+            torch.autograd.backward((out, final), (grad_out, grad_final))
+            params = served[-1]
+            assert params.grad_out.data == grad_out.data_ptr()
+            assert params.grad_final_state.data == grad_final.data_ptr()
+            for name, x in leaves.items():
+                if x is None:
+                    continue
+                packed = getattr(params, f"grad_{PLACES.get(name, name)}")
+                assert getattr(params.problem, PLACES.get(name, name)).data == x.data_ptr()
+                assert (x.grad is not None) is (name in wanting), name
+                assert x.grad is None or packed.data == x.grad.data_ptr()
+            with torch.no_grad():
+                assert not gated_delta_rule(**leaves)[0].requires_grad
