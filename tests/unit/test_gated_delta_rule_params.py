@@ -427,3 +427,6 @@ def test_gradients_are_those_of_the_call(served: list[Any]) -> None:
                 assert x.grad is None or packed.data == x.grad.data_ptr()
             with torch.no_grad():
                 assert not gated_delta_rule(**leaves)[0].requires_grad
+            out, _ = gated_delta_rule(**leaves, return_final_state=True)
+            torch.autograd.grad(out, leaves[wanting[0]], grad_out)
+            assert not served[-1].grad_final_state.data  # instead of zeros
