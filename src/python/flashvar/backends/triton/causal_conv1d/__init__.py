@@ -6,9 +6,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-import triton
 
 from flashvar.backends.triton.begin import Begin
+from flashvar.backends.triton.blocks import power_of_2
 from flashvar.backends.triton.causal_conv1d.kernels import (
     bwd_kernel,
     bwd_state_kernel,
@@ -175,7 +175,7 @@ def _constants(conv: Convolution) -> dict[str, Any]:
 def _sizes(dim: int, channels_contiguous: bool) -> dict[str, Any]:
     """The block and the options of a kernel. Blocks are wider where channels are contiguous."""
     most = _MAX_BLOCK_DIM if channels_contiguous else _ELEMENTS // _MAX_BLOCK_DIM
-    columns = min(max(triton.next_power_of_2(dim), 8), most)
+    columns = min(max(power_of_2(dim), 8), most)
     return {
         "BLOCK_ROWS": _ELEMENTS // columns,
         "BLOCK_DIM": columns,

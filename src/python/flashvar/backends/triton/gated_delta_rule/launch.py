@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
-import triton
 import triton.language as tl
 
 from flashvar.backends.triton.begin import Begin
+from flashvar.backends.triton.blocks import power_of_2
 from flashvar.backends.triton.gated_delta_rule.backward import (
     reverse_kernel,
     rows_kernel,
@@ -48,7 +48,7 @@ class Chunks:
         self.seqlen: int = q.shape[1]
         self.heads, self.sequences = inputs.heads, inputs.sequences
         self.dtype, operand = _OPERANDS.get(q.dtype, _FLOAT32)
-        block_k: int = max(triton.next_power_of_2(k), 16)
+        block_k: int = max(power_of_2(k), 16)
         self.size: int = min(_CHUNK_BYTES // (block_k * self.dtype.itemsize), _MAX_CHUNK_TOKENS)
         self.constants: dict[str, Any] = {
             **{"heads": self.heads, "group": inputs.group, "K": k, "CHUNK": self.size},
@@ -57,7 +57,7 @@ class Chunks:
             "num_stages": 2 if self.dtype.itemsize == 2 else 1,
             "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
         }
-        block_v = min(max(triton.next_power_of_2(v), 16), _STATE_COLUMNS)
+        block_v = min(max(power_of_2(v), 16), _STATE_COLUMNS)
         self.values: dict[str, int] = {"V": v, "BLOCK_V": min(block_v, _STATE_ELEMENTS // block_k)}
         self.norm = {"L2NORM": inputs.qk_l2norm, "EPS": L2NORM_EPS}
         self.beta = {

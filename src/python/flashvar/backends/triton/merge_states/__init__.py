@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-import triton
 
 from flashvar.backends.triton.begin import Begin, start
+from flashvar.backends.triton.blocks import power_of_2
 from flashvar.backends.triton.merge_states.kernels import bwd_kernel, fwd_kernel
 from flashvar.backends.triton.repeated import on_device
 
@@ -94,7 +94,7 @@ def _strides(parts: Parts, out: torch.Tensor) -> tuple[int, ...]:
 def _sizes(out: torch.Tensor) -> dict[str, Any]:
     """The kernels' constants and options."""
     head_dim = out.shape[-1]
-    columns = min(max(triton.next_power_of_2(head_dim), 16), _MAX_BLOCK_DIM)
+    columns = min(max(power_of_2(head_dim), 16), _MAX_BLOCK_DIM)
     return {
         "HEAD_DIM": head_dim,
         "WIDE": out.shape[:3].numel() > _INT32_MAX - _ELEMENTS,
