@@ -31,7 +31,7 @@ def forward(
     """Write out, and the state after each sequence."""
     rows = inputs.q.shape[0] * inputs.q.shape[1]
     few = rows < RECURRENT_BELOW * inputs.sequences
-    if few or launch.Chunks(inputs).size < launch.MIN_CHUNK_TOKENS:
+    if few or launch.chunk_tokens(inputs.q) < launch.MIN_CHUNK_TOKENS:
         _recurrent(inputs, initial_state, None, final_state, out, begin)
     elif inputs.head_dim < padding.MIN_HEAD_DIM:
         after = final_state.new_empty(

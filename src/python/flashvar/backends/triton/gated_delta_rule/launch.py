@@ -38,6 +38,17 @@ _OPERANDS: Final = {torch.bfloat16: (torch.bfloat16, tl.bfloat16)}
 _FLOAT32: Final = (torch.float32, tl.float32)
 
 
+def chunk_tokens(q: torch.Tensor) -> int:
+    """How many tokens a chunk has."""
+    dtype, _ = _OPERANDS.get(q.dtype, _FLOAT32)
+    row_bytes: int = _block_k(q) * dtype.itemsize
+    return min(_CHUNK_BYTES // row_bytes, _MAX_CHUNK_TOKENS)
+
+
+def _block_k(q: torch.Tensor) -> int:
+    return max(power_of_2(q.shape[-1]), 16)
+
+
 class Chunks:
     """The division of a call into chunks, and the arguments that its kernels share."""
 
@@ -48,8 +59,8 @@ class Chunks:
         self.seqlen: int = q.shape[1]
         self.heads, self.sequences = inputs.heads, inputs.sequences
         self.dtype, operand = _OPERANDS.get(q.dtype, _FLOAT32)
-        block_k: int = max(power_of_2(k), 16)
-        self.size: int = min(_CHUNK_BYTES // (block_k * self.dtype.itemsize), _MAX_CHUNK_TOKENS)
+        block_k = _block_k(q)
+        self.size = chunk_tokens(q)
         self.constants: dict[str, Any] = {
             **{"heads": self.heads, "group": inputs.group, "K": k, "CHUNK": self.size},
             **{"BLOCK_K": block_k, "OPERAND": operand},
