@@ -17,27 +17,24 @@ import torch
 
 from flashvar.backends.triton import causal_conv1d
 from flashvar.backends.triton.absent_device import set_target
+from flashvar.backends.triton.begin import Begin
 from flashvar.ops.causal_conv1d.problem import Convolution, Gradients
 
-KERNELS = ("fwd_kernel", "final_kernel", "update_kernel", "bwd_kernel", "bwd_state_kernel")
+
+def compiling(moves: dict[str, dict[str, int]]) -> Begin:
+    """Compiles kernels where they would be launched."""
+
+    def begin(kernel: Any, grid: tuple[int, ...]) -> Any:
+        def compiled(*given: Any, **constants: Any) -> None:
+            code = kernel.warmup(*given, grid=grid, **constants).asm["ptx"]
+            moves[kernel.__name__] = Counter(re.findall(r"(?:ld|st)\.global\S*", code))
+
+        return compiled
+
+    return begin
 
 
-class Compiled:
-    """Stands for a kernel: compiles it where it would be launched."""
-
-    def __init__(self, name: str, moves: dict[str, dict[str, int]]) -> None:
-        self.name, self.moves = name, moves
-        self.kernel = getattr(causal_conv1d, name)
-
-    def __getitem__(self, grid: tuple[int]) -> Any:
-        def start(*given: Any, **constants: Any) -> None:
-            code = self.kernel.warmup(*given, grid=grid, **constants).asm["ptx"]
-            self.moves[self.name] = Counter(re.findall(r"(?:ld|st)\.global\S*", code))
-
-        return start
-
-
-def call(layout: str, packed: bool) -> None:
+def call(layout: str, packed: bool, begin: Begin) -> None:
     x = torch.zeros(1, 64, 256, dtype=torch.bfloat16)
     if layout == "bdt":
         x = x.transpose(1, 2).contiguous().transpose(1, 2)
@@ -46,24 +43,20 @@ def call(layout: str, packed: bool) -> None:
     state = final if packed else None
     ends = torch.zeros(3, dtype=torch.int32) if packed else None
     conv = Convolution(x, weight, bias, state, ends, True)
-    causal_conv1d.forward(None, conv, x if packed else None, x, final)
-    causal_conv1d.backward(None, conv, x, state, Gradients(x, weight, bias, state))
+    causal_conv1d.forward(None, conv, x if packed else None, x, final, begin)
+    causal_conv1d.backward(None, conv, x, state, Gradients(x, weight, bias, state), begin)
     if ends is not None:
         for positions in (None, ends[:1]):
-            causal_conv1d.update(None, conv, None, ends[:1], positions, x)
+            causal_conv1d.update(None, conv, None, ends[:1], positions, x, begin)
 
 
 if __name__ == "__main__":
     number = int(sys.argv[1])
     set_target((number // 10, number % 10))
     answers = {}
-    plain = {name: getattr(causal_conv1d, name) for name in KERNELS}
     for layout in ("btd", "bdt"):
         for packed in (False, True):
             moves: dict[str, dict[str, int]] = {}
-            for name in KERNELS:
-                setattr(causal_conv1d, name, plain[name])
-                setattr(causal_conv1d, name, Compiled(name, moves))
-            call(layout, packed)
+            call(layout, packed, compiling(moves))
             answers[f"{layout} {'packed' if packed else 'batch'}"] = moves
     print(json.dumps(answers))

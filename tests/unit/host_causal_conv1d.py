@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -90,11 +91,11 @@ class HostLibrary:
         ctypes.c_int64.in_dll(self._library, "kBlocks").value = blocks
         ctypes.c_int.in_dll(self._library, "multiprocessors").value = multiprocessors
         patch.setattr(cuda, "function_of", lambda name, chosen, device: (self.function(name), 0))
-        patch.setattr(cuda, "_workspace", _aligned)
+        patch.setattr(cuda, "maker", lambda like: partial(_aligned, like.numel()))
         patch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
 
 
-def _aligned(size: int, device: torch.device) -> torch.Tensor:
+def _aligned(size: int) -> torch.Tensor:
     """As memory of a device is, on a multiple of 256 bytes."""
     memory = torch.full((size + 255,), 0xFF, dtype=torch.uint8)
     return memory[-memory.data_ptr() % 256 :][:size]

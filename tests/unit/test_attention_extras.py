@@ -208,6 +208,8 @@ def test_a_repeated_call_of_packed_tensors_is_known_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Offsets of q that are those of k too are one tensor in two places, q, k and v in three."""
+    for name in ("_plans", "_backward_plans"):
+        monkeypatch.setattr(attention_plan, name, Plans())
     rows, packing = PACKED.clone().requires_grad_(), offsets(0, 6, len(PACKED))
 
     def step() -> tuple[torch.Tensor, ...]:

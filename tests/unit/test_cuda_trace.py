@@ -65,13 +65,13 @@ def of_gated_delta_rule(function: str) -> None:
     inputs = Inputs(q, q, v, None, beta, None, None, None, 1.0, False, False, False)
     if function == "bwd":
         back = gated_delta_rule.prepare_backward(CHOSEN, inputs, state, v, None)
-        back(inputs, state, v, None)
+        back((v, None, state, *inputs[:8]))
         return
     if function == "fwd":
         launch = gated_delta_rule.prepare_forward(CHOSEN, inputs, state, v, state)
     else:
         launch = gated_delta_rule.prepare_update(CHOSEN, inputs, state, None, v, state)
-    launch(inputs, state, None, v, state)
+    launch((*inputs[:8], state, None), v, state)
 
 
 def of_merge_states(function: str) -> None:

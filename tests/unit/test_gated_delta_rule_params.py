@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,8 +17,10 @@ from flashvar.binaries.registry import Binary
 from flashvar.errors import BackendUnavailableError
 from flashvar.ops import serving
 from flashvar.ops.gated_delta_rule import run
+from flashvar.ops.gated_delta_rule.api import gated_delta_rule
 from flashvar.ops.gated_delta_rule.problem import Gradients, Inputs
 from flashvar.ops.gated_delta_rule.spec import BACKWARD, FORWARD, UPDATE
+from flashvar.ops.plans import Plans
 from flashvar.selection import resolve
 from flashvar.selection.candidates import CandidateResult
 
@@ -94,7 +97,7 @@ def test_batch(calls: list[Any]) -> None:
     before = torch.empty(3, 4, 40, 24).transpose(-1, -2)
     after = torch.empty(3, 4, 24, 40)
     launch = cuda.prepare_forward(CHOSEN, inputs, before, out, after)
-    launch(inputs, before, None, out, after)
+    launch((*inputs[:8], before, None), out, after)
     (params,) = calls
     assert (params.call.abi_version, params.call.device, params.call.stream) == (2, 3, 1003)
     assert params.call.workspace_size == 512
@@ -120,7 +123,7 @@ def test_batch(calls: list[Any]) -> None:
 def test_packed(calls: list[Any]) -> None:
     inputs = made(packed=True, g=None, dtype=torch.bfloat16)
     out = torch.empty(1, 15, 4, 40, dtype=torch.bfloat16)
-    cuda.prepare_forward(CHOSEN, inputs, None, out, None)(inputs, None, None, out, None)
+    cuda.prepare_forward(CHOSEN, inputs, None, out, None)((*inputs[:8], None, None), out, None)
     problem = calls[0].problem
     assert (problem.sequences, problem.seqlen, problem.dtype) == (2, 15, 0)
     assert problem.cu_seqlens
@@ -136,7 +139,7 @@ def test_other_tensors_of_a_kind(calls: list[Any]) -> None:
     launch = cuda.prepare_forward(CHOSEN, inputs, after, out, after)
     other = Inputs(*(x.clone() if isinstance(x, torch.Tensor) else x for x in inputs))
     found, final = torch.empty_like(out), torch.empty_like(after)
-    launch(other, final, None, found, None)
+    launch((*other[:8], final, None), found, None)
     (params,) = calls
     assert not params.final_state.data
     problem = params.problem
@@ -152,7 +155,7 @@ def test_a_pool(calls: list[Any], dtype: torch.dtype) -> None:
     pool = torch.empty(7, 4, 40, 24, dtype=torch.half)
     states, indices = pool.transpose(-1, -2), torch.arange(6).to(dtype)[::2]
     launch = cuda.prepare_update(CHOSEN, inputs, states, indices, out, states)
-    launch(inputs, pool, indices, out, pool)
+    launch((*inputs[:8], pool, indices), out, pool)
     (params,) = calls
     assert params.call.workspace_size == 0
     assert tensor(params.out) == (out.data_ptr(), 800, 160, 40)
@@ -165,7 +168,8 @@ def test_a_pool(calls: list[Any], dtype: torch.dtype) -> None:
 def test_few_tokens_without_a_pool(calls: list[Any]) -> None:
     inputs, out = made(), torch.empty(3, 5, 4, 40, dtype=torch.half)
     after = torch.empty(3, 4, 24, 40)
-    cuda.prepare_update(CHOSEN, inputs, None, None, out, after)(inputs, None, None, out, after)
+    launch = cuda.prepare_update(CHOSEN, inputs, None, None, out, after)
+    launch((*inputs[:8], None, None), out, after)
     (params,) = calls
     assert not params.problem.initial_state.data
     assert state(params.final_state) == (after.data_ptr(), 3840, 960, 40, 1)
@@ -173,9 +177,10 @@ def test_few_tokens_without_a_pool(calls: list[Any]) -> None:
     assert (params.states, params.state_dtype, params.index_bytes) == (0, 2, 0)
 
 
-def backward(*call: Any) -> Gradients:
-    """A launch that was prepared for the call itself."""
-    return cuda.prepare_backward(CHOSEN, *call)(*call)
+def backward(inputs: Inputs, before: Any, grad_out: Any, grad_after: Any) -> Gradients:
+    """The gradients by a launch that was prepared for the call itself."""
+    launch = cuda.prepare_backward(CHOSEN, inputs, before, grad_out, grad_after)
+    return Gradients(*launch((grad_out, grad_after, before, *inputs[:8])))  # type: ignore[arg-type]
 
 
 def test_gradients(calls: list[Any]) -> None:
@@ -210,10 +215,10 @@ def test_gradients_of_other_tensors_of_a_kind(calls: list[Any]) -> None:
     inputs, before = made(packed=True), torch.empty(2, 4, 24, 40)
     grad_out, after = torch.empty(1, 15, 4, 40).half(), torch.empty(2, 4, 24, 40)
     launch = cuda.prepare_backward(CHOSEN, inputs, before, grad_out, after)
-    first = launch(inputs, before, grad_out, after)
+    first = launch((grad_out, after, before, *inputs[:8]))
     other = Inputs(*(x.clone() if isinstance(x, torch.Tensor) else x for x in inputs))
     given = before.clone(), grad_out.clone(), after.clone()
-    second = launch(other, *given)
+    second = launch((*given[1:], given[0], *other[:8]))
     params = calls[1]
     assert params.grad_out.data == given[1].data_ptr()
     assert params.grad_final_state.data == given[2].data_ptr()
@@ -331,3 +336,97 @@ def test_a_takeover_is_refused_or_logged(
             "runs on triton, not cuda sm_90 (binaries take head dims that are multiples of 8, not "
             "(20, 40)); to change that: pad q, k and v with zeros, and pass scale"
         )
+
+
+@pytest.fixture
+def served(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The library serves every call; no plans yet."""
+    for name in ("_plans", "_backward_plans"):
+        monkeypatch.setattr(run, name, Plans())
+    monkeypatch.setattr(run, "_serving", lambda *call: (CHOSEN, cuda))
+    return calls
+
+
+def a_call(seqlen: int = 70, **changes: Any) -> dict[str, Any]:
+    given = {
+        "q": torch.randn(2, seqlen, 2, 24).half(),
+        "k": torch.randn(2, seqlen, 2, 24).half(),
+        "v": torch.randn(2, seqlen, 4, 40).half(),
+        "g": -torch.rand(2, seqlen, 4),
+        "beta": torch.rand(2, seqlen, 4),
+    }
+    return {**given, **changes}
+
+
+OPTIONAL: dict[str, Callable[[], dict[str, Any]]] = {
+    "nothing": dict,
+    "no gates": lambda: {"g": None},
+    "raw gates": lambda: {"A_log": torch.rand(4), "dt_bias": torch.rand(4)},
+    "raw gates without dt_bias": lambda: {"A_log": torch.rand(4)},
+    "states": lambda: {"initial_state": torch.rand(2, 4, 24, 40)},
+}
+PLACES = {"A_log": "a_log"}
+
+
+@pytest.mark.parametrize("seqlen", [70, 1], ids=["chunks", "tokens"])
+def test_every_call_packs_the_addresses_of_its_own_tensors(served: list[Any], seqlen: int) -> None:
+    for extra in [*OPTIONAL.values()] * 3:
+        given = a_call(seqlen, **extra())
+        for wanted in (True, False):
+            out, final = gated_delta_rule(**given, return_final_state=wanted)
+            params = served[-1]
+            assert params.out.data == out.data_ptr()
+            assert (params.final_state.data or 0) == (0 if final is None else final.data_ptr())
+            for name in ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state"):
+                x, field = given.get(name), getattr(params.problem, PLACES.get(name, name))
+                assert (field.data or 0) == (0 if x is None else x.data_ptr()), name
+    assert len(run._plans) == len(OPTIONAL)
+
+
+def test_every_call_is_on_the_stream_that_is_current(
+    served: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaves = {name: x.requires_grad_() for name, x in a_call().items()}
+    pool = {"initial_state": torch.rand(2, 4, 24, 40), "state_indices": torch.tensor([1, 0])}
+    current = [0]
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: current[0], raising=False)
+    for stream in (1, 1, 2, 3):
+        current[0] = stream
+        served.clear()
+        out, _ = gated_delta_rule(**leaves)
+        torch.autograd.grad(out.sum(), list(leaves.values()))
+        with torch.no_grad():
+            gated_delta_rule(**leaves)
+            gated_delta_rule(**a_call(1), **pool)
+        assert [params.call.stream for params in served] == [stream] * 4
+    assert served[-1].state_indices == pool["state_indices"].data_ptr()
+
+
+def test_gradients_are_those_of_the_call(served: list[Any]) -> None:
+    """Of the tensors that want them alone, whatever the call before wanted."""
+    for extra in [*OPTIONAL.values()] * 2:
+        given = a_call(**extra())
+        for wanting in (["v"], [*given], ["q", "beta"], [*given]):
+            leaves = {
+                name: None if x is None else x.detach().requires_grad_(name in wanting)
+                for name, x in given.items()
+            }
+            out, final = gated_delta_rule(**leaves, return_final_state=True)
+            assert final is not None
+            grad_out, grad_final = torch.rand_like(out), torch.rand_like(final)
+            torch.autograd.backward((out, final), (grad_out, grad_final))
+            params = served[-1]
+            assert params.grad_out.data == grad_out.data_ptr()
+            assert params.grad_final_state.data == grad_final.data_ptr()
+            for name, x in leaves.items():
+                if x is None:
+                    continue
+                packed = getattr(params, f"grad_{PLACES.get(name, name)}")
+                assert getattr(params.problem, PLACES.get(name, name)).data == x.data_ptr()
+                assert (x.grad is not None) is (name in wanting), name
+                assert x.grad is None or packed.data == x.grad.data_ptr()
+            with torch.no_grad():
+                assert not gated_delta_rule(**leaves)[0].requires_grad
+            out, _ = gated_delta_rule(**leaves, return_final_state=True)
+            torch.autograd.grad(out, leaves[wanting[0]], grad_out)
+            assert not served[-1].grad_final_state.data  # instead of zeros

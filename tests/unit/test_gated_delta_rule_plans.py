@@ -239,7 +239,7 @@ def test_offsets_of_binaries_lie_side_by_side() -> None:
     given = made(seqlen=5, packed=(3, 0, 2))
     tensors = [given[name] for name in ("q", "k", "v", "g", "beta")]
     inputs = run.given((*tensors, None, None, wide[::2], None, False, False, False))
-    found = cuda._offsets(inputs)
+    found = cuda._offsets(inputs.cu_seqlens)
     assert found is not None
     assert found.is_contiguous()
     assert found.tolist() == [0, 3, 3, 5]

@@ -43,15 +43,14 @@ def compiled(capability: int, x: torch.Tensor, pairs: int, **options: Any) -> An
 
     asked: dict[str, Any] = {}
 
-    class Recorded:
-        def __getitem__(self, grid: tuple[int]) -> Any:
-            return lambda *given, **others: asked.update(given=given, others=others)
+    def start(kernel: Any, grid: tuple[int]) -> Any:
+        return lambda *given, **others: asked.update(given=given, others=others)
 
     table = options.pop("table", x.dtype)
     cos = torch.empty(4096, pairs, dtype=table)
     rotation = checked(x, cos, cos, **options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rotary_launch, "rotary_kernel", Recorded())
+        patch.setattr(rotary_launch, "start", start)
         rotary_launch.launch(torch.empty_like(x), x, rotation, x.shape[-2])
     kernel = rotary.rotary_kernel
     values = {**dict(zip(kernel.arg_names, asked["given"], strict=False)), **asked["others"]}

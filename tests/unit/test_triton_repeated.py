@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from flashvar.backends.triton import repeated
 from flashvar.backends.triton.repeated import RepeatedLaunch
+from flashvar.ops.plans import Plans
 
 STREAM = 77
 
@@ -97,3 +99,46 @@ def test_the_interpreter_compiles_nothing() -> None:
     launch(torch.zeros(8), None)
     launch(torch.zeros(8), None)
     assert len(kernel.looked_up) == 2
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor of another device."""
+
+    def get_device(self) -> int:
+        return 5
+
+
+def test_a_launch_is_repeated_only_with_equal_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeated, "_launches", Plans())
+    kernel, x = Kernel(), torch.zeros(8)
+    other = torch.zeros(8).as_subclass(Elsewhere)
+    kinds: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+        (kernel, (x, None, 3), {"BLOCK": 64, "num_warps": 4}),
+        (kernel, (x, x, 3), {"BLOCK": 64, "num_warps": 4}),
+        (kernel, (x, None, 5), {"BLOCK": 64, "num_warps": 4}),
+        (kernel, (x, None, 3), {"BLOCK": 32, "num_warps": 4}),
+        (kernel, (x, None, 3), {"BLOCK": 64, "num_warps": 8}),
+        (kernel, (x, None, 3), {"BLOCK": 64, "num_stages": 4}),
+        (kernel, (other, None, 3), {"BLOCK": 64, "num_warps": 4}),
+        (Kernel(), (x, None, 3), {"BLOCK": 64, "num_warps": 4}),
+    ]
+    for one, given, named in kinds:
+        before = len(one.looked_up)
+        repeated.start(one, (7,))(*given, **named)
+        assert one.looked_up[before:] == [(given[:2], {"count": given[2], **named})]
+    for one, given, named in kinds[:6]:
+        before = len(one.looked_up)
+        repeated.start(one, (7,))(*given, **named)
+        assert len(one.looked_up) == before
+    for compiled, (_, given, named) in zip(kernel.compiled, kinds[:6], strict=False):
+        pointers = [0 if x is None else x.data_ptr() for x in given[:2]]
+        assert compiled.launched == [(*pointers, given[2], named["BLOCK"])]
+
+
+def test_a_launch_is_repeated_only_on_an_equal_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeated, "_launches", Plans())
+    x = torch.zeros(8)
+    kernel = Kernel()
+    repeated.start(kernel, (7,))(x, x, 3, BLOCK=64)
+    with pytest.raises(AssertionError):  # of the other grid
+        repeated.start(kernel, (8,))(x, x, 3, BLOCK=64)

@@ -6,7 +6,7 @@ calls with the same of these thousands of times.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any, Final, TypeAlias, TypeVar
@@ -130,7 +130,7 @@ class Plans(dict[Hashable, _Made]):
             for index, x in enumerate(given)
             if x is not None and first[id(x)] != index
         )
-        pick = None if len(tensors) == len(given) else _getter(sorted(first.values()))
+        pick = None if len(tensors) == len(given) else getter(sorted(first.values()))
         call = pick, absent, pairs, check, made, records
         self._recent[key] = (call, *others[: _RECENT_KEPT - 1])
 
@@ -148,7 +148,7 @@ def _are_alike(
     return True
 
 
-def _getter(indices: list[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+def getter(indices: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
     """The function that takes the entries at indices out of a tuple, as a tuple."""
     if len(indices) == 1:
         return itemgetter(slice(indices[0], indices[0] + 1))

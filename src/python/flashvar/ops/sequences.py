@@ -33,7 +33,7 @@ def check_offsets(cu_seqlens: torch.Tensor, rows: int) -> None:
 
     On the CPU only: reading them elsewhere would wait for a device.
     """
-    if cu_seqlens.device.type != "cpu":
+    if not cu_seqlens.is_cpu:
         return
     ends = cu_seqlens.tolist()
     if ends[0] != 0 or ends[-1] != rows or sorted(ends) != ends:
@@ -56,7 +56,7 @@ def check_one_for_each(name: str, x: Any, sequences: int) -> None:
 
 def check_state_indices(indices: torch.Tensor, states: int) -> None:
     """Refuse indices beyond a pool of so many states, and two of one; as `check_offsets`."""
-    if indices.device.type != "cpu":
+    if not indices.is_cpu:
         return
     used = [index for index in indices.tolist() if index >= 0]
     if used and max(used) >= states:

@@ -6,11 +6,12 @@ import logging
 import re
 import struct
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from flashvar.binaries import loader, manifest
 from flashvar.binaries.loader import Function
 from flashvar.errors import BackendUnavailableError
+from flashvar.ops.plans import getter
 
 if TYPE_CHECKING:
     from flashvar.selection.candidates import CandidateResult
@@ -27,22 +28,53 @@ _HEAD: Final = struct.Struct("<IIiI")
 CALL: Final = f"{_HEAD.size}sQQQ"
 
 
+class PerCall(int):
+    """A field of a struct, of the format Q, that changes from call to call: mostly an address."""
+
+
 class Template:
-    """A packed struct of which the Q fields alone, addresses, change from call to call."""
+    """A packed struct of which the fields that are PerCall alone change from call to call."""
 
     def __init__(self, params: struct.Struct, fields: Sequence[object]) -> None:
         """Pack `fields` once."""
-        between = re.split("Q", params.format.removeprefix("<"))
-        sizes = [struct.calcsize(f"<{part}") for part in between]
-        self._struct = struct.Struct("<" + "Q".join(f"{size}s" for size in sizes))
         self.packed = params.pack(*fields)
-        self._fields = list(self._struct.unpack(self.packed))
+        constant = [b""]
+        start = 0
+        for field, size in zip(fields, _sizes(params), strict=True):
+            part = self.packed[start : start + size]
+            if isinstance(field, PerCall):
+                constant.append(b"")
+            else:
+                constant[-1] += part
+            start += size
+        self._struct = struct.Struct("<" + "Q".join(f"{len(part)}s" for part in constant))
+        self._fields: list[object] = [0] * (2 * len(constant) - 1)
+        self._fields[::2] = constant
 
-    def pack(self, addresses: tuple[int, ...]) -> bytes:
-        """The struct with all of its Q fields, in order."""
+    def pack(self, values: Sequence[int]) -> bytes:
+        """The struct with all of its PerCall fields, in order."""
         fields = self._fields.copy()
-        fields[1::2] = addresses
+        fields[1::2] = values
         return self._struct.pack(*fields)
+
+
+def _sizes(params: struct.Struct) -> list[int]:
+    """The size of each field of a struct without padding."""
+    found = []
+    for count, kind in re.findall(r"(\d*)([a-zA-Z])", params.format):
+        if kind == "s":
+            found.append(int(count or 1))
+        else:
+            found += [struct.calcsize(f"<{kind}")] * int(count or 1)
+    return found
+
+
+def present(like: tuple[Any, ...], order: Sequence[int]) -> Callable[[tuple[Any, ...]], Any]:
+    """The function that takes the tensors of calls like this one, at these indices, in order.
+
+    Those that are None in this call are None in all of them.
+    """
+    return getter([index for index in order if like[index] is not None])
 
 
 def call_head(params: struct.Struct, device: int) -> bytes:

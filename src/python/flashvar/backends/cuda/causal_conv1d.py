@@ -11,9 +11,19 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
 
-from flashvar.backends.cuda.call import CALL, DTYPES, call_head, function_of, launch_of
+from flashvar.backends.cuda.call import (
+    CALL,
+    DTYPES,
+    PerCall,
+    Template,
+    call_head,
+    function_of,
+    launch_of,
+    present,
+)
 from flashvar.ops.causal_conv1d.spec import BACKWARD, FORWARD, UPDATE
 from flashvar.ops.dtypes import DTYPES as NAMES
+from flashvar.ops.plans import maker
 
 if TYPE_CHECKING:
     from flashvar.ops.causal_conv1d.problem import (
@@ -42,8 +52,8 @@ _UPDATE: Final = struct.Struct(f"<{CALL}{2 * _STRIDED}QQ{_PROBLEM}")
 _SILU, _WIDE_SEQLENS, _WIDE_INDICES, _WIDE_POSITIONS = 1, 2, 4, 8
 
 Optional: TypeAlias = torch.Tensor | None
-# The fields of a call's problem.
-_Pack: TypeAlias = Callable[["Convolution"], "tuple[bytes | int, ...]"]
+# Where a Convolution has the tensors of the struct.
+_ORDER: Final = (4, 0, 1, 2, 3)
 
 
 def prepare_forward(
@@ -86,17 +96,20 @@ def _pack_forward(
     y: torch.Tensor,
     final_state: torch.Tensor,
 ) -> Callable[[Convolution, Optional, torch.Tensor, Optional], bytes]:
-    head, pack, problem = call_head(_FORWARD, device), _FORWARD.pack, _problem(conv)
-    of_y, of_residual, of_final = _like(y), _like(residual), _like(final_state)
     columns = final_state.shape[-1]
-    stream = torch._C._cuda_getCurrentRawStream
+    final = final_state if columns else None
+    of_final = (PerCall(0) if columns else 0, _strided(final_state)[1])
+    results = (*_strided(y), *_strided(residual), *of_final, columns, 0)
+    fields = (call_head(_FORWARD, device), PerCall(0), 0, 0, *results, *_problem(conv))
+    pack = Template(_FORWARD, fields).pack
+    tensors_of = present((*conv, y, residual, final), (6, 7, 8, *_ORDER))
+    stream_of, data_ptr = torch._C._cuda_getCurrentRawStream, torch.Tensor.data_ptr
 
     def packed(
         conv: Convolution, residual: Optional, y: torch.Tensor, final_state: Optional
     ) -> bytes:
-        results = (y.data_ptr(), of_y, _address(residual), of_residual)
-        states = (_address(final_state), of_final, columns, 0)
-        return pack(head, stream(device), 0, 0, *results, *states, *problem(conv))
+        tensors = tensors_of((*conv, y, residual, final_state))
+        return pack((stream_of(device), *map(data_ptr, tensors)))
 
     return packed
 
@@ -111,34 +124,27 @@ def prepare_backward(
     """The launch that writes the gradients."""
     function, device = function_of(BACKWARD, chosen, grad_y.device.index)
     run = launch_of(function, BACKWARD, chosen)
-    head, problem = call_head(_BACKWARD, device), _problem(conv)
     dtype = conv.x.dtype  # of y, and so of its gradient
-    of_grads = [_like(one) for one in grads]
-    of_y, of_final = _like(grad_y.to(dtype)), _like(grad_final)
     columns = 0 if grad_final is None else grad_final.shape[-1]
-
-    def packed(
-        workspace: Optional, conv: Convolution, grad_y: torch.Tensor, grad_final: Optional,
-        grads: Gradients,
-    ) -> bytes:  # fmt: skip
-        written: list[int | bytes] = []
-        for one, of_one in zip(grads, of_grads, strict=True):
-            written += (_address(one), of_one)
-        stream = torch._C._cuda_getCurrentRawStream(device)
-        given = (grad_y.data_ptr(), of_y, _address(grad_final), of_final, columns, 0)
-        call = (head, stream, _address(workspace), size)
-        return _BACKWARD.pack(*call, *written, *given, *problem(conv))
-
-    size = 0
-    size = function.workspace(packed(None, conv, grad_y, grad_final, grads))
+    results = [field for one in grads for field in _strided(one)]
+    given = (*_strided(grad_y.to(dtype)), *_strided(grad_final), columns, 0)
+    call = (call_head(_BACKWARD, device), *(PerCall(0),) * 3)
+    template = Template(_BACKWARD, (*call, *results, *given, *_problem(conv)))
+    size = function.workspace(template.packed)
+    make_workspace = maker(torch.empty(size, dtype=torch.uint8, device=grad_y.device))
+    order = (*range(6, 12), *_ORDER)
+    pack, tensors_of = template.pack, present((*conv, *grads, grad_y, grad_final), order)
+    stream_of, data_ptr = torch._C._cuda_getCurrentRawStream, torch.Tensor.data_ptr
 
     def launch(
         conv: Convolution, grad_y: torch.Tensor, grad_final: Optional, grads: Gradients
     ) -> None:
-        workspace = _workspace(size, grad_y.device)
+        workspace = make_workspace()
         if grad_y.dtype != dtype:
             grad_y = grad_y.to(dtype)
-        run(packed(workspace, conv, grad_y, grad_final, grads))
+        call = (stream_of(device), workspace.data_ptr(), size)
+        tensors = tensors_of((*conv, *grads, grad_y, grad_final))
+        run(pack((*call, *map(data_ptr, tensors))))
 
     return launch
 
@@ -157,27 +163,28 @@ def prepare_update(
     pool = conv.state
     assert pool is not None
     flags = _WIDE_INDICES * _is_wide(state_indices) + _WIDE_POSITIONS * _is_wide(state_positions)
+    results = (*_strided(y), *_strided(residual))
+    indices = [0 if one is None else PerCall(0) for one in (state_indices, state_positions)]
     head, problem = call_head(_UPDATE, device), _problem(conv, pool.shape[0], flags)
-    of_y, of_residual = _like(y), _like(residual)
+    pack = Template(_UPDATE, (head, PerCall(0), 0, 0, *results, *indices, *problem)).pack
+    given = (*conv, y, residual, state_indices, state_positions)
+    tensors_of = present(given, (6, 7, 8, 9, *_ORDER))
+    stream_of, data_ptr = torch._C._cuda_getCurrentRawStream, torch.Tensor.data_ptr
 
     def launch(
         conv: Convolution, residual: Optional, state_indices: Optional, state_positions: Optional,
         y: torch.Tensor,
     ) -> None:  # fmt: skip
-        stream = torch._C._cuda_getCurrentRawStream(device)
-        results = (y.data_ptr(), of_y, _address(residual), of_residual)
-        index_addresses = (_address(state_indices), _address(state_positions))
-        run(_UPDATE.pack(head, stream, 0, 0, *results, *index_addresses, *problem(conv)))
+        tensors = tensors_of((*conv, y, residual, state_indices, state_positions))
+        run(pack((stream_of(device), *map(data_ptr, tensors))))
 
     return launch
 
 
-def _workspace(size: int, device: torch.device) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8, device=device)
-
-
-def _problem(conv: Convolution, sequences: int | None = None, flags: int = 0) -> _Pack:
-    """Packs the problem of calls like this one."""
+def _problem(
+    conv: Convolution, sequences: int | None = None, flags: int = 0
+) -> tuple[bytes | int, ...]:
+    """The fields of the problem of calls like this one."""
     x, weight, bias, state, cu_seqlens, silu = conv
     flags += _SILU * silu + _WIDE_SEQLENS * _is_wide(cu_seqlens)
     sizes = _SIZES.pack(
@@ -188,29 +195,19 @@ def _problem(conv: Convolution, sequences: int | None = None, flags: int = 0) ->
         DTYPES[NAMES[x.dtype]],
         flags,
     )
-    of_x, of_weight, of_bias, of_state = _like(x), _like(weight), _like(bias), _like(state)
-
-    def fields(conv: Convolution) -> tuple[bytes | int, ...]:
-        x, weight, bias, state, cu_seqlens, _ = conv
-        return (
-            *(sizes, _address(cu_seqlens), x.data_ptr(), of_x, weight.data_ptr(), of_weight),
-            *(_address(bias), of_bias, _address(state), of_state),
-        )
-
-    return fields
+    offsets = 0 if cu_seqlens is None else PerCall(cu_seqlens.data_ptr())
+    tensors = (field for one in (x, weight, bias, state) for field in _strided(one))
+    return (sizes, offsets, *tensors)
 
 
-def _like(tensor: Optional) -> bytes:
-    """A flashvar_strided after its address. Dimensions with one entry get stride 0."""
+def _strided(tensor: Optional) -> tuple[int, bytes]:
+    """A flashvar_strided. Dimensions with one entry get stride 0."""
     if tensor is None:
-        return _LIKE.pack(0, 0, 0, 0, 0)
+        return 0, _LIKE.pack(0, 0, 0, 0, 0)
     pairs = zip(tensor.stride(), tensor.shape, strict=True)
     strides = [stride if size > 1 else 0 for stride, size in pairs]
-    return _LIKE.pack(*(0,) * (3 - len(strides)), *strides, DTYPES[NAMES[tensor.dtype]], 0)
-
-
-def _address(tensor: Optional) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
+    like = _LIKE.pack(*(0,) * (3 - len(strides)), *strides, DTYPES[NAMES[tensor.dtype]], 0)
+    return PerCall(tensor.data_ptr()), like
 
 
 def _is_wide(indices: Optional) -> bool:

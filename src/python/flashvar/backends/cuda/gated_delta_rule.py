@@ -13,18 +13,19 @@ from flashvar.backends.cuda.call import (
     CALL,
     DTYPES,
     TENSOR,
+    PerCall,
     Template,
     call_head,
     function_of,
     launch_of,
+    present,
 )
 from flashvar.ops.dtypes import DTYPES as NAMES
-from flashvar.ops.gated_delta_rule.problem import make_gradients
 from flashvar.ops.gated_delta_rule.spec import BACKWARD, FORWARD, UPDATE
 from flashvar.ops.plans import maker, prototype
 
 if TYPE_CHECKING:
-    from flashvar.ops.gated_delta_rule.problem import BackwardLaunch, Gradients, Inputs, Launch
+    from flashvar.ops.gated_delta_rule.problem import BackwardLaunch, Given, Inputs, Launch
     from flashvar.selection.candidates import CandidateResult
 
 # flashvar_gate: data, batch, sequence and head stride, dtype, reserved.
@@ -47,6 +48,12 @@ _BACKWARD: Final = struct.Struct(
 _QK_L2NORM, _BETA_SIGMOID, _NEGATIVE_EIGVAL = 1, 2, 4
 _NO_GATE: Final = (0, 0, 0, 0, DTYPES["fp32"], 0)
 _NO_STATE: Final = (0, 0, 0, 0, 0)
+_STREAM_AND_WORKSPACE: Final = (PerCall(0),) * 3
+_TENSORS: Final = 8  # q to cu_seqlens
+# Where calls have the tensors of structs: cu_seqlens, q to dt_bias, states, indices.
+_OF_FORWARD: Final = (7, *range(7), 8, 9)
+_OF_BACKWARD: Final = (10, *range(3, 10), 2)
+_V_IN_BACKWARD: Final = 5
 
 
 def prepare_forward(
@@ -62,21 +69,15 @@ def prepare_forward(
     template = Template(_FORWARD, fields)
     size = function.workspace(template.packed)
     make_workspace = maker(torch.empty(size, dtype=torch.uint8, device=out.device))
-    of_call = _of_call(template, device)
-    run, converts = launch_of(function, FORWARD, chosen), _converts(inputs)
+    tensors_of = _tensors_of((*inputs[:_TENSORS], initial_state, None), _OF_FORWARD)
+    run, pack = launch_of(function, FORWARD, chosen), template.pack
+    stream_of, data_ptr = torch._C._cuda_getCurrentRawStream, torch.Tensor.data_ptr
 
-    def launch(
-        inputs: Inputs,
-        states: torch.Tensor | None,
-        indices: torch.Tensor | None,
-        out: torch.Tensor,
-        final_state: torch.Tensor | None,
-    ) -> None:
-        if converts:
-            inputs = inputs._replace(cu_seqlens=_offsets(inputs))
-        workspace = make_workspace()
-        results = (out.data_ptr(), _address(final_state))
-        run(of_call(workspace.data_ptr(), size, results, inputs, states))
+    def launch(given: Given, out: torch.Tensor, final_state: torch.Tensor | None) -> None:
+        tensors, workspace = tensors_of(given), make_workspace()
+        after = 0 if final_state is None else final_state.data_ptr()
+        results = stream_of(device), workspace.data_ptr(), size, out.data_ptr(), after
+        run(pack((*results, *map(data_ptr, tensors))))
 
     return launch
 
@@ -93,26 +94,21 @@ def prepare_update(
     function, device = function_of(UPDATE, chosen, out.device.index)
     one = final_state if states is None else states
     state_dtype = DTYPES["fp32" if one is None else NAMES[one.dtype]]
-    pool = (0, 0, 0, state_dtype, 0)
+    pool: tuple[int, ...] = (0, 0, 0, state_dtype, 0)
     if indices is not None and states is not None:
-        pool = (0, *indices.stride(), states.shape[0], state_dtype, indices.element_size())
-    template = Template(
-        _UPDATE, (*_fields(_UPDATE, device, inputs, states, out, final_state), *pool)
-    )
-    of_call, converts = _of_call(template, device), _converts(inputs)
+        at = PerCall(indices.data_ptr())
+        pool = (at, *indices.stride(), states.shape[0], state_dtype, indices.element_size())
+    fields = _fields(_UPDATE, device, inputs, states, out, final_state)
+    pack = Template(_UPDATE, (*fields, *pool)).pack
+    tensors_of = _tensors_of((*inputs[:_TENSORS], states, indices), _OF_FORWARD)
     run = launch_of(function, UPDATE, chosen)
+    stream_of, data_ptr = torch._C._cuda_getCurrentRawStream, torch.Tensor.data_ptr
 
-    def launch(
-        inputs: Inputs,
-        states: torch.Tensor | None,
-        indices: torch.Tensor | None,
-        out: torch.Tensor,
-        final_state: torch.Tensor | None,
-    ) -> None:
-        if converts:
-            inputs = inputs._replace(cu_seqlens=_offsets(inputs))
-        results = (out.data_ptr(), _address(final_state))
-        run(of_call(0, 0, results, inputs, states, (_address(indices),)))
+    def launch(given: Given, out: torch.Tensor, final_state: torch.Tensor | None) -> None:
+        tensors = tensors_of(given)
+        after = 0 if final_state is None else final_state.data_ptr()
+        results = stream_of(device), 0, 0, out.data_ptr(), after
+        run(pack((*results, *map(data_ptr, tensors))))
 
     return launch
 
@@ -134,46 +130,40 @@ def prepare_backward(
     given = zeros_like(inputs.v) if grad_out is None else _with_aligned_rows(grad_out)
     copies = grad_out is not None and given is not grad_out
     fields = (
-        *(call_head(_BACKWARD, device), 0, 0, 0),
+        *(call_head(_BACKWARD, device), *_STREAM_AND_WORKSPACE),
         *_tensor(given),
         *_state(grad_final_state),
         *(field for x in results[:3] if x is not None for field in _tensor(x)),
         *(field for x in results[3:7] for field in _gate(x)),
         *_state(results[7]),
-        *_problem(inputs, _offsets(inputs), initial_state),
+        *_problem(inputs, _offsets(inputs.cu_seqlens), initial_state),
     )
     template = Template(_BACKWARD, fields)
     size = function.workspace(template.packed)
     make_workspace = maker(torch.empty(size, dtype=torch.uint8, device=inputs.q.device))
-    *others, of_state = results
     makers = [
         None if x is None else maker(x) if whole else partial(zeros_like, prototype(x))
-        for x in others
+        for x in results[:-1]
     ]
-    state_like = None if of_state is None else prototype(of_state)
-    of_call, run = _of_call(template, device), launch_of(function, BACKWARD, chosen)
-    converts = _converts(inputs)
+    of_state = results[-1]
+    makers.append(None if of_state is None else partial(zeros_like, prototype(of_state)))
+    tensors = (grad_out, grad_final_state, initial_state, *inputs[:_TENSORS])
+    tensors_of = _tensors_of(tensors, _OF_BACKWARD)
+    run, pack = launch_of(function, BACKWARD, chosen), template.pack
+    stream_of, data_ptr = torch._C._cuda_getCurrentRawStream, torch.Tensor.data_ptr
 
-    def launch(
-        inputs: Inputs,
-        initial_state: torch.Tensor | None,
-        grad_out: torch.Tensor | None,
-        grad_final_state: torch.Tensor | None,
-    ) -> Gradients:
-        if converts:
-            inputs = inputs._replace(cu_seqlens=_offsets(inputs))
+    def launch(tensors: Given) -> list[torch.Tensor | None]:
+        given, (grad_out, grad_final_state) = tensors_of(tensors), tensors[:2]
         if grad_out is None:
-            grad_out = zeros_like(inputs.v)
+            grad_out = zeros_like(tensors[_V_IN_BACKWARD])
         elif copies:
             grad_out = grad_out.clone(memory_format=torch.contiguous_format)
         grads = [None if make is None else make() for make in makers]
-        grads.append(None if state_like is None else zeros_like(state_like))
         workspace = make_workspace()
-        results = tuple(
-            [0 if x is None else x.data_ptr() for x in (grad_out, grad_final_state, *grads)]
-        )
-        run(of_call(workspace.data_ptr(), size, results, inputs, initial_state))
-        return make_gradients(grads)
+        results = [x for x in (grad_out, grad_final_state, *grads) if x is not None]
+        call = stream_of(device), workspace.data_ptr(), size
+        run(pack((*call, *map(data_ptr, results), *map(data_ptr, given))))
+        return grads
 
     return launch
 
@@ -194,51 +184,26 @@ def _with_aligned_rows(x: torch.Tensor) -> torch.Tensor:
     return x if aligned and x.stride(3) == 1 else x.clone(memory_format=torch.contiguous_format)
 
 
-def _offsets(inputs: Inputs) -> torch.Tensor | None:
+def _offsets(cu_seqlens: torch.Tensor | None) -> torch.Tensor | None:
     """cu_seqlens as binaries read it."""
-    offsets = inputs.cu_seqlens
-    return None if offsets is None else offsets.to(torch.int32).contiguous()
+    return None if cu_seqlens is None else cu_seqlens.to(torch.int32).contiguous()
 
 
-def _converts(like: Inputs) -> bool:
-    """Whether calls like `like` need offsets of their own, which live until the launch."""
-    return _offsets(like) is not like.cu_seqlens
+def _tensors_of(like: Given, order: tuple[int, ...]) -> Callable[[Given], Any]:
+    """The function that takes those tensors of `order` out of calls' that calls like this one have.
 
-
-def _of_call(template: Template, device: int) -> Callable[..., bytes]:
-    """Packs the struct of a call: addresses of results come first in it, others last.
-
-    The offsets are as binaries read them.
+    The offsets, first of the order, are as binaries read them: they live as long as the result.
     """
-    pack, stream_of = template.pack, torch._C._cuda_getCurrentRawStream
+    tensors_of = present(like, order)
+    offsets = like[order[0]]
+    if _offsets(offsets) is offsets:
+        return tensors_of
 
-    def packed(
-        workspace: int,
-        size: int,
-        results: tuple[int, ...],
-        inputs: Inputs,
-        states: torch.Tensor | None,
-        others: tuple[int, ...] = (),
-    ) -> bytes:
-        q, k, v, g, beta, a_log, dt_bias, cu_seqlens, _, _, _, _ = inputs
-        of_inputs = (
-            0 if cu_seqlens is None else cu_seqlens.data_ptr(),
-            q.data_ptr(),
-            k.data_ptr(),
-            v.data_ptr(),
-            0 if g is None else g.data_ptr(),
-            beta.data_ptr(),
-            0 if a_log is None else a_log.data_ptr(),
-            0 if dt_bias is None else dt_bias.data_ptr(),
-            0 if states is None else states.data_ptr(),
-        )
-        return pack((stream_of(device), workspace, size, *results, *of_inputs, *others))
+    def with_offsets(given: Given) -> list[torch.Tensor | None]:
+        offsets, *others = tensors_of(given)
+        return [_offsets(offsets), *others]
 
-    return packed
-
-
-def _address(x: torch.Tensor | None) -> int:
-    return 0 if x is None else x.data_ptr()
+    return with_offsets
 
 
 def _fields(
@@ -250,9 +215,10 @@ def _fields(
     final_state: torch.Tensor | None,
 ) -> tuple[Any, ...]:
     """The fields that both structs have."""
-    problem = _problem(inputs, _offsets(inputs), states)
+    problem = _problem(inputs, _offsets(inputs.cu_seqlens), states)
+    after = (PerCall(0), *_NO_STATE[1:]) if final_state is None else _state(final_state)
     head = call_head(params, device)
-    return (head, 0, 0, 0, *_tensor(out), *_state(final_state), *problem)
+    return (head, *_STREAM_AND_WORKSPACE, *_tensor(out), *after, *problem)
 
 
 def _problem(
@@ -270,7 +236,7 @@ def _problem(
         flags + _NEGATIVE_EIGVAL * inputs.allow_neg_eigval,
         inputs.scale,
         0,
-        0 if cu_seqlens is None else cu_seqlens.data_ptr(),
+        0 if cu_seqlens is None else PerCall(cu_seqlens.data_ptr()),
         *_tensor(inputs.q),
         *_tensor(inputs.k),
         *_tensor(inputs.v),
@@ -285,16 +251,16 @@ def _problem(
 def _tensor(x: torch.Tensor) -> tuple[int, ...]:
     """A flashvar_tensor. Dimensions with one entry, whose stride is arbitrary, get stride 0."""
     pairs = zip(x.stride()[:3], x.shape, strict=False)
-    return (x.data_ptr(), *(stride if size > 1 else 0 for stride, size in pairs))
+    return (PerCall(x.data_ptr()), *(stride if size > 1 else 0 for stride, size in pairs))
 
 
 def _gate(x: torch.Tensor | None) -> tuple[int, ...]:
     """A flashvar_gate of [batch, seqlen, heads] or [heads]."""
     if x is None:
         return _NO_GATE
-    return (x.data_ptr(), *(0,) * (3 - x.ndim), *x.stride(), DTYPES[NAMES[x.dtype]], 0)
+    return (PerCall(x.data_ptr()), *(0,) * (3 - x.ndim), *x.stride(), DTYPES[NAMES[x.dtype]], 0)
 
 
 def _state(x: torch.Tensor | None) -> tuple[int, ...]:
     """A flashvar_state of [sequences, heads, K, V]."""
-    return _NO_STATE if x is None else (x.data_ptr(), *x.stride())
+    return _NO_STATE if x is None else (PerCall(x.data_ptr()), *x.stride())

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Final
 
 import torch
+
+from flashvar.ops.plans import Plans
 
 # Triton compiles one kernel for pointers aligned to this many bytes, and another for all others.
 _ALIGNMENT: Final = 16
@@ -56,3 +59,31 @@ class RepeatedLaunch:
         self._rest = [self._arguments[name] for name in names]
         self._device = next(x.get_device() for x in tensors if x is not None)
         self._compiled[key] = compiled[(*self._grid, 1, 1)[:3]]
+
+
+_launches: Final[Plans[RepeatedLaunch]] = Plans()
+
+
+def start(kernel: Any, grid: tuple[int, ...]) -> Any:
+    """A `Begin`: the function that launches a kernel with its arguments, tensors or None first.
+
+    A launch that differs from an earlier one in its tensors alone is looked up as its repetition.
+    """
+    return partial(_start, kernel, grid)
+
+
+def _start(kernel: Any, grid: tuple[int, ...], *given: Any, **named: Any) -> None:
+    count = 0
+    for x in given:
+        if x is not None and not isinstance(x, torch.Tensor):
+            break
+        count += 1
+    tensors, others = given[:count], given[count:]
+    # A kernel is compiled, and handed to the driver, for each device.
+    key = (id(kernel), tensors[0].get_device(), grid, others, *named, *named.values())
+    launch = _launches.get(key)
+    if launch is None:
+        names = kernel.arg_names[count:]
+        launch = RepeatedLaunch(kernel, grid, {**dict(zip(names, others, strict=False)), **named})
+        _launches.keep(key, launch)
+    launch(*tensors)

@@ -34,6 +34,8 @@ _Q, _K, _V = range(_BEFORE, _BEFORE + 3)
 _BIAS, _SINKS = (_BEFORE + Inputs._fields.index(name) for name in ("bias", "sinks"))
 _OF_OTHERS: Final = (None,) * (_BEFORE + _TENSORS - 1 - _SINKS)
 _NOTHING_MORE: Final = Wanted()
+# Saved tensors: q, k and v, and the results; more of them where the fields of Inputs are given.
+_PLAIN, _RESULTS = 3, 2
 _SLOPES: Final = Inputs._fields.index("alibi_slopes")
 
 _INSTEAD: Final = "torch.nn.functional.scaled_dot_product_attention with SDPBackend.MATH there"
@@ -66,7 +68,15 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, grad_out: Any, grad_lse: Any = None) -> Any:
-        return _gradients(ctx, grad_out, grad_lse)
+        if grad_out is None and grad_lse is None:
+            return (None,) * len(ctx.needs_input_grad)
+        saved, wanted = ctx.saved_tensors, _NOTHING_MORE
+        if len(saved) > _RESULTS + _PLAIN:
+            needed = ctx.needs_input_grad
+            wanted = Wanted(needed[_BIAS], needed[_SINKS])
+        # Autograd drops those that it does not need.
+        grads = _gradients_of((grad_out, grad_lse), saved, ctx.options, wanted)
+        return (None, None, *grads, *_OF_OTHERS)
 
 
 class _Gradients(Refused):
@@ -87,28 +97,21 @@ class _Dispatched(_Gradients):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Any, grad_lse: Any) -> Any:
-        return _gradients(ctx, grad_out, grad_lse)
-
-
-def _gradients(ctx: Any, grad_out: Any, grad_lse: Any) -> Any:
-    """The gradients of all arguments that a forward may have: autograd drops None at the end."""
-    needed = ctx.needs_input_grad
-    if grad_out is None and grad_lse is None:
-        return (None,) * len(needed)
-    saved = ctx.saved_tensors
-    wanted = _NOTHING_MORE
-    if len(needed) > _SINKS:
+        needed = ctx.needs_input_grad
+        if grad_out is None and grad_lse is None:
+            return (None,) * len(needed)
         wanted = Wanted(needed[_BIAS], needed[_SINKS])
-    q, k, v, *others = _gradients_of((grad_out, grad_lse), saved, ctx.options, wanted)
-    return (
-        None,
-        None,
-        q if needed[_Q] else None,
-        k if needed[_K] else None,
-        v if needed[_V] else None,
-        *(one if is_wanted else None for one, is_wanted in zip(others, wanted, strict=True)),
-        *_OF_OTHERS,
-    )
+        given = grad_out, grad_lse
+        q, k, v, *others = _gradients_of(given, ctx.saved_tensors, ctx.options, wanted)
+        return (
+            None,
+            None,
+            q if needed[_Q] else None,
+            k if needed[_K] else None,
+            v if needed[_V] else None,
+            *others,
+            *_OF_OTHERS,
+        )
 
 
 def _gradients_of(
@@ -117,7 +120,10 @@ def _gradients_of(
     options: tuple[Any, ...],
     wanted: Wanted,
 ) -> Sequence[torch.Tensor | None]:
-    """The gradients of a backward, without the dispatcher where it may be skipped."""
+    """The gradients of a backward, without the dispatcher where it may be skipped.
+
+    None for the bias and the sinks unless they are wanted.
+    """
     out, lse = saved[-2:]
     grads: Sequence[torch.Tensor | None]
     inputs = inputs_of(saved[:-2])
@@ -130,7 +136,9 @@ def _gradients_of(
         plans.remember_backward(given, saved, options, wanted)
     else:
         backward = torch.ops.flashvar.attention_bwd.default
-        grads = backward(*given, out, lse, *wanted, *inputs, *options)
+        q, k, v, *others = backward(*given, out, lse, *wanted, *inputs, *options)
+        pairs = zip(others, wanted, strict=True)
+        grads = (q, k, v, *[one if is_wanted else None for one, is_wanted in pairs])
     return grads
 
 

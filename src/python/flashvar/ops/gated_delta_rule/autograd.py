@@ -6,6 +6,7 @@ Traced and transformed calls come through the Autograd key of the ops. Plain ten
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -35,24 +36,31 @@ _NO_FORWARD_MODE: Final = (
 )
 # Tensors of a forward: the states, and the others in the order of the schemas.
 _TENSORS: Final = 9
-# Indices of the arguments of _Plain and of _Dispatched that have gradients, in the order of the
-# backward's results.
-_OF_PLAIN: Final = (2, 3, 4, 5, 6, 7, 8, 10)
+# Indices of arguments of _Dispatched that have gradients, in the order of the backward's results.
 _OF_DISPATCHED: Final = (2, 3, 4, 5, 6, 7, 8, 1)
 
 
 class _Plain(torch.autograd.Function):  # type: ignore[misc]
-    """The forward of plain tensors, and its gradients."""
+    """The forward of plain tensors, and its gradients. `given` has no indices."""
 
     @staticmethod
     def forward(ctx: Any, plan: run.Plan, with_state: bool, *given: Any) -> Any:
-        *tensors, state, _ = given
-        _keep(ctx, (state, *tensors), plan.options)
-        return plan.run(given, with_state)
+        ctx.save_for_backward(given[-1], *given[:-1])
+        ctx.options = plan.options
+        out, final_state = plan.run((*given, None), with_state)
+        if not with_state:
+            return out
+        # The gradient of an unused output is None instead of a tensor of zeros.
+        ctx.set_materialize_grads(False)
+        return out, final_state
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Any, grad_final: Any) -> Any:
-        return _gradients(ctx, _OF_PLAIN, grad_out, grad_final)
+    def backward(ctx: Any, grad_out: Any, grad_final: Any = None) -> Any:
+        if grad_out is None and grad_final is None:
+            return (None,) * (_TENSORS + 2)
+        # Autograd drops those that it does not need.
+        *grads, of_state = _gradients_of(ctx, grad_out, grad_final)
+        return (None, None, *grads, None, of_state)
 
 
 class _Gradients(Refused):
@@ -68,11 +76,20 @@ class _Dispatched(_Gradients):
     @classmethod
     def setup_context(cls, ctx: Any, inputs: Any, output: Any) -> None:
         super().setup_context(ctx, inputs, output)
-        _keep(ctx, inputs[1 : 1 + _TENSORS], inputs[1 + _TENSORS :])
+        ctx.save_for_backward(*inputs[1 : 1 + _TENSORS])
+        ctx.options = inputs[1 + _TENSORS :]
 
     @staticmethod
     def backward(ctx: Any, grad_out: Any, grad_final: Any) -> Any:
-        return _gradients(ctx, _OF_DISPATCHED, grad_out, grad_final)
+        needed = ctx.needs_input_grad
+        found: list[Any] = [None] * len(needed)
+        if grad_out is None and grad_final is None:
+            return tuple(found)
+        grads = _gradients_of(ctx, grad_out, grad_final)
+        for index, grad in zip(_OF_DISPATCHED, grads, strict=True):
+            if needed[index]:
+                found[index] = grad
+        return tuple(found)
 
 
 class _Updated(Refused):
@@ -89,33 +106,21 @@ class _Updated(Refused):
     written = (1,)  # states
 
 
-def _keep(ctx: Any, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> None:
-    # The gradient of an unused output is None instead of a tensor of zeros.
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors)
-    ctx.options = options
-
-
-def _gradients(
-    ctx: Any, indices: tuple[int, ...], grad_out: Any, grad_final: Any
-) -> tuple[Any, ...]:
-    """A gradient or None for each argument of a forward. `indices`: those with gradients."""
-    needed = ctx.needs_input_grad
-    found: list[Any] = [None] * len(needed)
-    if grad_out is None and grad_final is None:
-        return tuple(found)
+def _gradients_of(ctx: Any, grad_out: Any, grad_final: Any) -> Sequence[Any]:
+    """The gradients of the tensors that a forward saved, in the order of the backward's results."""
     given = (grad_out, grad_final, *ctx.saved_tensors)
     plan = None if is_compiling() else run.known_backward(given, ctx.options)
+    grads: Sequence[Any]
     if plan is not None:
         grads = recorded(BACKWARD, plan.run)(given)
     elif skips_dispatcher(*given):
         grads = recorded(BACKWARD, run.gradients)(given, ctx.options)
     else:
-        grads = torch.ops.flashvar.gated_delta_rule_bwd.default(*given, *ctx.options)
-    for index, grad in zip(indices, grads, strict=True):
-        if needed[index]:
-            found[index] = grad
-    return tuple(found)
+        found = torch.ops.flashvar.gated_delta_rule_bwd.default(*given, *ctx.options)
+        _, _, state, *tensors, _ = given
+        pairs = zip((*tensors, state), found, strict=True)
+        grads = [None if x is None else grad for x, grad in pairs]
+    return grads
 
 
 _apply: Final = plain_apply(_Plain)
@@ -125,7 +130,10 @@ def differentiable(
     plan: run.Plan, given: tuple[torch.Tensor | None, ...], with_state: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """As the plan's run, of plain tensors, recorded by autograd."""
-    out, final_state = _apply(plan, with_state, *given)
+    results = _apply(plan, with_state, *given[:_TENSORS])
+    if not with_state:
+        return results, None
+    out, final_state = results
     return out, final_state
 
 

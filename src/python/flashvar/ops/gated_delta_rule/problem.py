@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     import torch
@@ -85,36 +85,26 @@ class Gradients(NamedTuple):
     initial_state: torch.Tensor | None
 
 
-# `Gradients._make`, three times as fast.
-make_gradients: Final[Callable[[Sequence[Any]], Gradients]] = partial(tuple.__new__, Gradients)
+# The tensors of a call in the order of the schemas, then states and indices.
+Given: TypeAlias = "tuple[torch.Tensor | None, ...]"
 
 
 class Launch(Protocol):
     """Computes calls of one kind: their shapes, strides, dtypes and options are equal."""
 
-    def __call__(
-        self,
-        inputs: Inputs,
-        states: torch.Tensor | None,
-        indices: torch.Tensor | None,
-        out: torch.Tensor,
-        final_state: torch.Tensor | None,
-    ) -> None:
-        """Write out, and the states after each sequence; with indices `states` are a pool."""
+    def __call__(self, given: Given, out: torch.Tensor, final_state: torch.Tensor | None) -> None:
+        """Write out, and the states after each sequence; with indices the states are a pool."""
         ...
 
 
 class BackwardLaunch(Protocol):
-    """Computes backwards of one kind: as a Backend's backward."""
+    """Computes backwards of one kind."""
 
-    def __call__(
-        self,
-        inputs: Inputs,
-        initial_state: torch.Tensor | None,
-        grad_out: torch.Tensor | None,
-        grad_final_state: torch.Tensor | None,
-    ) -> Gradients:
-        """The gradients of all inputs; an absent gradient of a result counts as zeros."""
+    def __call__(self, tensors: Given) -> Sequence[torch.Tensor | None]:
+        """The fields of Gradients, of tensors in the order of the schema of the backward.
+
+        An absent gradient of a result counts as zeros.
+        """
         ...
 
 

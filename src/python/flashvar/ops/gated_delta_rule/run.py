@@ -6,7 +6,7 @@ dtypes, devices and options alone is in a plan.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, cast
@@ -18,6 +18,7 @@ from flashvar.ops.gated_delta_rule import inputs as checks
 from flashvar.ops.gated_delta_rule.problem import (
     Backend,
     BackwardLaunch,
+    Gradients,
     Inputs,
     Launch,
     make_inputs,
@@ -62,10 +63,9 @@ class Plan:
 
         `given` are the tensors of the schemas, then states and indices.
         """
-        inputs = make_inputs(given[:_TENSORS] + self.of_inputs)
         states, indices = given[_TENSORS:]
         if self.on_cpu:
-            checks.check_values(inputs)
+            checks.check_values(make_inputs(given[:_TENSORS] + self.of_inputs))
             if indices is not None and states is not None:
                 check_state_indices(indices, states.shape[0])
         out, final_state = self.make_out(), states
@@ -73,7 +73,7 @@ class Plan:
             wanted = with_state or not self.state_is_optional
             final_state = self.make_state() if wanted else None
         if self.launch is not None:
-            self.launch(inputs, states, indices, out, final_state)
+            self.launch(given, out, final_state)
             if indices is not None and states is not None and not states.is_inference():
                 _increment_version(states)
         return out, final_state
@@ -84,19 +84,16 @@ class BackwardPlan:
     """The plan of backwards of one kind."""
 
     launch: BackwardLaunch
-    of_inputs: tuple[Any, ...]  # as Plan's
     state_layout: str
     alignment: int  # of the rows of the gradient of out, and of q, k and v
 
     def run(self, tensors: tuple[torch.Tensor | None, ...]) -> Sequence[torch.Tensor | None]:
         """The gradients of tensors that come in the order of the schema."""
-        inputs = make_inputs(tensors[3:] + self.of_inputs)
-        layout = self.state_layout
-        states, grad_final = _k_first(tensors[2], layout), _k_first(tensors[1], layout)
-        grads = self.launch(inputs, states, tensors[0], grad_final)
-        if grads.initial_state is None:
+        grads = self.launch(tensors)
+        of_state = grads[-1]
+        if of_state is None:
             return grads
-        return *grads[:-1], _view(grads.initial_state, self.state_layout).contiguous()
+        return *grads[:-1], _view(of_state, self.state_layout).contiguous()
 
 
 def given(arguments: tuple[Any, ...]) -> Inputs:
@@ -269,14 +266,27 @@ def _backward_plan(
         chosen, serves = _serving(BACKWARD, inputs, backend)
         launch: BackwardLaunch
         if chosen.binary is None:
-            launch = serves.backward
+            launch = _with_views(serves.backward, inputs[_TENSORS:], layout)
         else:
             binary: Any = serves
             states = _k_first(initial_state, layout), _k_first(grad_final, layout)
             launch = binary.prepare_backward(chosen, inputs, states[0], grad_out, states[1])
-        found = BackwardPlan(launch, inputs[_TENSORS:], layout, alignment)
+        found = BackwardPlan(launch, layout, alignment)
         _backward_plans.keep(key, found)
     return found
+
+
+def _with_views(
+    backward: Callable[..., Gradients], of_inputs: tuple[Any, ...], layout: str
+) -> BackwardLaunch:
+    """The launch by a function that takes Inputs and views of states."""
+
+    def launch(tensors: tuple[torch.Tensor | None, ...]) -> Gradients:
+        grad_out, grad_final, states, *given = tensors
+        inputs = make_inputs((*given, *of_inputs))
+        return backward(inputs, _k_first(states, layout), grad_out, _k_first(grad_final, layout))
+
+    return launch
 
 
 def _alignment(
@@ -356,18 +366,18 @@ def _prepare(
             return binary.prepare_forward(chosen, inputs, before, out, after), True
         return binary.prepare_update(chosen, inputs, before, indices, out, after), True
 
+    of_inputs = inputs[_TENSORS:]
+
     def launch(
-        inputs: Inputs,
-        states: torch.Tensor | None,
-        indices: torch.Tensor | None,
-        out: torch.Tensor,
-        final_state: torch.Tensor | None,
+        given: tuple[torch.Tensor | None, ...], out: torch.Tensor, final_state: torch.Tensor | None
     ) -> None:
-        before, after = _k_first(states, layout), _k_first(final_state, layout)
+        inputs = make_inputs(given[:_TENSORS] + of_inputs)
+        states, indices = given[_TENSORS:]
+        after = _k_first(final_state, layout)
         if after is None:
             return
         if indices is None:
-            serves.forward(inputs, before, out, after)
+            serves.forward(inputs, _k_first(states, layout), out, after)
         else:
             serves.update(inputs, after, indices, out)
 

@@ -6,9 +6,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-import triton
 
-from flashvar.backends.triton.begin import Begin, start
+from flashvar.backends.triton.begin import Begin
+from flashvar.backends.triton.blocks import power_of_2
 from flashvar.backends.triton.causal_conv1d.kernels import (
     bwd_kernel,
     bwd_state_kernel,
@@ -16,6 +16,7 @@ from flashvar.backends.triton.causal_conv1d.kernels import (
     fwd_kernel,
     update_kernel,
 )
+from flashvar.backends.triton.repeated import on_device, start
 
 if TYPE_CHECKING:
     from flashvar.ops.causal_conv1d.problem import (
@@ -62,7 +63,7 @@ def forward(
 ) -> None:
     """Write the output, and the final state, which is contiguous."""
     seqlen, dim = conv.x.shape[1:]
-    with torch.cuda.device_of(y):  # Triton launches on the current device
+    with on_device(y.device.index):  # Triton launches on the current device
         if y.numel():
             sizes = _sizes(dim, conv.x.stride(2) == 1)
             blocks = conv.x.shape[0] * -(-seqlen // sizes["BLOCK_ROWS"])
@@ -107,7 +108,7 @@ def backward(
     }
     chunks = batch * -(-seqlen // _CHUNK)
     parts = conv.x.new_empty(chunks, conv.width + 1, dim, dtype=torch.float32)
-    with torch.cuda.device_of(grad_y):
+    with on_device(grad_y.device.index):
         if conv.x.numel():
             sizes = _sizes(dim, conv.x.stride(2) == 1)
             begin(bwd_kernel, _grid(chunks, dim, sizes))(
@@ -145,7 +146,7 @@ def update(
     pool = conv.state
     assert pool is not None
     sizes = _sizes(dim, True) | {"BLOCK_ROWS": _UPDATE_ROWS}
-    with torch.cuda.device_of(y):
+    with on_device(y.device.index):
         begin(update_kernel, _grid(batch, dim, sizes))(
             *(y, conv.x, conv.weight, conv.bias, residual, pool, state_indices, state_positions),
             *(*y.stride(), *conv.x.stride(), *conv.weight.stride(), *_strides(conv.bias, 1)),
@@ -174,7 +175,7 @@ def _constants(conv: Convolution) -> dict[str, Any]:
 def _sizes(dim: int, channels_contiguous: bool) -> dict[str, Any]:
     """The block and the options of a kernel. Blocks are wider where channels are contiguous."""
     most = _MAX_BLOCK_DIM if channels_contiguous else _ELEMENTS // _MAX_BLOCK_DIM
-    columns = min(max(triton.next_power_of_2(dim), 8), most)
+    columns = min(max(power_of_2(dim), 8), most)
     return {
         "BLOCK_ROWS": _ELEMENTS // columns,
         "BLOCK_DIM": columns,

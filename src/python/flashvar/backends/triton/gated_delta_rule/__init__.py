@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 import torch
-import triton
 
-from flashvar.backends.triton.begin import Begin, start
+from flashvar.backends.triton.begin import Begin
+from flashvar.backends.triton.blocks import power_of_2
 from flashvar.backends.triton.gated_delta_rule import launch, padding
 from flashvar.backends.triton.gated_delta_rule.launch import strides
 from flashvar.backends.triton.gated_delta_rule.recurrent import recurrent_kernel
+from flashvar.backends.triton.repeated import on_device, start
 from flashvar.ops.gated_delta_rule.problem import L2NORM_EPS, Gradients, Inputs
 from flashvar.ops.gated_delta_rule.spec import RECURRENT_BELOW
 
@@ -30,7 +31,7 @@ def forward(
     """Write out, and the state after each sequence."""
     rows = inputs.q.shape[0] * inputs.q.shape[1]
     few = rows < RECURRENT_BELOW * inputs.sequences
-    if few or launch.Chunks(inputs).size < launch.MIN_CHUNK_TOKENS:
+    if few or launch.chunk_tokens(inputs.q) < launch.MIN_CHUNK_TOKENS:
         _recurrent(inputs, initial_state, None, final_state, out, begin)
     elif inputs.head_dim < padding.MIN_HEAD_DIM:
         after = final_state.new_empty(
@@ -78,22 +79,21 @@ def _recurrent(
     begin: Begin,
 ) -> None:
     k, v = inputs.q.shape[-1], inputs.v.shape[-1]
-    block_k = triton.next_power_of_2(k)
-    block_v = min(triton.next_power_of_2(v), _MAX_BLOCK_V, max(_ELEMENTS // block_k, 1))
+    block_k = power_of_2(k)
+    block_v = min(power_of_2(v), _MAX_BLOCK_V, max(_ELEMENTS // block_k, 1))
     programs = inputs.sequences * inputs.heads * -(-v // block_v)
     if programs == 0:
         return
     all_strides = (
-        *(n for x in (inputs.q, inputs.k, inputs.v) for n in x.stride()),
-        *strides(inputs.g, 3),
-        *inputs.beta.stride(),
-        *(n for x in (inputs.a_log, inputs.dt_bias, inputs.cu_seqlens) for n in strides(x, 1)),
-        *strides(indices, 1),
+        *(*inputs.q.stride(), *inputs.k.stride(), *inputs.v.stride()),
+        *(*strides(inputs.g, 3), *inputs.beta.stride()),
+        *(*strides(inputs.a_log, 1), *strides(inputs.dt_bias, 1)),
+        *(*strides(inputs.cu_seqlens, 1), *strides(indices, 1)),
         *strides(before, 4),
         *after.stride(),
         *out.stride()[:3],
     )
-    with torch.cuda.device_of(out):  # Triton launches on the current device
+    with on_device(out.device.index):  # Triton launches on the current device
         begin(recurrent_kernel, (programs,))(
             *inputs[:8],
             *(indices, before, after, out),

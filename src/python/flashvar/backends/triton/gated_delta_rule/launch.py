@@ -10,16 +10,17 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
-import triton
 import triton.language as tl
 
-from flashvar.backends.triton.begin import Begin, start
+from flashvar.backends.triton.begin import Begin
+from flashvar.backends.triton.blocks import power_of_2
 from flashvar.backends.triton.gated_delta_rule.backward import (
     reverse_kernel,
     rows_kernel,
     squares_kernel,
 )
 from flashvar.backends.triton.gated_delta_rule.chunked import chain_kernel, chunk_kernel
+from flashvar.backends.triton.repeated import on_device, start
 from flashvar.ops.gated_delta_rule.problem import L2NORM_EPS, Gradients, Inputs
 
 MIN_CHUNK_TOKENS: Final = 16
@@ -37,6 +38,17 @@ _OPERANDS: Final = {torch.bfloat16: (torch.bfloat16, tl.bfloat16)}
 _FLOAT32: Final = (torch.float32, tl.float32)
 
 
+def chunk_tokens(q: torch.Tensor) -> int:
+    """How many tokens a chunk has."""
+    dtype, _ = _OPERANDS.get(q.dtype, _FLOAT32)
+    row_bytes: int = _block_k(q) * dtype.itemsize
+    return min(_CHUNK_BYTES // row_bytes, _MAX_CHUNK_TOKENS)
+
+
+def _block_k(q: torch.Tensor) -> int:
+    return max(power_of_2(q.shape[-1]), 16)
+
+
 class Chunks:
     """The division of a call into chunks, and the arguments that its kernels share."""
 
@@ -47,8 +59,8 @@ class Chunks:
         self.seqlen: int = q.shape[1]
         self.heads, self.sequences = inputs.heads, inputs.sequences
         self.dtype, operand = _OPERANDS.get(q.dtype, _FLOAT32)
-        block_k: int = max(triton.next_power_of_2(k), 16)
-        self.size: int = min(_CHUNK_BYTES // (block_k * self.dtype.itemsize), _MAX_CHUNK_TOKENS)
+        block_k = _block_k(q)
+        self.size = chunk_tokens(q)
         self.constants: dict[str, Any] = {
             **{"heads": self.heads, "group": inputs.group, "K": k, "CHUNK": self.size},
             **{"BLOCK_K": block_k, "OPERAND": operand},
@@ -56,7 +68,7 @@ class Chunks:
             "num_stages": 2 if self.dtype.itemsize == 2 else 1,
             "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
         }
-        block_v = min(max(triton.next_power_of_2(v), 16), _STATE_COLUMNS)
+        block_v = min(max(power_of_2(v), 16), _STATE_COLUMNS)
         self.values: dict[str, int] = {"V": v, "BLOCK_V": min(block_v, _STATE_ELEMENTS // block_k)}
         self.norm = {"L2NORM": inputs.qk_l2norm, "EPS": L2NORM_EPS}
         self.beta = {
@@ -107,7 +119,7 @@ def forward(
 ) -> None:
     """Write out, and the state after each sequence."""
     chunks = Chunks(inputs)
-    with torch.cuda.device_of(out):  # Triton launches on the current device
+    with on_device(out.device.index):  # Triton launches on the current device
         found = _parts(chunks, begin)
         _chain(chunks, found, before, (after, out, None, None), begin)
 
@@ -141,7 +153,7 @@ def backward(
     qk_strides = (*q.stride(), *k.stride())
     grad_out_strides = strides(grad_out, 4)
     cu_seqlens_strides = strides(inputs.cu_seqlens, 1)
-    with torch.cuda.device_of(q):
+    with on_device(q.device.index):
         found = _parts(chunks, begin)
         _chain(chunks, found, before, (None, None, states, updates), begin)
         if chunks.chains[0]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-import triton
 
 from flashvar.backends.triton.begin import Begin, start
+from flashvar.backends.triton.blocks import power_of_2
 from flashvar.backends.triton.merge_states.kernels import bwd_kernel, fwd_kernel
+from flashvar.backends.triton.repeated import on_device
 
 if TYPE_CHECKING:
     from flashvar.ops.merge_states.problem import BackwardLaunch, ForwardLaunch, Parts
@@ -37,7 +38,7 @@ def prepare_forward(
 
     def launch(parts: Parts, out: torch.Tensor, lse: torch.Tensor) -> None:
         parts = _pointers(parts)
-        with torch.cuda.device_of(out):  # Triton launches on the current device
+        with on_device(out.device.index):  # Triton launches on the current device
             begin(fwd_kernel, grid)(out, lse, parts.outs, parts.lses, *of_out, *strides, **sizes)
 
     return launch
@@ -68,7 +69,7 @@ def prepare_backward(
     ) -> None:
         parts = _pointers(parts)
         tensors = (grad_out, grad_lse, grad_outs, grad_lses, parts.outs, parts.lses)
-        with torch.cuda.device_of(grad_out):
+        with on_device(grad_out.device.index):
             begin(bwd_kernel, grid)(*tensors, *numbers, **sizes)
 
     return launch
@@ -93,7 +94,7 @@ def _strides(parts: Parts, out: torch.Tensor) -> tuple[int, ...]:
 def _sizes(out: torch.Tensor) -> dict[str, Any]:
     """The kernels' constants and options."""
     head_dim = out.shape[-1]
-    columns = min(max(triton.next_power_of_2(head_dim), 16), _MAX_BLOCK_DIM)
+    columns = min(max(power_of_2(head_dim), 16), _MAX_BLOCK_DIM)
     return {
         "HEAD_DIM": head_dim,
         "WIDE": out.shape[:3].numel() > _INT32_MAX - _ELEMENTS,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-import triton
 
+from flashvar.backends.triton.blocks import power_of_2
 from flashvar.backends.triton.repeated import RepeatedLaunch, on_device
 from flashvar.backends.triton.rms_norm.kernels import bwd_kernel, fwd_kernel, sum_kernel
 from flashvar.ops.plans import maker
@@ -142,7 +142,7 @@ def _by_rows(
 
 def _block(dim: int, least_warps: int) -> tuple[int, int, int]:
     """Rows and columns of a block, and warps of a program."""
-    block_dim = triton.next_power_of_2(dim)
+    block_dim = power_of_2(dim)
     warps = min(max(block_dim // (32 * _ELEMENTS), least_warps), _MAX_WARPS)
     return max(warps * 32 * _ELEMENTS // block_dim, 1), block_dim, warps
 

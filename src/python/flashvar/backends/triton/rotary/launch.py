@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 import torch
-import triton
 
+from flashvar.backends.triton.blocks import power_of_2
+from flashvar.backends.triton.repeated import on_device, start
 from flashvar.backends.triton.rotary.kernel import rotary_kernel
 from flashvar.ops.rotary.rotation import Rotation
 
@@ -30,12 +31,12 @@ def launch(out: torch.Tensor, x: torch.Tensor, rotation: Rotation, rotated_heads
     if rows == 0 or heads == 0 or head_dim == 0:
         return
     pairs = cos.shape[1]
-    block_pairs = max(triton.next_power_of_2(pairs), _LOAD_ELEMENTS)
-    block_heads = min(triton.next_power_of_2(heads), _MAX_BLOCK_HEADS)
+    block_pairs = max(power_of_2(pairs), _LOAD_ELEMENTS)
+    block_heads = min(power_of_2(heads), _MAX_BLOCK_HEADS)
     block_rows = max(_PAIRS_OF_BLOCK // (block_pairs * block_heads), 1)
     blocks = -(-rows // block_rows) * -(-heads // block_heads)
-    with torch.cuda.device_of(x):  # Triton launches on the current device
-        rotary_kernel[(blocks,)](
+    with on_device(x.device.index):  # Triton launches on the current device
+        start(rotary_kernel, (blocks,))(
             out,
             x,
             cos,
