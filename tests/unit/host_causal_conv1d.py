@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,9 @@ _BLOCKS = "inline constexpr int64_t kBlocks = 1024;"
 _BLOCKS_THAT_VARY = 'extern "C" { inline int64_t kBlocks = 1024; }'
 _PROGRAM = """
 #include "device.h"
+extern "C" {
+int target = 0;
+}
 #include "abi/causal_conv1d_fwd.cc"
 #include "abi/causal_conv1d_bwd.cc"
 #include "abi/causal_conv1d_update.cc"
@@ -36,30 +40,38 @@ _TABLE = """
 #include "core/dtype.cuh"
 #include "sm80/causal_conv1d/{direction}_launch.cuh"
 namespace flashvar {{
-template <class Dtype>
+template <class Target, class Dtype>
 constexpr CausalConv1d{Direction}Kernel k{Direction}Row =
-    sm80::causal_conv1d::{Direction}Launch<Target<{target}>, Dtype>::row();
-constexpr const CausalConv1d{Direction}Kernel* kCausalConv1d{Direction}Kernels[] = {{
-    &k{Direction}Row<dtype::bf16>, &k{Direction}Row<dtype::fp16>, &k{Direction}Row<dtype::fp32>,
-    nullptr}};
+    sm80::causal_conv1d::{Direction}Launch<Target, Dtype>::row();
+template <class Target>
+constexpr const CausalConv1d{Direction}Kernel* k{Direction}Rows[] = {{
+    &k{Direction}Row<Target, dtype::bf16>, &k{Direction}Row<Target, dtype::fp16>,
+    &k{Direction}Row<Target, dtype::fp32>, nullptr}};
+constexpr const CausalConv1d{Direction}Kernel* const* k{Direction}Tables[] = {{{tables}}};
+#define kCausalConv1d{Direction}Kernels k{Direction}Tables[::target]
 """
 
 
 class HostLibrary:
-    """What `flashvar.backends.cuda` calls of a binary for a target, as C++ names it."""
+    """What `flashvar.backends.cuda` calls of binaries for targets, as C++ names these."""
 
-    def __init__(self, folder: Path, target: str) -> None:
+    def __init__(self, folder: Path, targets: Sequence[str]) -> None:
         tiles = (host_program.SOURCES / _TILES).read_text(encoding="utf-8")
         assert _BLOCKS in tiles
         headers = {_TILES: tiles.replace(_BLOCKS, _BLOCKS_THAT_VARY)}
-        headers |= {
-            f"causal_conv1d_{direction}_kernels.inc": _TABLE.format(
-                direction=direction, Direction=direction.capitalize(), target=target
+        for direction in ("fwd", "bwd", "update"):
+            name = direction.capitalize()
+            tables = ", ".join(f"k{name}Rows<Target<{target}>>" for target in targets)
+            headers[f"causal_conv1d_{direction}_kernels.inc"] = _TABLE.format(
+                direction=direction, Direction=name, tables=tables
             )
-            for direction in ("fwd", "bwd", "update")
-        }
+        self._targets = targets
         self._library = host_program.library(_PROGRAM, folder, headers)
         self._library.flashvar_last_error.restype = ctypes.c_char_p
+
+    def choose(self, target: str) -> None:
+        """Be the binary for this target."""
+        ctypes.c_int.in_dll(self._library, "target").value = self._targets.index(target)
 
     def function(self, name: str) -> Any:
         def call(suffix: str, packed: bytes, *others: Any) -> None:

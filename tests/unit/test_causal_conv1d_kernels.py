@@ -23,11 +23,18 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.
 
 
 # Where shared memory allows it, the backward loads further ahead.
-@pytest.fixture(scope="module", params=["80, 166912", "90, 232448"])
-def library(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> HostLibrary:
-    return HostLibrary(tmp_path_factory.mktemp("causal_conv1d"), request.param)
+TARGETS = ("80, 166912", "90, 232448")
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> HostLibrary:
+    return HostLibrary(tmp_path_factory.mktemp("causal_conv1d"), TARGETS)
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def library(request: pytest.FixtureRequest, compiled: HostLibrary) -> HostLibrary:
+    compiled.choose(request.param)
+    return compiled
 
 
 @pytest.fixture(autouse=True)
