@@ -13,6 +13,7 @@ import os
 import random
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 _BACKENDS = ["cuda", "triton"]
+_MOST_CACHED = 1 << 30  # bytes
 _NO_DEVICE = "torch sees no CUDA device"
 _SEED = pytest.StashKey[int]()
 _RECORD = pytest.StashKey[list[dict[str, Any]]]()
@@ -179,6 +181,22 @@ def _lacking() -> str | None:
             return None
         explained = decision.explain()
     return f"no binary serves the device; nox -s build-dev\n{explained}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _context_of_backwards() -> None:
+    """Torch warns of a thread whose first work on a device is a product: autograd's has another."""
+    if torch.cuda.is_available():
+        x = torch.ones(1, device="cuda", requires_grad=True)
+        (x * x).sum().backward()
+
+
+@pytest.fixture(autouse=True)
+def _cached_memory() -> Iterator[None]:
+    """Give back what a test leaves cached: others share the device, or need most of it."""
+    yield
+    if torch.cuda.is_available() and torch.cuda.memory_reserved() > _MOST_CACHED:
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture

@@ -13,12 +13,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _memory() -> None:
-    """Give back what earlier tests cached: some of these need tens of GiB."""
-    torch.cuda.empty_cache()
-
-
 def need(gibibytes: int) -> None:
     free, _ = torch.cuda.mem_get_info()
     if free < gibibytes << 30:
