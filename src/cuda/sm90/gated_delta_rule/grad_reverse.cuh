@@ -83,10 +83,6 @@ struct ReverseChain {
     ptx::mbarrier_init_fence();
   }
 
-  static __device__ __forceinline__ int32_t last_chunk(const Work& work) {
-    return (work.span.count + kChunk - 1) / kChunk * kChunk - kChunk;
-  }
-
   // Loads every chunk, last one first, in the order in which buffers are released. Called by one
   // lane.
   __device__ __forceinline__ void load(const GradLoads& from) const {

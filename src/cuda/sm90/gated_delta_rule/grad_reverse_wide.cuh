@@ -28,7 +28,7 @@ struct WideReverseChain : ReverseChain<Target, Dtype_, kDim_, Extent::kSequence,
     load_last_gradient<kDim, Extent::kSequence>(args, work, grad);
     PipelineState<Base::kStages> stage;
     PipelineState<Base::kBuffers> buffer;
-    for (int32_t row = Base::last_chunk(work); row >= 0;
+    for (int32_t row = last_chunk(work); row >= 0;
          row -= kChunk, stage.advance(), buffer.advance()) {
       uint32_t const at = buffer.stage();
       uint32_t const tile_k = this->tiles(stage.stage()), of_tokens = this->vectors(stage.stage());
