@@ -72,7 +72,8 @@ struct ReverseLoads : ChainLoads {
   }
 };
 
-// The chain of 64 columns of V.
+// The chain of 64 columns of V. The steps from dV on are written out: as functions they change the
+// order of its instructions.
 template <class Config>
 __device__ __forceinline__ void compute_grad_states(const BwdProblem& problem,
                                                     const GradWorkspace& workspace,

@@ -67,7 +67,7 @@ struct WideReverseLoads : ChainLoads {
   }
 };
 
-// As compute_grad_states() of grad_reverse.cuh.
+// As compute_grad_states() of grad_reverse.cuh. It writes out the same steps, for the same reason.
 template <class Config>
 __device__ __forceinline__ void compute_wide_grad_states(const BwdProblem& problem,
                                                          const GradWorkspace& workspace,
