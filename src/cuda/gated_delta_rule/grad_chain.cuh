@@ -92,6 +92,16 @@ __device__ __forceinline__ void store_image(unsigned char* image, const uint32_t
   }
 }
 
+// Packs the chunk's part in the gradient of the state, -a o dV^T, which overwrites `d`, dV^T. `a`:
+// the vector's address.
+template <class Dtype>
+__device__ __forceinline__ void pack_removed(uint32_t (&packed)[4][4], float (&d)[32], uint32_t a) {
+  TokenFactors(a).scale(d);
+#pragma unroll
+  for (float& value : d) value = -value;
+  pack<Dtype>(packed, d);
+}
+
 // Packs the low part of accumulators: their rounding errors in 16 bits.
 template <class Dtype, int kSteps>
 __device__ __forceinline__ void pack_low(uint32_t (&low)[kSteps][4], const float (&d)[8 * kSteps]) {

@@ -36,9 +36,8 @@ struct WideReverseChain : ReverseChain<Target, Dtype_, kDim_, Extent::kSequence,
       BarrierPair const operands = this->operands(stage.stage()), of_out = this->out_barriers(at);
       BarrierPair const of_queries = this->queries_barriers(at);
       TileIndices const indices(problem, work, workspace.tiles, row);
-      unsigned char* const image = workspace.grad_states + indices.tile * workspace.state_bytes;
-      auto const low = reinterpret_cast<uint16_t*>(workspace.grad_values_low) +
-                       indices.tile * (kChunk * kChainColumns);
+      unsigned char* const image = indices.grad_state(workspace);
+      uint16_t* const low = indices.grad_values_low(workspace);
       {
         uint32_t packed_grad[kDim / 16][4];
         pack<Dtype>(packed_grad, grad);
@@ -87,17 +86,8 @@ struct WideReverseChain : ReverseChain<Target, Dtype_, kDim_, Extent::kSequence,
       warp_arrive(of_queries.empty());
       TokenFactors(of_tokens + kVectorBeta).scale(d);
       uint32_t packed[4][4];
-      if (careful) {
-        pack_low<Dtype>(packed, d);
-        Base::put_values(tile_v, packed);
-        copy_columns(low, kChainColumns, tile_v, kChunk, kChainColumns);
-      }
-      pack<Dtype>(packed, d);
-      Base::put_values(tile_v, packed);
-      TokenFactors(of_tokens).scale(d);
-#pragma unroll
-      for (float& value : d) value = -value;
-      pack<Dtype>(packed, d);
+      Base::stage_values(tile_v, d, careful, low);
+      pack_removed<Dtype>(packed, d, of_tokens);
       gemm_rs<Dtype, kDim, 4>(grad, packed, Columns(tile_k));
       copy_out(problem, problem.grad_v, work, tile_v, row, work.column);
       ptx::wgmma_wait<0>();
