@@ -164,9 +164,9 @@ struct ReverseChain {
     put_values(tile, packed);
   }
 
-  // A state warpgroup: carries dS of the columns of `work` through all chunks. Over 100 lines,
-  // because its steps share the accumulators of GEMMs that are in flight: as functions, steps
-  // change ptxas' register allocation.
+  // A state warpgroup: carries dS of the columns of `work` through all chunks. Longer than a
+  // screen: its steps share the accumulators of GEMMs that are in flight. If only the computation
+  // token by token is made a function, the compiler already emits other code for the whole loop.
   __device__ __forceinline__ void run(const ChainArgs& args, const SegmentWork& work,
                                       uint32_t warpgroup) const {
     using Rows = KMajor<kSquareBytes>;      // K, columns are k

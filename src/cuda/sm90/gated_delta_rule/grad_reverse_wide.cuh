@@ -14,7 +14,8 @@ struct WideReverseChain : ReverseChain<Target, Dtype_, kDim_, Extent::kSequence,
   using Dtype = Dtype_;
   static constexpr int kDim = kDim_;
 
-  // As ReverseChain's, and over 100 lines for the same reason.
+  // As ReverseChain's, and longer than a screen for the same reason. With decay_state() the
+  // compiler would put dS into memory.
   __device__ __forceinline__ void run(const ChainArgs& args, const SegmentWork& work,
                                       uint32_t /* warpgroup: the only one */) const {
     using Rows = KMajor<kSquareBytes>;      // K and the image, columns are k
