@@ -94,6 +94,27 @@ __device__ __forceinline__ void for_each_state_element(const FwdProblem& problem
   }
 }
 
+// Loads a state, or its gradient, of the caller's; without one `state` keeps its values. (If this
+// function set them to zero, the compiler would put those of head dim 256 into memory.)
+template <int kDim>
+__device__ __forceinline__ void load_state(const FwdProblem& problem, const State& from,
+                                           const Work& work, int32_t column,
+                                           float (&state)[kDim / 2]) {
+  if (from.data == nullptr) return;
+  for_each_state_element<kDim>(problem, from, work, column,
+                               [&](int i, const float* element) { state[i] = *element; });
+}
+
+// Stores a state, or its gradient, if the caller wants it.
+template <int kDim>
+__device__ __forceinline__ void store_state(const FwdProblem& problem, const State& to,
+                                            const Work& work, int32_t column,
+                                            const float (&state)[kDim / 2]) {
+  if (to.data == nullptr) return;
+  for_each_state_element<kDim>(problem, to, work, column,
+                               [&](int i, float* element) { *element = state[i]; });
+}
+
 // Packs accumulators of 16 kSteps columns into operand A.
 template <class Dtype, int kSteps>
 __device__ __forceinline__ void pack(uint32_t (&a)[kSteps][4], const float (&d)[8 * kSteps]) {
@@ -203,6 +224,13 @@ __device__ __forceinline__ void pack_scaled(uint32_t (&a)[4][4], const float (&d
   }
 }
 
+// Multiplies a state, or its gradient, by the chunk's decay.
+template <int kElements>
+__device__ __forceinline__ void decay_state(float (&state)[kElements], float decay) {
+#pragma unroll
+  for (float& value : state) value *= decay;
+}
+
 template <int kElements>
 __device__ __forceinline__ void scale_rows(float (&d)[kElements], const float (&factors)[2]) {
 #pragma unroll
@@ -234,23 +262,6 @@ __device__ __forceinline__ void copy_out(const FwdProblem& problem, const Tensor
                        (int64_t{work.span.first} + row) * out.seq_stride +
                        work.head * out.head_stride + column;
   copy_columns(to, out.seq_stride, tile, work.span.count - row, problem.head_dim_v - column);
-}
-
-// Stores out^T of the warp's 16 columns to global memory, staged through `tile`; each warp uses its
-// own columns of it. `put(n, words)` stores the four words of accumulator tiles n and n + 1 into
-// the tile, transposed.
-template <class Dtype, class Put>
-__device__ __forceinline__ void store_out(const FwdProblem& problem, const Work& work,
-                                          const float (&d)[32], uint32_t tile, int32_t row,
-                                          int32_t column, Put put) {
-#pragma unroll
-  for (int n = 0; n < 8; n += 2) {
-    uint32_t words[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) words[i] = Dtype::pack(d[4 * n + 2 * i], d[4 * n + 2 * i + 1]);
-    put(n, words);
-  }
-  copy_out(problem, problem.out, work, tile, row, column);
 }
 
 // Address of element (token, column) of a tile that is stored in column blocks of 64 columns.

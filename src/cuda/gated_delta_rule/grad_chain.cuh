@@ -23,7 +23,8 @@ static_assert(offsetof(GradRecord, a) % 16 == 0 && kChainVectorBytes % 16 == 0, 
 
 using Square = SmemLayout<kChunk, kChunk>;
 
-// Indices of a chunk's record, and of its tile of columns of V, in the workspace.
+// Indices of a chunk's record, and of its tile of columns of V, in the workspace; and what the
+// workspace has of the tile.
 struct TileIndices {
   int64_t record, tile;
 
@@ -31,7 +32,22 @@ struct TileIndices {
                                          int32_t row)
       : record((work.first_chunk + row / kChunk) * problem.heads + work.head),
         tile(record * tiles + work.column / kChainColumns) {}
+
+  __device__ __forceinline__ unsigned char* state(const GradWorkspace& workspace) const {
+    return workspace.states + tile * workspace.state_bytes;
+  }
+  __device__ __forceinline__ unsigned char* grad_state(const GradWorkspace& workspace) const {
+    return workspace.grad_states + tile * workspace.state_bytes;
+  }
+  __device__ __forceinline__ uint16_t* grad_values_low(const GradWorkspace& workspace) const {
+    return reinterpret_cast<uint16_t*>(workspace.grad_values_low) + tile * (kChunk * kChainColumns);
+  }
 };
+
+// First row of the last chunk; negative in an empty sequence.
+__device__ __forceinline__ int32_t last_chunk(const Work& work) {
+  return (work.span.count + kChunk - 1) / kChunk * kChunk - kChunk;
+}
 
 // Loads dOut^T of the warp's 16 columns of V as operand A.
 __device__ __forceinline__ void load_transposed(uint32_t (&a)[4][4], uint32_t tile) {
@@ -74,6 +90,16 @@ __device__ __forceinline__ void store_image(unsigned char* image, const uint32_t
                                 Layout::chunk_offset(row, column % 8)) = chunk;
     }
   }
+}
+
+// Packs the chunk's part in the gradient of the state, -a o dV^T, which overwrites `d`, dV^T. `a`:
+// the vector's address.
+template <class Dtype>
+__device__ __forceinline__ void pack_removed(uint32_t (&packed)[4][4], float (&d)[32], uint32_t a) {
+  TokenFactors(a).scale(d);
+#pragma unroll
+  for (float& value : d) value = -value;
+  pack<Dtype>(packed, d);
 }
 
 // Packs the low part of accumulators: their rounding errors in 16 bits.

@@ -162,9 +162,7 @@ __device__ __forceinline__ void load_initial_state(const FwdProblem& problem, co
                                                    int32_t column, float (&state)[kDim / 2]) {
 #pragma unroll
   for (float& value : state) value = 0.f;
-  if (problem.initial_state.data == nullptr) return;
-  for_each_state_element<kDim>(problem, problem.initial_state, work, column,
-                               [&](int i, const float* from) { state[i] = *from; });
+  load_state<kDim>(problem, problem.initial_state, work, column, state);
 }
 
 // Pass 3: loads the state at a segment's start.

@@ -104,12 +104,102 @@ __device__ __forceinline__ void finish_grad_lses(const Args& args, const Tile<kT
   });
 }
 
+// Tensors for which Tile has offsets of rows.
+enum BwdTensor { kOuts, kGradOut, kGradOuts, kBwdTensors };
+
+// A step of the kernel's loops: a chunk of columns, from `column` on, of kBwdRowsAtOnce rows and
+// kPartsAtOnce parts.
+template <class Dtype, bool kAligned>
+struct BwdStep {
+  using C = Chunk<Dtype>;
+  using Chunks = C[kPartsAtOnce][kBwdRowsAtOnce];
+
+  const BwdArgs<typename Dtype::Word>& args;
+  const Split& split;
+  const Tile<kBwdTensors>& tile;
+  const ThreadCoordinate& at;
+  int rows;                   // of the tile
+  int first_row, column = 0;  // first_row: of all threads
+  int first = 0, end = 0;     // the window: its first part, and number of parts
+  int first_part = 0;         // of all threads, in the window
+
+  __device__ __forceinline__ int row(int r) const {
+    return first_row + at.row + r * split.row_step();
+  }
+  __device__ __forceinline__ int part(int p) const {
+    return first_part + at.group + p * split.groups();
+  }
+  // Elements of a row from the column on.
+  __device__ __forceinline__ int count(int r) const {
+    return row(r) < rows ? args.head_dim - column : 0;
+  }
+
+  __device__ __forceinline__ void load_grad_out(C (&grad_out)[kBwdRowsAtOnce]) const {
+#pragma unroll
+    for (int r = 0; r < kBwdRowsAtOnce; ++r) {
+      int64_t const offset = tile.offset[kGradOut][min(row(r), rows - 1)];
+      grad_out[r].template load<kAligned>(args.grad_out.data + offset + column, count(r));
+    }
+  }
+
+  // Loads outs, which are read for grad_lses only.
+  __device__ __forceinline__ void load_outs(Chunks& outs, bool of_lses) const {
+#pragma unroll
+    for (int p = 0; p < kPartsAtOnce; ++p) {
+      bool const wanted = of_lses && part(p) < end;
+      const auto* const from = args.outs.part(first + min(part(p), end - 1)) + column;
+#pragma unroll
+      for (int r = 0; r < kBwdRowsAtOnce; ++r) {
+        int64_t const offset = tile.offset[kOuts][min(row(r), rows - 1)];
+        outs[p][r].template load<kAligned>(from + offset, wanted ? count(r) : 0);
+      }
+    }
+  }
+
+  // Adds the columns' part of the c_i to `products` [part][row] if one window holds all parts,
+  // otherwise to grad_lses. `first_columns`: there is nothing there yet.
+  __device__ __forceinline__ void add_products(const Chunks& outs,
+                                               const C (&grad_out)[kBwdRowsAtOnce], bool one_window,
+                                               bool first_columns, float* products) const {
+    float sums[kPartsAtOnce][kBwdRowsAtOnce];
+    compute_products(outs, grad_out, split.lanes(), sums);
+    if (at.lane != 0) return;
+#pragma unroll
+    for (int p = 0; p < kPartsAtOnce; ++p) {
+#pragma unroll
+      for (int r = 0; r < kBwdRowsAtOnce; ++r) {
+        if (part(p) >= end || row(r) >= rows) continue;
+        int const index = part(p) * split.tile_rows + row(r);
+        float* const slot = one_window ? products + index
+                                       : args.grad_lses + (first + part(p)) * args.row_count +
+                                             tile.lse_index[row(r)];
+        *slot = (first_columns ? 0.f : *slot) + (tile.weights[index] != 0.f ? sums[p][r] : 0.f);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_grad_outs(const C (&grad_out)[kBwdRowsAtOnce]) const {
+#pragma unroll
+    for (int p = 0; p < kPartsAtOnce; ++p) {
+      if (part(p) >= end || !args.writes(first + part(p))) continue;
+      auto* const to = args.grad_of(first + part(p)) + column;
+#pragma unroll
+      for (int r = 0; r < kBwdRowsAtOnce; ++r) {
+        int const existing = min(row(r), rows - 1);
+        Weight const weight(tile.weights[part(p) * split.tile_rows + existing],
+                            tile.scale[existing]);
+        C const chunk = weighted(grad_out[r], weight);
+        chunk.template store<kAligned>(to + tile.offset[kGradOuts][existing], count(r));
+      }
+    }
+  }
+};
+
 template <class Dtype, bool kAligned>
 __global__ void __launch_bounds__(kThreads, 2)
     bwd_kernel(const __grid_constant__ BwdArgs<typename Dtype::Word> args) {
   using C = Chunk<Dtype>;
-  enum { kOuts, kGradOut, kGradOuts, kTensors };
-  __shared__ Tile<kTensors> tile;
+  __shared__ Tile<kBwdTensors> tile;
   __shared__ float products[kWindow], grad_lse[kTileRows];
   ptx::griddepcontrol_launch_dependents();
   Split const split = args.split;
@@ -128,68 +218,22 @@ __global__ void __launch_bounds__(kThreads, 2)
   float const own_grad_lse = has_grad_lse ? args.grad_lse[tile.lse_index[threadIdx.x]] : 0.f;
 
   for (int first_row = 0; first_row < rows; first_row += kBwdRowsAtOnce * split.row_step()) {
-    auto row_of = [&](int r) { return first_row + at.row + r * split.row_step(); };
+    BwdStep<Dtype, kAligned> step{args, split, tile, at, rows, first_row};
     for (int start = 0; start == 0 || start < args.head_dim;
          start += split.lanes() * C::kElements) {
-      int const column = start + at.lane * C::kElements;
-      auto count_of = [&](int r) { return row_of(r) < rows ? args.head_dim - column : 0; };
+      step.column = start + at.lane * C::kElements;
       C grad_out[kBwdRowsAtOnce];
-#pragma unroll
-      for (int r = 0; r < kBwdRowsAtOnce; ++r) {
-        int64_t const offset = tile.offset[kGradOut][min(row_of(r), rows - 1)];
-        grad_out[r].template load<kAligned>(args.grad_out.data + offset + column, count_of(r));
-      }
-      for (int first = 0; first < args.parts; first += split.window()) {
-        if (!one_window) tile.compute_weights(args, first);
-        int const end = min(args.parts - first, split.window());
+      step.load_grad_out(grad_out);
+      for (step.first = 0; step.first < args.parts; step.first += split.window()) {
+        if (!one_window) tile.compute_weights(args, step.first);
+        step.end = min(args.parts - step.first, split.window());
         // All groups take the same number of steps, as the shuffles require.
-        for (int step = 0; step < end; step += kPartsAtOnce * split.groups()) {
-          auto part_of = [&](int p) { return step + at.group + p * split.groups(); };
-          C chunks[kPartsAtOnce][kBwdRowsAtOnce];
-#pragma unroll
-          for (int p = 0; p < kPartsAtOnce; ++p) {
-            bool const wanted = of_lses && part_of(p) < end;
-            const auto* const from = args.outs.part(first + min(part_of(p), end - 1)) + column;
-#pragma unroll
-            for (int r = 0; r < kBwdRowsAtOnce; ++r) {
-              int64_t const offset = tile.offset[kOuts][min(row_of(r), rows - 1)];
-              chunks[p][r].template load<kAligned>(from + offset, wanted ? count_of(r) : 0);
-            }
-          }
-          if (of_lses) {
-            float sums[kPartsAtOnce][kBwdRowsAtOnce];
-            compute_products(chunks, grad_out, split.lanes(), sums);
-            if (at.lane == 0) {
-#pragma unroll
-              for (int p = 0; p < kPartsAtOnce; ++p) {
-#pragma unroll
-                for (int r = 0; r < kBwdRowsAtOnce; ++r) {
-                  int const row = row_of(r), part = part_of(p);
-                  if (part >= end || row >= rows) continue;
-                  int const index = part * split.tile_rows + row;
-                  float* const slot =
-                      one_window
-                          ? products + index
-                          : args.grad_lses + (first + part) * args.row_count + tile.lse_index[row];
-                  *slot =
-                      (start == 0 ? 0.f : *slot) + (tile.weights[index] != 0.f ? sums[p][r] : 0.f);
-                }
-              }
-            }
-          }
-#pragma unroll
-          for (int p = 0; p < kPartsAtOnce; ++p) {
-            int const part = part_of(p);
-            if (part >= end || !args.writes(first + part)) continue;
-            auto* const to = args.grad_of(first + part) + column;
-#pragma unroll
-            for (int r = 0; r < kBwdRowsAtOnce; ++r) {
-              int const row = min(row_of(r), rows - 1);
-              Weight const weight(tile.weights[part * split.tile_rows + row], tile.scale[row]);
-              C const chunk = weighted(grad_out[r], weight);
-              chunk.template store<kAligned>(to + tile.offset[kGradOuts][row], count_of(r));
-            }
-          }
+        for (step.first_part = 0; step.first_part < step.end;
+             step.first_part += kPartsAtOnce * split.groups()) {
+          C outs[kPartsAtOnce][kBwdRowsAtOnce];
+          step.load_outs(outs, of_lses);
+          if (of_lses) step.add_products(outs, grad_out, one_window, start == 0, products);
+          step.store_grad_outs(grad_out);
         }
       }
     }

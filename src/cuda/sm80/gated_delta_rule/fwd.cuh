@@ -14,12 +14,10 @@
 #include "gated_delta_rule/segment_work.cuh"
 #include "gated_delta_rule/triangle.cuh"
 #include "ptx/vectors.cuh"
+#include "sm80/gated_delta_rule/chunk_loads.cuh"
 #include "sm80/gemm.cuh"
-#include "sm80/pipeline.cuh"
 
 namespace flashvar::sm80::gated_delta_rule {
-
-using namespace flashvar::gated_delta_rule;  // what all architectures share
 
 struct FwdArgs {
   FwdProblem problem;
@@ -33,9 +31,9 @@ struct FwdArgs {
 template <class Config>
 struct FwdLoads;
 
-template <class Target, class Dtype_, int kDim_, bool kOutput_ = true>
-struct FwdConfig {
-  using Loads = FwdLoads<FwdConfig>;
+// What the configurations of all head dims share.
+template <class Dtype_, int kDim_, bool kOutput_>
+struct FwdTiles {
   using Dtype = Dtype_;
   static constexpr int kDim = kDim_;
   static constexpr bool kOutput = kOutput_;
@@ -44,6 +42,15 @@ struct FwdConfig {
   using Tile = SmemLayout<kChunk, kDim>;      // K and Q
   using Square = SmemLayout<kChunk, kChunk>;  // V
   static constexpr int kVectorBytes = sizeof(ChunkRecord) - offsetof(ChunkRecord, a);
+};
+
+template <class Target, class Dtype, int kDim, bool kOutput = true>
+struct FwdConfig : FwdTiles<Dtype, kDim, kOutput> {
+  using Loads = FwdLoads<FwdConfig>;
+  using Tiles = FwdTiles<Dtype, kDim, kOutput>;
+  using Tiles::kVectorBytes;
+  using typename Tiles::Square;
+  using typename Tiles::Tile;
 
   // A stage: K, update, V, vectors.
   static constexpr int kUpdate = Tile::kBytes;
@@ -87,19 +94,9 @@ __device__ __forceinline__ void multiply_registers(float (&d)[kElements],
   }
 }
 
-// Starts copies of `bytes` contiguous bytes (cp.async), by all threads of the block.
-template <int kThreads = 128>
-__device__ __forceinline__ void copy_async(uint32_t smem, const void* from, int bytes) {
-  const char* const source = static_cast<const char*>(from);
-  for (int i = static_cast<int>(threadIdx.x) * 16; i < bytes; i += kThreads * 16) {
-    ptx::cp_async_16(smem + i, source + i, true);
-  }
-}
-
-// Starts the loads of a chunk, as two cp.async groups. Those of chunks past the last are empty, so
-// that the number of groups in flight is constant.
+// Loads of a chunk's operands, by all threads of a block.
 template <class Config>
-struct FwdLoads {
+struct ChunkLoads {
   const FwdArgs& args;
   const Work& work;
   int32_t columns;  // of V, from the block's first on; 0 for a transition
@@ -109,35 +106,44 @@ struct FwdLoads {
     return args.records[(work.first_chunk + row / kChunk) * args.problem.heads + work.head];
   }
 
-  template <class Layout>
-  __device__ __forceinline__ void load(unsigned char* tile, const Tensor& from, uint32_t head,
-                                       int32_t row, int32_t column, int32_t columns) const {
-    const uint16_t* const source = from.data + work.batch * from.batch_stride +
-                                   (int64_t{work.span.first} + row) * from.seq_stride +
-                                   head * from.head_stride + column;
-    load_tile<Layout, Config::kThreads, true>(tile, source, from.seq_stride, work.span.count - row,
-                                              columns);
+  __device__ __forceinline__ void load_keys(unsigned char* to, int32_t row) const {
+    load_rows<typename Config::Tile, Config::kThreads>(to, args.problem.k, {work, row},
+                                                       work.head_qk, 0, args.problem.head_dim);
+  }
+  __device__ __forceinline__ void load_values(unsigned char* to, int32_t row) const {
+    load_rows<typename Config::Square, Config::kThreads>(to, args.problem.v, {work, row}, work.head,
+                                                         work.column, columns);
+  }
+  __device__ __forceinline__ void load_queries(unsigned char* to, int32_t row) const {
+    load_rows<typename Config::Tile, Config::kThreads>(to, args.problem.q, {work, row},
+                                                       work.head_qk, 0, args.problem.head_dim);
+  }
+};
+
+// Starts the loads of a chunk, as two cp.async groups. Those of chunks past the last are empty, so
+// that the number of groups in flight is constant.
+template <class Config>
+struct FwdLoads : ChunkLoads<Config> {
+  __device__ __forceinline__ unsigned char* stage(int32_t chunk) const {
+    return this->shared + chunk % 2 * Config::kStageBytes;
   }
 
   __device__ __forceinline__ void start_state(int32_t row, unsigned char* stage) const {
-    if (row < work.span.count) {
-      const FwdProblem& problem = args.problem;
-      load<typename Config::Tile>(stage, problem.k, work.head_qk, row, 0, problem.head_dim);
-      load<typename Config::Square>(stage + Config::kV, problem.v, work.head, row, work.column,
-                                    columns);
+    if (row < this->work.span.count) {
+      this->load_keys(stage, row);
+      this->load_values(stage + Config::kV, row);
       uint32_t const to = ptx::smem_address(stage);
-      copy_async(to + Config::kUpdate, record(row).update, sizeof(ChunkRecord::update));
-      copy_async(to + Config::kVectors, record(row).a, Config::kVectorBytes);
+      copy_async(to + Config::kUpdate, this->record(row).update, sizeof(ChunkRecord::update));
+      copy_async(to + Config::kVectors, this->record(row).a, Config::kVectorBytes);
     }
     ptx::cp_async_commit();
   }
 
   // Without the output an empty group.
-  __device__ __forceinline__ void start_scores(int32_t row) const {
-    if (Config::kOutput && row < work.span.count) {
-      load<typename Config::Tile>(shared + Config::kQ, args.problem.q, work.head_qk, row, 0,
-                                  args.problem.head_dim);
-      copy_async(ptx::smem_address(shared + Config::kScores), record(row).scores,
+  __device__ __forceinline__ void start_out(int32_t row) const {
+    if (Config::kOutput && row < this->work.span.count) {
+      this->load_queries(this->shared + Config::kQ, row);
+      copy_async(ptx::smem_address(this->shared + Config::kScores), this->record(row).scores,
                  sizeof(ChunkRecord::scores));
     }
     ptx::cp_async_commit();
@@ -145,8 +151,8 @@ struct FwdLoads {
 
   // Starts the loads of the first chunk.
   __device__ __forceinline__ void start() const {
-    start_state(0, shared);
-    start_scores(0);
+    start_state(0, this->shared);
+    start_out(0);
   }
 };
 
@@ -165,6 +171,37 @@ __device__ __forceinline__ void put_transposed(uint32_t tile, int n, const uint3
   }
 }
 
+// Stores out^T of the warp's 16 columns to global memory, staged through `tile`; each warp uses its
+// own columns of it.
+template <class Dtype>
+__device__ __forceinline__ void store_out(const FwdProblem& problem, const Work& work,
+                                          const float (&d)[32], uint32_t tile, int32_t row) {
+#pragma unroll
+  for (int n = 0; n < 8; n += 2) {
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = Dtype::pack(d[4 * n + 2 * i], d[4 * n + 2 * i + 1]);
+    put_transposed(tile, n, words);
+  }
+  copy_out(problem, problem.out, work, tile, row, work.column);
+}
+
+// Computes U^T = W^T update^T, W^T = V^T - a o (S^T K^T), packed: as it is, and `decayed`, b o U^T.
+// `predicted`: S^T K^T, which W^T overwrites.
+template <class Dtype>
+__device__ __forceinline__ void compute_updates(uint32_t (&packed)[4][4], uint32_t (&decayed)[4][4],
+                                                float (&predicted)[32], uint32_t tile_v,
+                                                uint32_t vectors, uint32_t matrix) {
+  float update[32], descale[2];
+  ValueTile(tile_v).template subtract<Dtype>(predicted, TokenFactors(vectors));
+  pack_scaled(packed, predicted, descale);
+  multiply_registers<dtype::fp16, Triangle, false, false>(update, packed, matrix);
+  scale_rows(update, descale);
+  pack<Dtype>(packed, update);
+  TokenFactors(vectors + VectorOffsets<ChunkRecord>::b).scale(update);
+  pack<Dtype>(decayed, update);
+}
+
 // The chain of the block's columns. Precondition: the loads of the first chunk are started.
 template <class Config>
 __device__ __forceinline__ void advance_state(const FwdLoads<Config>& loads,
@@ -176,62 +213,47 @@ __device__ __forceinline__ void advance_state(const FwdLoads<Config>& loads,
   constexpr bool kOutput = Config::kOutput;
   const FwdProblem& problem = loads.args.problem;
   const Work& work = loads.work;
-  unsigned char* const shared = loads.shared;
   uint32_t packed_state[kDim / 16][4];
   pack<Dtype>(packed_state, state);
 
   for (int32_t row = 0; row < work.span.count; row += kChunk) {
-    unsigned char* const stage = shared + row / kChunk % 2 * Config::kStageBytes;
-    uint32_t const tiles = ptx::smem_address(stage), vectors = tiles + Config::kVectors;
+    unsigned char* const stage = loads.stage(row / kChunk);
+    uint32_t const tile_k = ptx::smem_address(stage), vectors = tile_k + Config::kVectors;
     ptx::cp_async_wait<1>();
     __syncthreads();  // the chunk's first group is loaded; all warps have read the other stage
-    loads.start_state(row + kChunk, shared + (row / kChunk + 1) % 2 * Config::kStageBytes);
+    loads.start_state(row + kChunk, loads.stage(row / kChunk + 1));
+    uint32_t const tile_v = tile_k + Config::kV,
+                   tile_q = ptx::smem_address(loads.shared + Config::kQ);
 
-    uint32_t const tile_v = tiles + Config::kV, tile_q = ptx::smem_address(shared + Config::kQ);
     if (load_float(vectors + Offsets::growth) > kMaxGrowth) {
       ptx::cp_async_wait<1>();
       __syncthreads();  // the chunk's second group is loaded
-      step_by_tokens<Dtype, kDim, kOutput>(problem, work, state, tiles, tile_q, tile_v, row);
+      step_by_tokens<Dtype, kDim, kOutput>(problem, work, state, tile_k, tile_q, tile_v, row);
       pack<Dtype>(packed_state, state);
       __syncthreads();  // all warps have read Q, which the next group overwrites
-      loads.start_scores(row + kChunk);
+      loads.start_out(row + kChunk);
       if constexpr (kOutput) copy_out(problem, problem.out, work, tile_v, row, work.column);
       continue;
     }
-    float predicted[32], update[32];  // S^T K^T, then W^T; U^T
-    multiply_registers<Dtype, Tile, false, false>(predicted, packed_state, tiles);
-    uint32_t packed[4][4], packed_decayed[4][4];  // decayed: b o U^T
-    float descale[2];
-    ValueTile(tile_v).template subtract<Dtype>(predicted, TokenFactors(vectors));
-    pack_scaled(packed, predicted, descale);
-    multiply_registers<dtype::fp16, Triangle, false, false>(update, packed,
-                                                            tiles + Config::kUpdate);
-    scale_rows(update, descale);
-    pack<Dtype>(packed, update);
-    TokenFactors(vectors + Offsets::b).scale(update);
-    pack<Dtype>(packed_decayed, update);
+    float predicted[32], out[32];
+    uint32_t update[4][4], decayed[4][4];  // U^T, b o U^T
+    multiply_registers<Dtype, Tile, false, false>(predicted, packed_state, tile_k);
+    compute_updates<Dtype>(update, decayed, predicted, tile_v, vectors, tile_k + Config::kUpdate);
 
     ptx::cp_async_wait<1>();
     __syncthreads();  // the chunk's second group is loaded
-    float out[32];
     if constexpr (kOutput) {
       multiply_registers<Dtype, Tile, false, false>(out, packed_state, tile_q);
       TokenFactors(vectors + Offsets::c).scale(out);
-      multiply_registers<Dtype, Triangle, false, true>(out, packed,
-                                                       ptx::smem_address(shared + Config::kScores));
+      multiply_registers<Dtype, Triangle, false, true>(
+          out, update, ptx::smem_address(loads.shared + Config::kScores));
     }
-    float const decay = load_float(vectors + Offsets::decay);
-#pragma unroll
-    for (float& value : state) value *= decay;
-    multiply_registers<Dtype, Tile, true, true>(state, packed_decayed, tiles);
+    decay_state(state, load_float(vectors + Offsets::decay));
+    multiply_registers<Dtype, Tile, true, true>(state, decayed, tile_k);
     pack<Dtype>(packed_state, state);
     __syncthreads();  // all warps have read Q and the scores, which the next group overwrites
-    loads.start_scores(row + kChunk);
-    if constexpr (kOutput) {
-      store_out<Dtype>(
-          problem, work, out, tile_v, row, work.column,
-          [&](int n, const uint32_t (&words)[4]) { put_transposed(tile_v, n, words); });
-    }
+    loads.start_out(row + kChunk);
+    if constexpr (kOutput) store_out<Dtype>(problem, work, out, tile_v, row);
   }
 }
 
@@ -245,7 +267,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   auto const work = SegmentWork::of_segment(problem, args.segments, args.boundaries,
                                             args.column_tiles, Config::kColumns);
   if (!work.exists) return;
-  typename Config::Loads const loads{args, work, problem.head_dim_v - work.column, shared};
+  typename Config::Loads const loads{{args, work, problem.head_dim_v - work.column, shared}};
   loads.start();
   float state[kDim / 2];
   load_first_state<kDim>(problem, args.between, work, work.column, state);
@@ -264,7 +286,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const FwdProblem& problem = args.problem;
   InnerWork const work(problem, args.segments, args.column_tiles, Config::kColumns, true);
   if (!work.exists) return;
-  typename Config::Loads const loads{args, work, work.values(problem), shared};
+  typename Config::Loads const loads{{args, work, work.values(problem), shared}};
   loads.start();
   float state[kDim / 2];
   load_first_state<kDim>(problem, work, work.column, state);

@@ -14,17 +14,13 @@ namespace flashvar::sm80::gated_delta_rule {
 template <class Config>
 struct WideLoads;
 
-template <class Target, class Dtype_, int kDim_, bool kOutput_ = true>
-struct WideFwdConfig {
+template <class Target, class Dtype, int kDim, bool kOutput = true>
+struct WideFwdConfig : FwdTiles<Dtype, kDim, kOutput> {
   using Loads = WideLoads<WideFwdConfig>;
-  using Dtype = Dtype_;
-  static constexpr int kDim = kDim_;
-  static constexpr bool kOutput = kOutput_;
-  static constexpr int kColumns = 64;
-  static constexpr int kThreads = 128;
-  using Tile = SmemLayout<kChunk, kDim>;      // K and Q
-  using Square = SmemLayout<kChunk, kChunk>;  // V
-  static constexpr int kVectorBytes = sizeof(ChunkRecord) - offsetof(ChunkRecord, a);
+  using Tiles = FwdTiles<Dtype, kDim, kOutput>;
+  using Tiles::kVectorBytes;
+  using typename Tiles::Square;
+  using typename Tiles::Tile;
 
   // The two tiles; two of V, and of vectors; one of each matrix.
   static constexpr int kV = 2 * Tile::kBytes;
@@ -37,9 +33,7 @@ struct WideFwdConfig {
 
 // Starts the loads of a chunk. Those of chunks past the last are empty groups.
 template <class Config>
-struct WideLoads : FwdLoads<Config> {
-  using Base = FwdLoads<Config>;
-
+struct WideLoads : ChunkLoads<Config> {
   // Offset of a chunk's buffer among two of `bytes` bytes.
   static __device__ __forceinline__ int buffer(int32_t row, int bytes) {
     return row / kChunk % 2 * bytes;
@@ -56,29 +50,22 @@ struct WideLoads : FwdLoads<Config> {
   }
 
   __device__ __forceinline__ void start_keys(int32_t row) const {
-    const Work& work = this->work;
-    if (row < work.span.count) {
-      const FwdProblem& problem = this->args.problem;
-      Base::template load<typename Config::Tile>(this->shared + tile_k(row), problem.k,
-                                                 work.head_qk, row, 0, problem.head_dim);
-      Base::template load<typename Config::Square>(this->shared + tile_v(row), problem.v, work.head,
-                                                   row, work.column, this->columns);
-      copy_async(ptx::smem_address(this->shared + vectors(row)), Base::record(row).a,
+    if (row < this->work.span.count) {
+      this->load_keys(this->shared + tile_k(row), row);
+      this->load_values(this->shared + tile_v(row), row);
+      copy_async(ptx::smem_address(this->shared + vectors(row)), this->record(row).a,
                  Config::kVectorBytes);
     }
     ptx::cp_async_commit();
   }
 
   __device__ __forceinline__ void start_queries(int32_t row) const {
-    const Work& work = this->work;
-    if (row < work.span.count) {
-      const ChunkRecord& record = Base::record(row);
+    if (row < this->work.span.count) {
+      const ChunkRecord& record = this->record(row);
       uint32_t const to = ptx::smem_address(this->shared);
       copy_async(to + Config::kUpdate, record.update, sizeof(ChunkRecord::update));
       if constexpr (Config::kOutput) {
-        const FwdProblem& problem = this->args.problem;
-        Base::template load<typename Config::Tile>(this->shared + tile_q(row), problem.q,
-                                                   work.head_qk, row, 0, problem.head_dim);
+        this->load_queries(this->shared + tile_q(row), row);
         copy_async(to + Config::kScores, record.scores, sizeof(ChunkRecord::scores));
       }
     }
@@ -119,7 +106,8 @@ __device__ __forceinline__ void advance_state(const WideLoads<Config>& loads,
       if constexpr (kOutput) copy_out(problem, problem.out, work, tile_v, row, work.column);
       continue;
     }
-    float predicted[32], out[32];  // S^T K^T, then W^T
+    float predicted[32], out[32];
+    uint32_t update[4][4], decayed[4][4];  // U^T, b o U^T
     multiply_state<Dtype, Tile>(predicted, state, tile_k);
     ptx::cp_async_wait<0>();
     __syncthreads();  // Q and the matrices are loaded
@@ -128,33 +116,16 @@ __device__ __forceinline__ void advance_state(const WideLoads<Config>& loads,
       __syncthreads();  // all warps have read Q, which the next K overwrites
     }
     loads.start_keys(row + kChunk);
-    uint32_t packed[4][4], packed_decayed[4][4];  // decayed: b o U^T
-    {
-      float update[32], descale[2];  // update: U^T
-      ValueTile(tile_v).template subtract<Dtype>(predicted, TokenFactors(vectors));
-      pack_scaled(packed, predicted, descale);
-      multiply_registers<dtype::fp16, Triangle, false, false>(update, packed,
-                                                              shared + Config::kUpdate);
-      scale_rows(update, descale);
-      pack<Dtype>(packed, update);
-      TokenFactors(vectors + Offsets::b).scale(update);
-      pack<Dtype>(packed_decayed, update);
-    }
+    compute_updates<Dtype>(update, decayed, predicted, tile_v, vectors, shared + Config::kUpdate);
     if constexpr (kOutput) {
       TokenFactors(vectors + Offsets::c).scale(out);
-      multiply_registers<Dtype, Triangle, false, true>(out, packed, shared + Config::kScores);
+      multiply_registers<Dtype, Triangle, false, true>(out, update, shared + Config::kScores);
     }
-    float const decay = load_float(vectors + Offsets::decay);
-#pragma unroll
-    for (float& value : state) value *= decay;
-    multiply_registers<Dtype, Tile, true, true>(state, packed_decayed, tile_k);
+    decay_state(state, load_float(vectors + Offsets::decay));
+    multiply_registers<Dtype, Tile, true, true>(state, decayed, tile_k);
     __syncthreads();  // all warps have read K and the matrices, which the next loads overwrite
     loads.start_queries(row + kChunk);
-    if constexpr (kOutput) {
-      store_out<Dtype>(
-          problem, work, out, tile_v, row, work.column,
-          [&](int n, const uint32_t (&words)[4]) { put_transposed(tile_v, n, words); });
-    }
+    if constexpr (kOutput) store_out<Dtype>(problem, work, out, tile_v, row);
   }
 }
 

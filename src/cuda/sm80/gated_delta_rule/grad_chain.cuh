@@ -5,37 +5,36 @@
 #include "gated_delta_rule/grad_chain.cuh"
 #include "gated_delta_rule/grad_chunk.h"
 #include "gated_delta_rule/grad_tokens.cuh"
+#include "sm80/gated_delta_rule/chunk_loads.cuh"
 #include "sm80/gated_delta_rule/fwd.cuh"
 
 namespace flashvar::sm80::gated_delta_rule {
 
 inline constexpr int kChainThreads = 128;
 
-// Coordinate of a chunk in dense or varlen tensors, and the rows of its sequence from there on.
-struct ChunkCoordinate {
-  int64_t batch, row;
-  int32_t count;
+// Loads of a chunk's operands, by all threads of a block.
+struct ChainLoads {
+  const BwdProblem& problem;
+  const GradWorkspace& workspace;
+  const Work& work;
+  unsigned char* shared;
 
-  __device__ __forceinline__ ChunkCoordinate(const Work& work, int32_t row)
-      : batch(work.batch), row(int64_t{work.span.first} + row), count(work.span.count - row) {}
-  __device__ __forceinline__ ChunkCoordinate(int64_t batch, int64_t row, int32_t count)
-      : batch(batch), row(row), count(count) {}
-
-  __device__ __forceinline__ uint16_t* of(const Tensor& tensor, uint32_t head) const {
-    return tensor.data + batch * tensor.batch_stride + row * tensor.seq_stride +
-           head * tensor.head_stride;
+  __device__ __forceinline__ const GradRecord& record(int32_t row) const {
+    return workspace.records[TileIndices(problem, work, workspace.tiles, row).record];
+  }
+  // All columns of K or Q.
+  template <class Tile>
+  __device__ __forceinline__ void load_keys(unsigned char* to, const Tensor& from,
+                                            int32_t row) const {
+    load_rows<Tile, kChainThreads>(to, from, {work, row}, work.head_qk, 0, problem.head_dim);
+  }
+  // The chain's columns of V or dOut.
+  __device__ __forceinline__ void load_values(unsigned char* to, const Tensor& from,
+                                              int32_t row) const {
+    load_rows<Square, kChainThreads>(to, from, {work, row}, work.head, work.column,
+                                     problem.head_dim_v - work.column);
   }
 };
-
-// Starts loading a chunk of a head's tensor, from `column` on, into a tile (cp.async). Rows past
-// the sequence and columns past `columns` become zeros.
-template <class Layout, int kThreads>
-__device__ __forceinline__ void load_rows(unsigned char* tile, const Tensor& from,
-                                          const ChunkCoordinate& rows, uint32_t head,
-                                          int32_t column, int32_t columns) {
-  load_tile<Layout, kThreads, true>(tile, rows.of(from, head) + column, from.seq_stride, rows.count,
-                                    columns - column);
-}
 
 // d -= M d', for each row of the accumulators: M is X o D, or with kTransposed its transpose; d' is
 // d with columns scaled by beta. `matrix`: X o D in shared memory. In careful chunks it is

@@ -46,8 +46,34 @@ __device__ __forceinline__ void put_operand(uint32_t tile, const uint32_t (&a)[4
   }
 }
 
-// The chain of 64 columns of V. Over 100 lines, because its steps share the accumulators and packed
-// operands: with steps as functions the compiler allocates registers otherwise.
+// Starts the loads of a chunk, as two cp.async groups: its stage; Q. Those of chunks before the
+// first are empty.
+template <class Config>
+struct ReverseLoads : ChainLoads {
+  __device__ __forceinline__ unsigned char* stage(int32_t chunk) const {
+    return shared + (chunk & 1) * Config::kStageBytes;
+  }
+
+  __device__ __forceinline__ void start(int32_t row, unsigned char* stage) const {
+    if (row >= 0) {
+      load_keys<typename Config::Tile>(stage, problem.k, row);
+      load_values(stage + Config::kGradOut, problem.grad_out, row);
+      const GradRecord& from = record(row);
+      uint32_t const to = ptx::smem_address(stage);
+      copy_async(to + Config::kInverse, from.inverse, 2 * Triangle::kBytes);
+      copy_async(to + Config::kVectors, from.a, kChainVectorBytes);
+    }
+    ptx::cp_async_commit();
+  }
+
+  __device__ __forceinline__ void start_queries(int32_t row) const {
+    if (row >= 0) load_keys<typename Config::Tile>(shared + Config::kQ, problem.q, row);
+    ptx::cp_async_commit();
+  }
+};
+
+// The chain of 64 columns of V. The steps from dV on are written out: as functions they change the
+// order of its instructions.
 template <class Config>
 __device__ __forceinline__ void compute_grad_states(const BwdProblem& problem,
                                                     const GradWorkspace& workspace,
@@ -55,51 +81,26 @@ __device__ __forceinline__ void compute_grad_states(const BwdProblem& problem,
   using Dtype = typename Config::Dtype;
   using Tile = typename Config::Tile;
   constexpr int kDim = Config::kDim;
-  auto start = [&](int32_t row, unsigned char* stage) {
-    if (row >= 0) {
-      load_rows<Tile, kChainThreads>(stage, problem.k, {work, row}, work.head_qk, 0,
-                                     problem.head_dim);
-      load_rows<Square, kChainThreads>(stage + Config::kGradOut, problem.grad_out, {work, row},
-                                       work.head, work.column, problem.head_dim_v);
-      TileIndices const indices(problem, work, workspace.tiles, row);
-      const GradRecord& record = workspace.records[indices.record];
-      uint32_t const to = ptx::smem_address(stage);
-      copy_async(to + Config::kInverse, record.inverse, 2 * Triangle::kBytes);
-      copy_async(to + Config::kVectors, record.a, kChainVectorBytes);
-    }
-    ptx::cp_async_commit();
-  };
-  auto start_q = [&](int32_t row) {
-    if (row >= 0) {
-      load_rows<Tile, kChainThreads>(shared + Config::kQ, problem.q, {work, row}, work.head_qk, 0,
-                                     problem.head_dim);
-    }
-    ptx::cp_async_commit();
-  };
-  int32_t const last = (work.span.count + kChunk - 1) / kChunk * kChunk - kChunk;
-  start(last, shared + (last / kChunk & 1) * Config::kStageBytes);
-  start_q(last);
+  ReverseLoads<Config> const loads{{problem, workspace, work, shared}};
+  int32_t const last = last_chunk(work);
+  loads.start(last, loads.stage(last / kChunk));
+  loads.start_queries(last);
 
   float grad[kDim / 2] = {};
-  if (problem.grad_final_state.data != nullptr) {
-    for_each_state_element<kDim>(problem, problem.grad_final_state, work, work.column,
-                                 [&](int i, const float* from) { grad[i] = *from; });
-  }
+  load_state<kDim>(problem, problem.grad_final_state, work, work.column, grad);
   for (int32_t row = last; row >= 0; row -= kChunk) {
-    unsigned char* const stage = shared + (row / kChunk & 1) * Config::kStageBytes;
-    uint32_t const tiles = ptx::smem_address(stage), vectors = tiles + Config::kVectors;
+    uint32_t const tiles = ptx::smem_address(loads.stage(row / kChunk));
+    uint32_t const vectors = tiles + Config::kVectors, tile_out = tiles + Config::kGradOut;
     uint32_t const tile_q = ptx::smem_address(shared + Config::kQ);
-    uint32_t const tile_out = tiles + Config::kGradOut;
     ptx::cp_async_wait<1>();
     __syncthreads();  // the stage is loaded; all warps have read the other stage
-    start(row - kChunk, shared + (row / kChunk + 1 & 1) * Config::kStageBytes);
+    loads.start(row - kChunk, loads.stage(row / kChunk + 1));
 
     TileIndices const indices(problem, work, workspace.tiles, row);
     uint32_t packed_grad[kDim / 16][4];
     pack<Dtype>(packed_grad, grad);
-    store_image(workspace.grad_states + indices.tile * workspace.state_bytes, packed_grad);
-    auto const low = reinterpret_cast<uint16_t*>(workspace.grad_values_low) +
-                     indices.tile * (kChunk * kChainColumns);
+    store_image(indices.grad_state(workspace), packed_grad);
+    uint16_t* const low = indices.grad_values_low(workspace);
     float const growth = load_float(vectors + Vectors::growth);
     if (growth > kMaxGradGrowth) {
       ptx::cp_async_wait<1>();
@@ -109,24 +110,25 @@ __device__ __forceinline__ void compute_grad_states(const BwdProblem& problem,
                                          put_grad_value<Dtype>(tile_out, token, half, x, low);
                                        });
       __syncthreads();  // all warps have read Q, which the next load overwrites
-      start_q(row - kChunk);
+      loads.start_queries(row - kChunk);
       copy_out(problem, problem.grad_v, work, tile_out, row, work.column);
       continue;
     }
-    float d[32];
+    bool const careful = growth > kCarefulGrowth;
+    float d[32];  // dS^T K^T, then dU^T, then dV^T
+    uint32_t packed_out[4][4], packed[4][4];
     multiply_registers<Dtype, Tile, false, false>(d, packed_grad, tiles);
     TokenFactors(vectors + Vectors::b).scale(d);
-    uint32_t packed_out[4][4], packed[4][4];
     load_transposed(packed_out, tile_out);
     multiply_registers<Dtype, Triangle, true, true>(d, packed_out, tiles + Config::kScores);
     solve<true>(d, workspace.records[indices.record], tiles + Config::kInverse,
-                vectors + kVectorBeta, growth > kCarefulGrowth);
+                vectors + kVectorBeta, careful);
     TokenFactors(vectors + kVectorBeta).scale(d);
     __syncwarp();  // all lanes have read the warp's columns of dOut, which dV overwrites
     pack<Dtype>(packed, d);
     put_operand(tile_out, packed);
     copy_out(problem, problem.grad_v, work, tile_out, row, work.column);
-    if (growth > kCarefulGrowth) {
+    if (careful) {
       __syncwarp();  // all lanes have copied dV out of the tile
       pack_low<Dtype>(packed, d);
       put_operand(tile_out, packed);
@@ -137,20 +139,15 @@ __device__ __forceinline__ void compute_grad_states(const BwdProblem& problem,
     for (float& value : d) value = -value;
     pack<Dtype>(packed, d);
     scale_operand<Dtype>(packed_out, vectors + Vectors::c);
-    float const decay = load_float(vectors + Vectors::decay);
-#pragma unroll
-    for (float& value : grad) value *= decay;
+    decay_state(grad, load_float(vectors + Vectors::decay));
     multiply_registers<Dtype, Tile, true, true>(grad, packed, tiles);
     ptx::cp_async_wait<1>();
     __syncthreads();  // Q is loaded
     multiply_registers<Dtype, Tile, true, true>(grad, packed_out, tile_q);
     __syncthreads();  // all warps have read Q, which the next load overwrites
-    start_q(row - kChunk);
+    loads.start_queries(row - kChunk);
   }
-  if (problem.grad_initial_state.data != nullptr) {
-    for_each_state_element<kDim>(problem, problem.grad_initial_state, work, work.column,
-                                 [&](int i, float* to) { *to = grad[i]; });
-  }
+  store_state<kDim>(problem, problem.grad_initial_state, work, work.column, grad);
 }
 
 }  // namespace flashvar::sm80::gated_delta_rule

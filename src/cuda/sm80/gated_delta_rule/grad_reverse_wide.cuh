@@ -29,12 +29,7 @@ struct WideReverseConfig {
 // Starts the loads of a chunk, as two cp.async groups: K, P, dOut and the vectors; Q and X o D.
 // Those of chunks before the first are empty.
 template <class Config>
-struct WideReverseLoads {
-  const BwdProblem& problem;
-  const GradWorkspace& workspace;
-  const Work& work;
-  unsigned char* shared;
-
+struct WideReverseLoads : ChainLoads {
   // Offset of a chunk's buffer among two of `bytes` bytes.
   static __device__ __forceinline__ int buffer(int32_t row, int bytes) {
     return (row / kChunk & 1) * bytes;
@@ -50,16 +45,10 @@ struct WideReverseLoads {
     return Config::kVectors + buffer(row, kChainVectorBytes);
   }
 
-  __device__ __forceinline__ const GradRecord& record(int32_t row) const {
-    return workspace.records[TileIndices(problem, work, workspace.tiles, row).record];
-  }
-
   __device__ __forceinline__ void start_keys(int32_t row) const {
     if (row >= 0) {
-      load_rows<typename Config::Tile, kChainThreads>(shared + tile_k(row), problem.k, {work, row},
-                                                      work.head_qk, 0, problem.head_dim);
-      load_rows<Square, kChainThreads>(shared + tile_out(row), problem.grad_out, {work, row},
-                                       work.head, work.column, problem.head_dim_v);
+      load_keys<typename Config::Tile>(shared + tile_k(row), problem.k, row);
+      load_values(shared + tile_out(row), problem.grad_out, row);
       const GradRecord& from = record(row);
       uint32_t const to = ptx::smem_address(shared);
       copy_async(to + Config::kScores, from.scores, Triangle::kBytes);
@@ -70,8 +59,7 @@ struct WideReverseLoads {
 
   __device__ __forceinline__ void start_queries(int32_t row) const {
     if (row >= 0) {
-      load_rows<typename Config::Tile, kChainThreads>(shared + tile_q(row), problem.q, {work, row},
-                                                      work.head_qk, 0, problem.head_dim);
+      load_keys<typename Config::Tile>(shared + tile_q(row), problem.q, row);
       copy_async(ptx::smem_address(shared) + Config::kInverse, record(row).inverse,
                  Triangle::kBytes);
     }
@@ -79,7 +67,7 @@ struct WideReverseLoads {
   }
 };
 
-// As compute_grad_states() of grad_reverse.cuh, and over 100 lines for the same reason.
+// As compute_grad_states() of grad_reverse.cuh. It writes out the same steps, for the same reason.
 template <class Config>
 __device__ __forceinline__ void compute_wide_grad_states(const BwdProblem& problem,
                                                          const GradWorkspace& workspace,
@@ -87,24 +75,20 @@ __device__ __forceinline__ void compute_wide_grad_states(const BwdProblem& probl
   using Dtype = typename Config::Dtype;
   using Tile = typename Config::Tile;
   constexpr int kDim = Config::kDim;
-  WideReverseLoads<Config> const loads{problem, workspace, work, shared};
-  int32_t const last = (work.span.count + kChunk - 1) / kChunk * kChunk - kChunk;
+  WideReverseLoads<Config> const loads{{problem, workspace, work, shared}};
+  int32_t const last = last_chunk(work);
   loads.start_keys(last);
   loads.start_queries(last);
 
   float grad[kDim / 2] = {};
-  if (problem.grad_final_state.data != nullptr) {
-    for_each_state_element<kDim>(problem, problem.grad_final_state, work, work.column,
-                                 [&](int i, const float* from) { grad[i] = *from; });
-  }
+  load_state<kDim>(problem, problem.grad_final_state, work, work.column, grad);
   uint32_t const base = ptx::smem_address(shared);
   for (int32_t row = last; row >= 0; row -= kChunk) {
     uint32_t const tile_k = base + loads.tile_k(row), tile_q = base + loads.tile_q(row);
     uint32_t const tile_out = base + loads.tile_out(row), vectors = base + loads.vectors(row);
     TileIndices const indices(problem, work, workspace.tiles, row);
-    store_state_image<Dtype>(workspace.grad_states + indices.tile * workspace.state_bytes, grad);
-    auto const low = reinterpret_cast<uint16_t*>(workspace.grad_values_low) +
-                     indices.tile * (kChunk * kChainColumns);
+    store_state_image<Dtype>(indices.grad_state(workspace), grad);
+    uint16_t* const low = indices.grad_values_low(workspace);
     ptx::cp_async_wait<1>();
     __syncthreads();  // all but Q and X o D is loaded
     float const growth = load_float(vectors + Vectors::growth);
@@ -121,28 +105,27 @@ __device__ __forceinline__ void compute_wide_grad_states(const BwdProblem& probl
       copy_out(problem, problem.grad_v, work, tile_out, row, work.column);
       continue;
     }
-    float d[32];
+    bool const careful = growth > kCarefulGrowth;
+    float d[32];  // dS^T K^T, then dU^T, then dV^T
     multiply_state<Dtype, Tile>(d, grad, tile_k);
     uint32_t packed[4][4];  // dOut; later operands made of dV
     TokenFactors(vectors + Vectors::b).scale(d);
     load_transposed(packed, tile_out);
     multiply_registers<Dtype, Triangle, true, true>(d, packed, base + Config::kScores);
     scale_operand<Dtype>(packed, vectors + Vectors::c);
-    float const decay = load_float(vectors + Vectors::decay);
-#pragma unroll
-    for (float& value : grad) value *= decay;
+    decay_state(grad, load_float(vectors + Vectors::decay));
     ptx::cp_async_wait<0>();
     __syncthreads();  // Q and X o D are loaded
     multiply_registers<Dtype, Tile, true, true>(grad, packed, tile_q);
     __syncthreads();  // all warps have read Q and P, which the next loads overwrite
     loads.start_keys(row - kChunk);
     solve<true>(d, workspace.records[indices.record], base + Config::kInverse,
-                vectors + kVectorBeta, growth > kCarefulGrowth);
+                vectors + kVectorBeta, careful);
     TokenFactors(vectors + kVectorBeta).scale(d);
     pack<Dtype>(packed, d);
     put_operand(tile_out, packed);
     copy_out(problem, problem.grad_v, work, tile_out, row, work.column);
-    if (growth > kCarefulGrowth) {
+    if (careful) {
       __syncwarp();  // all lanes have copied dV out of the tile
       pack_low<Dtype>(packed, d);
       put_operand(tile_out, packed);
@@ -156,10 +139,7 @@ __device__ __forceinline__ void compute_wide_grad_states(const BwdProblem& probl
     __syncthreads();  // all warps have read K and X o D, which the next loads overwrite
     loads.start_queries(row - kChunk);
   }
-  if (problem.grad_initial_state.data != nullptr) {
-    for_each_state_element<kDim>(problem, problem.grad_initial_state, work, work.column,
-                                 [&](int i, float* to) { *to = grad[i]; });
-  }
+  store_state<kDim>(problem, problem.grad_initial_state, work, work.column, grad);
 }
 
 }  // namespace flashvar::sm80::gated_delta_rule

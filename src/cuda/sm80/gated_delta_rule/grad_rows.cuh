@@ -75,39 +75,89 @@ __device__ __forceinline__ void write_column_sums(float (&to)[4][kChunk], float 
 template <class Config>
 using RowsAccumulator = Accumulator<16, Config::kColumns>;
 
+// Adds the products of the squares to dQ and dK, with squares rounded to 16 bits; in careful chunks
+// those of their low parts as well.
+template <class Config>
+__device__ __forceinline__ void add_rounded_squares(RowsAccumulator<Config>& dq,
+                                                    RowsAccumulator<Config>& dk, Squares& dqk,
+                                                    Squares& db, uint32_t tiles, bool careful) {
+  using Dtype = typename Config::Dtype;
+  for (int n = 0; n < (careful ? 2 : 1); ++n) {
+    __syncthreads();  // all warps have read what the squares overwrite
+    store_square<Dtype>(dqk, tiles + Config::kSquares);
+    store_square<Dtype>(db, tiles + Config::kSquares + kSquareBytes);
+    __syncthreads();  // all warps have written the squares
+    add_square_products<Config>(dq, dk, tiles);
+  }
+}
+
+// Starts the loads of one head and tile, as one cp.async group: the vectors, and what is loaded
+// ahead where all of a head's tiles have slots (`resident`). Empty past the last head.
+template <class Config>
+__device__ __forceinline__ void start_head(const RowsLoads<Config>& loads, const RowsItem& item,
+                                           int32_t i, int32_t tile, bool resident) {
+  const BwdProblem& problem = loads.args.problem;
+  if (i < problem.group) {
+    GroupHead const head{item.head(problem, i), item.record(problem, i)};
+    if (tile == 0) loads.start_vectors(i, head.record);
+    if (resident) {
+      loads.values(loads.slot(tile), head.head, head.record, tile, false, false);
+      loads.states(loads.slot(tile), head.record, tile);
+    }
+  }
+  ptx::cp_async_commit();
+}
+
+// Computes the products of head i with S and dS, over all of its columns of V; in careful chunks
+// those of the low parts of dV and R as well. Returns the thread's part of the sum of S o dS.
+// Starts the loads of the next head.
+template <class Config>
+__device__ __forceinline__ float multiply_states(StateProducts<Config>& products,
+                                                 const RowsLoads<Config>& loads,
+                                                 const RowsItem& item, const GroupHead& head,
+                                                 int32_t i, bool careful, bool resident) {
+  products.clear();
+  float states = 0.f;
+  for (int32_t tile = 0; tile < loads.args.workspace.tiles; ++tile) {
+    unsigned char* const slot = loads.slot(tile);
+    for (int n = 0; n < (careful ? 2 : 1); ++n) {
+      if (!resident || n == 1) {
+        __syncthreads();  // all warps have read the slot, or the squares in it
+        loads.values(slot, head.head, head.record, tile, n == 1, n == 1);
+        if (!resident && n == 0) loads.states(slot, head.record, tile);
+        ptx::cp_async_commit();
+        ptx::cp_async_wait<0>();
+        __syncthreads();  // the slot is loaded
+      }
+      products.add(ptx::smem_address(slot), n == 0);
+      if (n == 0) states += state_products<Config>(slot);
+    }
+    if (resident) {
+      __syncthreads();  // all warps have read the slot
+      start_head(loads, item, i + 1, tile, resident);
+    }
+  }
+  if (!resident) start_head(loads, item, i + 1, 0, resident);
+  return states;
+}
+
 // Computes dQ and dK of an item, or of a part of their columns, by a block; before the gradient of
-// the normalisation. Over 100 lines, because its steps share the accumulators of dQ and dK: with
-// further steps as functions the compiler allocates registers otherwise.
+// the normalisation. The steps that make dQK and dB are written out: as a function they spill more
+// registers.
 template <class Config>
 __device__ __forceinline__ void add_heads(RowsAccumulator<Config>& dq, RowsAccumulator<Config>& dk,
                                           const RowsLoads<Config>& loads, const RowsItem& item) {
-  using Dtype = typename Config::Dtype;
-  const RowsArgs& args = loads.args;
+  const BwdProblem& problem = loads.args.problem;
+  const GradWorkspace& workspace = loads.args.workspace;
   unsigned char* const shared = loads.shared;
-  const BwdProblem& problem = args.problem;
-  const GradWorkspace& workspace = args.workspace;
-  uint32_t const head_qk = item.head_qk;
-  auto of_group = [&](int32_t i) -> GroupHead {
-    return {item.head(problem, i), item.record(problem, i)};
-  };
   bool const resident = workspace.tiles <= Config::kSlotCount && Config::kSlotCount > 1;
-  // One cp.async group: the operands of one head and tile. Empty past the last head.
-  auto start = [&](int32_t i, int32_t tile) {
-    if (i < problem.group) {
-      GroupHead const head = of_group(i);
-      if (tile == 0) loads.start_vectors(i, head.record);
-      if (resident) {
-        loads.values(loads.slot(tile), head.head, head.record, tile, false, false);
-        loads.states(loads.slot(tile), head.record, tile);
-      }
-    }
-    ptx::cp_async_commit();
-  };
-  loads.rows(problem.q, head_qk, 0);
-  loads.rows(problem.k, head_qk, Config::kK);
-  for (int32_t tile = 0; tile < (resident ? workspace.tiles : 1); ++tile) start(0, tile);
+  loads.rows(problem.q, item.head_qk, 0);
+  loads.rows(problem.k, item.head_qk, Config::kK);
+  for (int32_t tile = 0; tile < (resident ? workspace.tiles : 1); ++tile) {
+    start_head(loads, item, 0, tile, resident);
+  }
 
-  uint32_t const tiles = ptx::smem_address(shared);
+  uint32_t const tile_q = ptx::smem_address(shared), tile_k = tile_q + Config::kK;
   auto& found = *reinterpret_cast<GateRows*>(shared + Config::kGates);
   Lane const at;
   Part const part;
@@ -115,57 +165,30 @@ __device__ __forceinline__ void add_heads(RowsAccumulator<Config>& dq, RowsAccum
   dq.clear();
   dk.clear();
   for (int32_t i = 0; i < problem.group; ++i) {
-    GroupHead const head = of_group(i);
+    GroupHead const head{item.head(problem, i), item.record(problem, i)};
     const RecordRows& rows = *loads.vectors(i);
     float2 of_gates{};
     bool careful;
     {
-      Squares e, f, product;
+      Squares e, f, product;  // e and f become dB and dQK
       compute_squares(e, f, loads, head, rows, resident);
       careful = Config::kCareful && rows.growth > kCarefulGrowth;
       float columns[4] = {};
-      multiply_keys<Config>(product, tiles, tiles + Config::kK);
+      multiply_keys<Config>(product, tile_q, tile_k);
       finish_square<false>(f, product, problem.scale, rows, of_gates, columns);
-      multiply_keys<Config>(product, tiles + Config::kK, tiles + Config::kK);
+      multiply_keys<Config>(product, tile_k, tile_k);
       finish_square<true>(e, product, problem.scale, rows, of_gates, columns);
       write_column_sums(found.columns, columns, at, part);
-      for (int n = 0; n < (careful ? 2 : 1); ++n) {
-        __syncthreads();  // all warps have read what the squares overwrite
-        store_square<Dtype>(f, tiles + Config::kSquares);
-        store_square<Dtype>(e, tiles + Config::kSquares + kSquareBytes);
-        __syncthreads();  // all warps have written the squares
-        add_square_products<Config>(dq, dk, tiles);
-      }
+      add_rounded_squares<Config>(dq, dk, f, e, tile_q, careful);
     }
     StateProducts<Config> products;
-    products.clear();
-    float states = 0.f;
-    for (int32_t tile = 0; tile < workspace.tiles; ++tile) {
-      unsigned char* const tile_slot = loads.slot(tile);
-      for (int n = 0; n < (careful ? 2 : 1); ++n) {
-        if (!resident || n == 1) {
-          __syncthreads();  // all warps have read the slot, or the squares in it
-          loads.values(tile_slot, head.head, head.record, tile, n == 1, n == 1);
-          if (!resident && n == 0) loads.states(tile_slot, head.record, tile);
-          ptx::cp_async_commit();
-          ptx::cp_async_wait<0>();
-          __syncthreads();  // the slot is loaded
-        }
-        products.add(ptx::smem_address(tile_slot), n == 0);
-        if (n == 0) states += state_products<Config>(tile_slot);
-      }
-      if (resident) {
-        __syncthreads();  // all warps have read the slot
-        start(i + 1, tile);
-      }
-    }
-    if (!resident) start(i + 1, 0);
+    float states = multiply_states(products, loads, item, head, i, careful, resident);
 
     float const of_q[2] = {rows.c[row], rows.c[row + 8]};
     float const of_k[2] = {-rows.a[row], -rows.a[row + 8]};
-    float2 const later = row_products<Config>(products.later, tiles + Config::kK);
-    float2 const of_state = row_products<Config>(products.of_q, tiles);
-    float2 const of_read = row_products<Config>(products.of_k, tiles + Config::kK);
+    float2 const later = row_products<Config>(products.later, tile_k);
+    float2 const of_state = row_products<Config>(products.of_q, tile_q);
+    float2 const of_read = row_products<Config>(products.of_k, tile_k);
     of_gates.x += of_q[0] * of_state.x + of_k[0] * of_read.x;
     of_gates.y += of_q[1] * of_state.y + of_k[1] * of_read.y;
     add_scaled(dq, products.of_q, of_q);

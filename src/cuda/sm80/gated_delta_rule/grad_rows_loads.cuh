@@ -64,7 +64,8 @@ struct RowsLoads {
 
   __device__ __forceinline__ void rows(const Tensor& from, uint32_t head, int at) const {
     load_rows<typename Config::Tile, Config::kThreads>(shared + at, from, coordinate, head,
-                                                       part * Config::kDim, args.problem.head_dim);
+                                                       part * Config::kDim,
+                                                       args.problem.head_dim - part * Config::kDim);
   }
 
   __device__ __forceinline__ void image(const unsigned char* from, int64_t tile, int bytes,
@@ -80,7 +81,7 @@ struct RowsLoads {
     int64_t const of_workspace = record * workspace.tiles + tile;
     int32_t const column = tile * kChainColumns;
     load_rows<Square, Config::kThreads>(slot + Config::kGradOut, problem.grad_out, coordinate, head,
-                                        column, problem.head_dim_v);
+                                        column, problem.head_dim_v - column);
     if (low_values) {
       load_tile<Square, Config::kThreads, true>(
           slot + Config::kGradValues,
@@ -89,7 +90,7 @@ struct RowsLoads {
           kChainColumns, coordinate.count, kChainColumns);
     } else {
       load_rows<Square, Config::kThreads>(slot + Config::kGradValues, problem.grad_v, coordinate,
-                                          head, column, problem.head_dim_v);
+                                          head, column, problem.head_dim_v - column);
     }
     image(low_residuals ? workspace.residuals_low : workspace.residuals, of_workspace, kSquareBytes,
           slot + Config::kResiduals);

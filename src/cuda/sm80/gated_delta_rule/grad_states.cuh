@@ -23,46 +23,50 @@ struct StatesConfig {
   static_assert(kSharedMemory <= Target::kSharedMemory);
 };
 
+// Starts the loads of a chunk, as one cp.async group. That of chunks past the last is empty.
+template <class Config>
+struct StatesLoads : ChainLoads {
+  __device__ __forceinline__ unsigned char* stage(int32_t chunk) const {
+    return shared + chunk % 2 * Config::kStageBytes;
+  }
+
+  __device__ __forceinline__ void start(int32_t row, unsigned char* stage) const {
+    if (row < work.span.count) {
+      load_keys<typename Config::Tile>(stage, problem.k, row);
+      load_values(stage + Config::kV, problem.v, row);
+      const GradRecord& from = record(row);
+      uint32_t const to = ptx::smem_address(stage);
+      copy_async(to + Config::kInverse, from.inverse, Triangle::kBytes);
+      copy_async(to + Config::kVectors, from.a, kChainVectorBytes);
+    }
+    ptx::cp_async_commit();
+  }
+};
+
 // The chain of 64 columns of V.
 template <class Config>
-__device__ __forceinline__ void compute_states(const FwdProblem& problem,
+__device__ __forceinline__ void compute_states(const BwdProblem& problem,
                                                const GradWorkspace& workspace, const Work& work,
                                                unsigned char* shared) {
   using Dtype = typename Config::Dtype;
   using Tile = typename Config::Tile;
   constexpr int kDim = Config::kDim;
   constexpr bool kWide = kDim > kMaxPackedDim;
-  auto start = [&](int32_t row, unsigned char* stage) {
-    if (row < work.span.count) {
-      load_rows<Tile, kChainThreads>(stage, problem.k, {work, row}, work.head_qk, 0,
-                                     problem.head_dim);
-      load_rows<Square, kChainThreads>(stage + Config::kV, problem.v, {work, row}, work.head,
-                                       work.column, problem.head_dim_v);
-      TileIndices const indices(problem, work, workspace.tiles, row);
-      const GradRecord& record = workspace.records[indices.record];
-      uint32_t const to = ptx::smem_address(stage);
-      copy_async(to + Config::kInverse, record.inverse, Triangle::kBytes);
-      copy_async(to + Config::kVectors, record.a, kChainVectorBytes);
-    }
-    ptx::cp_async_commit();
-  };
-  start(0, shared);
+  StatesLoads<Config> const loads{{problem, workspace, work, shared}};
+  loads.start(0, shared);
 
   float state[kDim / 2] = {};
-  if (problem.initial_state.data != nullptr) {
-    for_each_state_element<kDim>(problem, problem.initial_state, work, work.column,
-                                 [&](int i, const float* from) { state[i] = *from; });
-  }
+  load_state<kDim>(problem, problem.initial_state, work, work.column, state);
   for (int32_t row = 0; row < work.span.count; row += kChunk) {
-    unsigned char* const stage = shared + row / kChunk % 2 * Config::kStageBytes;
+    unsigned char* const stage = loads.stage(row / kChunk);
     uint32_t const tiles = ptx::smem_address(stage), vectors = tiles + Config::kVectors;
     ptx::cp_async_wait<0>();
     __syncthreads();  // the chunk is loaded; all warps have read the other stage
-    start(row + kChunk, shared + (row / kChunk + 1) % 2 * Config::kStageBytes);
+    loads.start(row + kChunk, loads.stage(row / kChunk + 1));
 
     TileIndices const indices(problem, work, workspace.tiles, row);
     uint32_t packed_state[kWide ? 1 : kDim / 16][4];
-    unsigned char* const state_image = workspace.states + indices.tile * workspace.state_bytes;
+    unsigned char* const state_image = indices.state(workspace);
     if constexpr (kWide) {
       store_state_image<Dtype>(state_image, state);
     } else {
@@ -98,9 +102,7 @@ __device__ __forceinline__ void compute_states(const FwdProblem& problem,
     TokenFactors(vectors + kVectorBeta).scale(residual);
     TokenFactors(vectors + Vectors::b).scale(residual);
     pack<Dtype>(packed, residual);
-    float const decay = load_float(vectors + Vectors::decay);
-#pragma unroll
-    for (float& value : state) value *= decay;
+    decay_state(state, load_float(vectors + Vectors::decay));
     multiply_registers<Dtype, Tile, true, true>(state, packed, tiles);
   }
 }

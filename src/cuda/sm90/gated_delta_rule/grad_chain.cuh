@@ -81,9 +81,7 @@ __device__ __forceinline__ void load_last_gradient(const ChainArgs& args, const 
   for (float& value : grad) value = 0.f;
   if constexpr (kExtent == Extent::kInner) return;
   if (kExtent == Extent::kSequence || work.after < 0) {
-    if (problem.grad_final_state.data == nullptr) return;
-    for_each_state_element<kDim>(problem, problem.grad_final_state, work, work.column,
-                                 [&](int i, const float* from) { grad[i] = *from; });
+    load_state<kDim>(problem, problem.grad_final_state, work, work.column, grad);
   } else {
     ptx::griddepcontrol_wait();  // pass 2 has written the gradients
     for_each_pair<kDim>(args.of_segments.grads.states, work.after, work.head, work.column,
@@ -101,9 +99,7 @@ __device__ __forceinline__ void store_first_gradient(const ChainArgs& args, cons
                                                      const float (&grad)[kDim / 2]) {
   const BwdProblem& problem = args.problem;
   if (kExtent != Extent::kInner && work.before < 0) {
-    if (problem.grad_initial_state.data == nullptr) return;
-    for_each_state_element<kDim>(problem, problem.grad_initial_state, work, work.column,
-                                 [&](int i, float* to) { *to = grad[i]; });
+    store_state<kDim>(problem, problem.grad_initial_state, work, work.column, grad);
   } else if (kExtent == Extent::kInner || work.after < 0) {
     for_each_pair<kDim>(args.of_segments.grads.states, work.before, work.head, work.column,
                         problem.head_dim_v,

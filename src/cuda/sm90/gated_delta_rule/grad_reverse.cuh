@@ -83,10 +83,6 @@ struct ReverseChain {
     ptx::mbarrier_init_fence();
   }
 
-  static __device__ __forceinline__ int32_t last_chunk(const Work& work) {
-    return (work.span.count + kChunk - 1) / kChunk * kChunk - kChunk;
-  }
-
   // Loads every chunk, last one first, in the order in which buffers are released. Called by one
   // lane.
   __device__ __forceinline__ void load(const GradLoads& from) const {
@@ -154,9 +150,23 @@ struct ReverseChain {
     }
   }
 
-  // A state warpgroup: carries dS of the columns of `work` through all chunks. Over 100 lines,
-  // because its steps share the accumulators of GEMMs that are in flight: as functions, steps
-  // change ptxas' register allocation.
+  // Writes dV^T to the tile of dV, and in careful chunks its low part, staged through the tile, to
+  // the workspace.
+  static __device__ __forceinline__ void stage_values(uint32_t tile, const float (&d)[32],
+                                                      bool careful, uint16_t* low) {
+    uint32_t packed[4][4];
+    if (careful) {
+      pack_low<Dtype>(packed, d);
+      put_values(tile, packed);
+      copy_columns(low, kChainColumns, tile, kChunk, kChainColumns);
+    }
+    pack<Dtype>(packed, d);
+    put_values(tile, packed);
+  }
+
+  // A state warpgroup: carries dS of the columns of `work` through all chunks. Longer than a
+  // screen: its steps share the accumulators of GEMMs that are in flight. If only the computation
+  // token by token is made a function, the compiler already emits other code for the whole loop.
   __device__ __forceinline__ void run(const ChainArgs& args, const SegmentWork& work,
                                       uint32_t warpgroup) const {
     using Rows = KMajor<kSquareBytes>;      // K, columns are k
@@ -183,9 +193,8 @@ struct ReverseChain {
       BarrierPair const of_next = out_barriers(next.stage());
       uint32_t const tile_k = tiles(stage.stage()), of_tokens = vectors(stage.stage());
       TileIndices const indices(problem, work, workspace.tiles, row);
-      unsigned char* const image = workspace.grad_states + indices.tile * workspace.state_bytes;
-      auto const low = reinterpret_cast<uint16_t*>(workspace.grad_values_low) +
-                       indices.tile * (kChunk * kChainColumns);
+      unsigned char* const image = indices.grad_state(workspace);
+      uint16_t* const low = indices.grad_values_low(workspace);
       uint32_t packed_grad[kDim / 16][4];
       pack<Dtype>(packed_grad, grad);
       if constexpr (kOutput) of_state.template put<0>(packed_grad);
@@ -212,7 +221,7 @@ struct ReverseChain {
       // While the GEMM runs: decay of the gradient, scaling of dOut.
       float const decay = load_float(of_tokens + Vectors::decay);
 #pragma unroll
-      for (float& value : grad) value *= decay;
+      for (int i = 0; i < kDim / 2; ++i) grad[i] *= decay;
       scale_operand<Dtype>(packed_out, of_tokens + Vectors::c);
       bool const careful = load_float(of_tokens + Vectors::growth) > kCarefulGrowth;
       TokenFactors const b(of_tokens + Vectors::b);
@@ -236,19 +245,8 @@ struct ReverseChain {
       by_tokens = start_out(next.stage(), warpgroup, out_product, packed_out);
       TokenFactors(of_tokens + kVectorBeta).scale(d);
       uint32_t packed[4][4];
-      if constexpr (kOutput) {
-        if (careful) {
-          pack_low<Dtype>(packed, d);
-          put_values(tile_v, packed);
-          copy_columns(low, kChainColumns, tile_v, kChunk, kChainColumns);
-        }
-        pack<Dtype>(packed, d);
-        put_values(tile_v, packed);
-      }
-      TokenFactors(of_tokens).scale(d);
-#pragma unroll
-      for (float& value : d) value = -value;
-      pack<Dtype>(packed, d);
+      if constexpr (kOutput) stage_values(tile_v, d, careful, low);
+      pack_removed<Dtype>(packed, d, of_tokens);
       gemm_rs<Dtype, kDim, 4>(grad, packed, Columns(tile_k));
       if constexpr (kOutput) copy_out(problem, problem.grad_v, work, tile_v, row, work.column);
       ptx::wgmma_wait<1>();

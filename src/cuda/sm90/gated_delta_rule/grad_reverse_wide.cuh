@@ -14,7 +14,8 @@ struct WideReverseChain : ReverseChain<Target, Dtype_, kDim_, Extent::kSequence,
   using Dtype = Dtype_;
   static constexpr int kDim = kDim_;
 
-  // As ReverseChain's, and over 100 lines for the same reason.
+  // As ReverseChain's, and longer than a screen for the same reason. With decay_state() the
+  // compiler would put dS into memory.
   __device__ __forceinline__ void run(const ChainArgs& args, const SegmentWork& work,
                                       uint32_t /* warpgroup: the only one */) const {
     using Rows = KMajor<kSquareBytes>;      // K and the image, columns are k
@@ -28,7 +29,7 @@ struct WideReverseChain : ReverseChain<Target, Dtype_, kDim_, Extent::kSequence,
     load_last_gradient<kDim, Extent::kSequence>(args, work, grad);
     PipelineState<Base::kStages> stage;
     PipelineState<Base::kBuffers> buffer;
-    for (int32_t row = Base::last_chunk(work); row >= 0;
+    for (int32_t row = last_chunk(work); row >= 0;
          row -= kChunk, stage.advance(), buffer.advance()) {
       uint32_t const at = buffer.stage();
       uint32_t const tile_k = this->tiles(stage.stage()), of_tokens = this->vectors(stage.stage());
@@ -36,9 +37,8 @@ struct WideReverseChain : ReverseChain<Target, Dtype_, kDim_, Extent::kSequence,
       BarrierPair const operands = this->operands(stage.stage()), of_out = this->out_barriers(at);
       BarrierPair const of_queries = this->queries_barriers(at);
       TileIndices const indices(problem, work, workspace.tiles, row);
-      unsigned char* const image = workspace.grad_states + indices.tile * workspace.state_bytes;
-      auto const low = reinterpret_cast<uint16_t*>(workspace.grad_values_low) +
-                       indices.tile * (kChunk * kChainColumns);
+      unsigned char* const image = indices.grad_state(workspace);
+      uint16_t* const low = indices.grad_values_low(workspace);
       {
         uint32_t packed_grad[kDim / 16][4];
         pack<Dtype>(packed_grad, grad);
@@ -87,17 +87,8 @@ struct WideReverseChain : ReverseChain<Target, Dtype_, kDim_, Extent::kSequence,
       warp_arrive(of_queries.empty());
       TokenFactors(of_tokens + kVectorBeta).scale(d);
       uint32_t packed[4][4];
-      if (careful) {
-        pack_low<Dtype>(packed, d);
-        Base::put_values(tile_v, packed);
-        copy_columns(low, kChainColumns, tile_v, kChunk, kChainColumns);
-      }
-      pack<Dtype>(packed, d);
-      Base::put_values(tile_v, packed);
-      TokenFactors(of_tokens).scale(d);
-#pragma unroll
-      for (float& value : d) value = -value;
-      pack<Dtype>(packed, d);
+      Base::stage_values(tile_v, d, careful, low);
+      pack_removed<Dtype>(packed, d, of_tokens);
       gemm_rs<Dtype, kDim, 4>(grad, packed, Columns(tile_k));
       copy_out(problem, problem.grad_v, work, tile_v, row, work.column);
       ptx::wgmma_wait<0>();

@@ -103,9 +103,7 @@ struct StatesChain {
       ptx::mbarrier_wait(operands(stage.stage()).full, stage.phase());  // the chunk is loaded
       float const growth = load_float(of_tokens + Vectors::growth);
       if (growth > kMaxGradGrowth) {
-        if constexpr (kOutput) {
-          of_state.send(workspace.states + indices.tile * workspace.state_bytes);
-        }
+        if constexpr (kOutput) of_state.send(indices.state(workspace));
         residuals_by_tokens<Dtype, kDim>(problem, work, state, tile_k, tile_v, row,
                                          [&](int token, int half, float x) {
                                            if constexpr (kOutput)
@@ -121,12 +119,11 @@ struct StatesChain {
         // From the image, because registers are scarce. The fence of send() orders each warp's
         // rows.
         static_assert(kOutput);
-        of_state.send(workspace.states + indices.tile * workspace.state_bytes);
+        of_state.send(indices.state(workspace));
         gemm_ss<Dtype, 64, kDim / 16>(residual, Rows(of_state.staging), Rows(tile_k));
       } else {
         gemm_rs<Dtype, 64, kDim / 16, Rows, false>(residual, packed_state, Rows(tile_k));
-        if constexpr (kOutput)
-          of_state.send(workspace.states + indices.tile * workspace.state_bytes);
+        if constexpr (kOutput) of_state.send(indices.state(workspace));
       }
       ValueTile const values(tile_v);
       TokenFactors const a(of_tokens);
