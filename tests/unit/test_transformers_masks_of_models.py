@@ -8,12 +8,15 @@ import pytest
 import torch
 import transformers as upstream
 from small_models import PADDINGS, padding_mask
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import bidirectional_mask_function
 
 from flashvar.errors import BackendUnavailableError
 from flashvar.integrations import fallback
 from flashvar.integrations import transformers as transformers
 from flashvar.integrations.transformers.attention import attention
 from flashvar.integrations.transformers.layout import Layout
+from flashvar.integrations.transformers.mask import attention_mask
 from flashvar.integrations.transformers.unevaluated import attach
 
 LENGTH = 12
@@ -193,4 +196,26 @@ def test_keys_beyond_a_mask_with_a_layout_are_not_read() -> None:
         attention(torch.nn.Identity(), q, k, v, mask, scaling=0.3, is_causal=True)[0]
         for mask in (attach(values.clone(), layout), values)
     )
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("queries", [1, 2])
+def test_a_mask_that_hides_nothing_is_none_for_all_keys(queries: int) -> None:
+    """Encoders that keep keys in a cache create masks for the new ones alone."""
+    torch.manual_seed(0)
+    q, (k, v) = torch.randn(2, 3, queries, 8), torch.randn(2, 2, 3, 6, 8)
+    mask = attention_mask(2, queries, queries, mask_function=bidirectional_mask_function)
+    layer = torch.nn.Identity()
+    found, _ = attention(layer, q, k, v, mask, scaling=0.3)
+    expected, _ = sdpa_attention_forward(layer, q, k, v, None, scaling=0.3, is_causal=False)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_mask_of_one_column_is_that_of_every_key() -> None:
+    torch.manual_seed(0)
+    q, (k, v) = torch.randn(2, 3, 4, 8), torch.randn(2, 2, 3, 6, 8)
+    mask = torch.randn(2, 1, 4, 1)
+    layer = torch.nn.Identity()
+    found, _ = attention(layer, q, k, v, mask, scaling=0.3)
+    expected, _ = sdpa_attention_forward(layer, q, k, v, mask, scaling=0.3)
     torch.testing.assert_close(found, expected)

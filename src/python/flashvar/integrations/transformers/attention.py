@@ -172,6 +172,9 @@ def _layout(
         layout = Layout(causal, _window(causal, sliding_window, keys), keys)
         return _packed_layout(call, layout, others)
     known = attached(mask)
+    if known is not None and known.plain and not known.causal:
+        # It hides nothing. Encoders with a cache create it for the new keys alone.
+        return _packed_layout(call, known._replace(keys=keys), others)
     if known is not None and mask.shape == (call.query.shape[0], 1, call.query.shape[2], keys):
         return _packed_layout(call, known, others)
     if isinstance(mask, UnevaluatedMask):
@@ -222,6 +225,9 @@ def _layout_of_mask(
                 "attention_mask of 4 dimensions must be bool, or of a floating dtype to be added "
                 f"to the scores, got {mask.dtype}: cast a mask of ones and zeros with .bool()"
             )
+        if mask.shape[-1] == 1:  # broadcast, as eager attention does
+            keys = call.key.shape[2]
+            mask = mask.expand(-1, -1, -1, keys)
         return Layout(False, (-1, -1), keys, bias=mask[..., :keys])
     if mask.dim() == 2:
         window = _window(causal, sliding_window, keys)

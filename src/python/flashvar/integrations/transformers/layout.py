@@ -65,6 +65,24 @@ def padding_layout(
     return Layout(causal, window, keys, bias=bias[:, None, None])
 
 
+def packed_layout(
+    sequences: torch.Tensor, seen: torch.Tensor | None, causal: bool, window: tuple[int, int]
+) -> Layout | None:
+    """The layout of packed sequences, by their numbers [batch, keys]; `seen` is 0 for padding.
+
+    None if the numbers do not ascend, since rows of a sequence may then be apart; or if padding is
+    inside a sequence with a window, since packing would change the distances.
+    """
+    steps = sequences.diff()
+    if bool((steps < 0).any()):
+        return None
+    numbers = torch.nn.functional.pad(steps != 0, (1, 0)).cumsum(-1) + 1
+    rows = rows_of(numbers if seen is None else numbers * seen)
+    if rows is not None and window != (-1, -1) and has_holes(rows):
+        return None
+    return Layout(causal, window, sequences.shape[1], rows)
+
+
 def visible(layout: Layout, batch: int, seqlen_q: int, device: torch.device) -> torch.Tensor:
     """The keys that each query sees without the bias, bool [batch, 1, seqlen_q, keys]."""
     keys = layout.keys

@@ -19,7 +19,12 @@ from transformers.masking_utils import (
 )
 from transformers.utils.import_utils import is_tracing
 
-from flashvar.integrations.transformers.layout import Layout, bounded_window, padding_layout
+from flashvar.integrations.transformers.layout import (
+    Layout,
+    bounded_window,
+    packed_layout,
+    padding_layout,
+)
 from flashvar.integrations.transformers.unevaluated import UnevaluatedMask, attach
 
 
@@ -101,17 +106,18 @@ def _layout(pattern: Pattern, requested: dict[str, Any]) -> Layout | None:
     aligned = packed or (window != (-1, -1) and not pattern.causal)
     if not 0 < keys <= kv_length or (aligned and q_length != keys):
         return None
-    padding = requested["attention_mask"]
-    if pattern.sequences is not None:
-        numbers = pattern.sequences.expand(requested["batch_size"], -1).int() + 1
-    elif padding is not None:
+    padding, seen = requested["attention_mask"], None
+    if padding is not None:
         seen = padding[:, kv_offset : kv_offset + keys].int()
-        numbers = torch.nn.functional.pad(seen, (0, keys - seen.shape[1]))
-    else:
-        numbers = None
-    layout = Layout(pattern.causal, window, keys)
-    if numbers is not None:
-        layout = padding_layout(numbers, q_length, pattern.causal, window)
+        seen = torch.nn.functional.pad(seen, (0, keys - seen.shape[1]))
+    layout: Layout | None = Layout(pattern.causal, window, keys)
+    if pattern.sequences is not None:
+        sequences = pattern.sequences.expand(requested["batch_size"], -1)
+        layout = packed_layout(sequences, seen, pattern.causal, window)
+    elif seen is not None:
+        layout = padding_layout(seen, q_length, pattern.causal, window)
+    if layout is None:
+        return None
     whole = keys == kv_length and window == (-1, -1)
     return layout._replace(
         plain=whole and layout.rows is layout.bias is None, by_mask=padding is not None
