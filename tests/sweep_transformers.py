@@ -165,14 +165,19 @@ def causality(eager: Any, ours: Any, given: dict[str, Any]) -> Iterator[str]:
 
 def cached(eager: Any, ours: Any, given: dict[str, Any]) -> Iterator[str]:
     """The last token from a cache of those before it."""
-    if "decoder_input_ids" in given or "past_key_values" not in eager(**given):
+    if "decoder_input_ids" in given or "input_ids" not in given:
         return
 
     def last(model: Any) -> list[torch.Tensor]:
+        first, token = given["input_ids"][:, :-1], given["input_ids"][:, -1:]
         with torch.no_grad():
-            start = model(input_ids=given["input_ids"][:, :-1], use_cache=True)
-            kept = start["past_key_values"]
-            step = model(input_ids=given["input_ids"][:, -1:], past_key_values=kept)
+            kept = model(input_ids=first, use_cache=True).get("past_key_values")
+            if kept is None:  # bidirectional models fill the cache of generate(), and name none
+                kept = transformers.DynamicCache()
+                model(input_ids=first, past_key_values=kept)
+                if not kept.get_seq_length():
+                    raise ValueError("expected a model that keeps keys and values")
+            step = model(input_ids=token, past_key_values=kept)
         return list(tensors(step))
 
     try:
