@@ -190,6 +190,7 @@ def main(folder: Path) -> None:
     found: dict[str, Any] = {
         "transformers": model(mesh, "llama"),
         "transformers in order": model(mesh, "llama", mask=False, balanced=False),
+        "transformers by positions": model(mesh, "llama", mask=False),
         "a compiled layer": compiled_layer(mesh),
         "Attend": attention(mesh, attend.Attend(flash=True, backend="reference"), 2),
         "diffusers": attention(mesh, through_diffusers, 1),

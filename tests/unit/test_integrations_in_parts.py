@@ -19,6 +19,7 @@ from flashvar.integrations.transformers import attention as transformers_attenti
 RIGHT = (
     "transformers",
     "transformers in order",
+    "transformers by positions",
     "transformers without masks",
     "a compiled layer",
     "Attend",

@@ -13,6 +13,7 @@ from flashvar.integrations.torch import flash as torch_flash
 from flashvar.integrations.torch.attribute import REPLACED
 from flashvar.integrations.transformers.layout import Layout
 from flashvar.integrations.transformers.own_path import ONLY_EAGER, ONLY_ITS_OWN, Call
+from flashvar.integrations.transformers.rows import rows_of
 
 __all__ = ["distributed_attention"]
 
@@ -36,8 +37,7 @@ def distributed_attention(
     if found is not None:
         raise BackendUnavailableError(
             f"{name}: expected attention that torch's context_parallel supports, causal or full, "
-            f"found {found}: run the model outside of it, or pass an attention_mask of ones if the "
-            "positions of one sequence jump"
+            f"found {found}: run the model outside of it"
         )
     query, key, value = call.query, call.key, call.value
     before = torch_flash.SERVED.of_this_thread()
@@ -62,7 +62,8 @@ def _beyond_torchs(call: Call, layout: Layout, others: dict[str, Any]) -> str | 
     for name in _NOT_TORCHS:
         if given.get(name) is not None and given[name] is not False:
             return name
-    if layout.rows is not None:
+    positions = others.get("position_ids")
+    if layout.rows is not None and not _is_one_sequence(layout, positions, call.query.shape[0]):
         return "padding or packed sequences"
     if layout.bias is not None:
         return "a mask"
@@ -71,7 +72,6 @@ def _beyond_torchs(call: Call, layout: Layout, others: dict[str, Any]) -> str | 
     queries, keys = call.query.shape[2], call.key.shape[2]
     if layout.keys != keys or (layout.causal and queries != keys):
         return f"{queries} queries with {keys} keys of a cache"
-    positions = others.get("position_ids")
     if (
         layout.causal
         and positions is not None
@@ -81,3 +81,24 @@ def _beyond_torchs(call: Call, layout: Layout, others: dict[str, Any]) -> str | 
     ):
         return "positions that restart, as in packed sequences"
     return None
+
+
+def _is_one_sequence(layout: Layout, positions: torch.Tensor | None, batch: int) -> bool:
+    """Whether rows are those of transformers, which takes positions that jump for new sequences.
+
+    The positions of a part jump where context_parallel balances causal attention: it has one piece
+    from the sequence's first half and one from its second. In packed sequences they restart. One
+    rank that refused the call would leave the others waiting.
+    """
+    rows = layout.rows
+    if rows is None or layout.by_mask or positions is None or positions.dim() != 2:
+        return False
+    steps = positions.diff()
+    numbers = functional.pad(steps != 1, (1, 0)).cumsum(-1) + 1
+    jumps = rows_of(numbers.expand(batch, -1))
+    return (
+        jumps is not None
+        and rows.indices_q is rows.indices_k is None
+        and rows.offsets_q.shape == jumps.offsets_q.shape
+        and bool((steps > 0).all() and (rows.offsets_q == jumps.offsets_q).all())
+    )
