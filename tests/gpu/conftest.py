@@ -185,7 +185,7 @@ def _lacking() -> str | None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _context_of_backwards() -> None:
-    """Torch warns of a thread whose first work on a device is a product: autograd's has another."""
+    """Give autograd's thread a CUDA context: torch warns of a thread that calls cuBLAS first."""
     if torch.cuda.is_available():
         x = torch.ones(1, device="cuda", requires_grad=True)
         (x * x).sum().backward()

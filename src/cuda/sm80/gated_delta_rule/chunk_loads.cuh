@@ -26,8 +26,8 @@ struct ChunkCoordinate {
   }
 };
 
-// Starts loading a chunk of a head's tensor, from `column` on, into a tile (cp.async). Rows past
-// the sequence and columns past the first `columns` of them become zeros.
+// Starts loading a chunk of a head's tensor, `columns` columns from `column` on, into a tile
+// (cp.async). Rows past the sequence's end, and the tile's other columns, become zeros.
 template <class Layout, int kThreads>
 __device__ __forceinline__ void load_rows(unsigned char* tile, const Tensor& from,
                                           const ChunkCoordinate& rows, uint32_t head,

@@ -13,10 +13,12 @@ from flashvar.integrations.torch import flash as torch_flash
 from flashvar.integrations.torch.attribute import REPLACED
 from flashvar.integrations.transformers.layout import Layout
 from flashvar.integrations.transformers.own_path import ONLY_EAGER, ONLY_ITS_OWN, Call
-from flashvar.integrations.transformers.rows import rows_of
+from flashvar.integrations.transformers.rows import Rows, rows_of_jumps
 
 __all__ = ["distributed_attention"]
 
+# The attribute of positions that keeps the answer for all layers: comparing waits for the device.
+_ONE_SEQUENCE: Final = "_flashvar_one_sequence"
 _NOT_TORCHS: Final = (*ONLY_EAGER, *ONLY_ITS_OWN, "position_bias", "cache")
 
 
@@ -84,21 +86,30 @@ def _beyond_torchs(call: Call, layout: Layout, others: dict[str, Any]) -> str | 
 
 
 def _is_one_sequence(layout: Layout, positions: torch.Tensor | None, batch: int) -> bool:
-    """Whether rows are those of transformers, which takes positions that jump for new sequences.
+    """Whether the layout has several sequences only because the positions of one jump.
 
-    The positions of a part jump where context_parallel balances causal attention: it has one piece
-    from the sequence's first half and one from its second. In packed sequences they restart. One
-    rank that refused the call would leave the others waiting.
+    So they do where context_parallel balances causal attention: a rank has one piece of the
+    sequence's first half and one of its second. In packed sequences they restart. If one rank
+    refused the call, the others would wait for it.
     """
     rows = layout.rows
     if rows is None or layout.by_mask or positions is None or positions.dim() != 2:
         return False
-    steps = positions.diff()
-    numbers = functional.pad(steps != 1, (1, 0)).cumsum(-1) + 1
-    jumps = rows_of(numbers.expand(batch, -1))
+    if positions.is_inference():  # without a version counter changes cannot be detected
+        return _has_rows_of_jumps(rows, positions, batch)
+    found: tuple[int, Rows, bool] | None = getattr(positions, _ONE_SEQUENCE, None)
+    if found is None or found[0] != positions._version or found[1] is not rows:
+        found = positions._version, rows, _has_rows_of_jumps(rows, positions, batch)
+        setattr(positions, _ONE_SEQUENCE, found)
+    return found[2]
+
+
+def _has_rows_of_jumps(rows: Rows, positions: torch.Tensor, batch: int) -> bool:
+    """Whether the rows begin where positions jump, and no position is below the one before it."""
+    jumps = rows_of_jumps(positions, batch)
     return (
         jumps is not None
         and rows.indices_q is rows.indices_k is None
         and rows.offsets_q.shape == jumps.offsets_q.shape
-        and bool((steps > 0).all() and (rows.offsets_q == jumps.offsets_q).all())
+        and bool((positions.diff() > 0).all() and (rows.offsets_q == jumps.offsets_q).all())
     )

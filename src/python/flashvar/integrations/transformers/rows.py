@@ -76,6 +76,16 @@ def rows_of_positions(positions: torch.Tensor) -> Rows | None:
     return rows_of(_restarts(positions) + 1)
 
 
+def rows_of_jumps(positions: torch.Tensor, batch: int) -> Rows | None:
+    """The rows of sequences that begin wherever positions jump, as transformers takes them.
+
+    Positions are [batch or 1, seqlen]. None for one sequence in each entry of the batch. Waits for
+    the device.
+    """
+    begins = torch.nn.functional.pad(positions.diff() != 1, (1, 0))
+    return rows_of((begins.cumsum(-1) + 1).expand(batch, -1))
+
+
 def same_sequence(positions: torch.Tensor) -> torch.Tensor:
     """The pairs of positions [1, seqlen] in the same sequence, bool [1, 1, seqlen, seqlen]."""
     numbers = _restarts(positions)
