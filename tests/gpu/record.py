@@ -70,8 +70,14 @@ def failures(record: Record) -> str:
 
 
 def merge(target: Path, parts: list[Path]) -> dict[str, Any]:
-    """One document of the shards of one run; returns it."""
+    """One document of the shards of one run; returns it.
+
+    Raises:
+        ValueError: the shards ran other binaries or on different systems.
+    """
     documents = [result_file.read(part) for part in parts]
+    for document in documents:
+        _check_equal(documents[0], document)
     record = sorted(
         (case for document in documents for case in document["cases"]), key=lambda c: c["case"]
     )
@@ -98,10 +104,7 @@ def replace_failed(before: Mapping[str, Any], again: Mapping[str, Any]) -> dict[
     Raises:
         ValueError: the two runs are of other binaries or another system.
     """
-    for name in ("binaries", "system", "forced_architecture"):
-        expected, found = (_compared(run[name]) for run in (before, again))
-        if expected != found:
-            raise ValueError(f"{name}: expected {expected} as recorded, found {found}")
+    _check_equal(before, again)
     files = failed_files(before["cases"])
     kept = [case for case in before["cases"] if _file(case) not in files]
     record = sorted(kept + again["cases"], key=lambda case: case["case"])
@@ -120,6 +123,14 @@ def replace_failed(before: Mapping[str, Any], again: Mapping[str, Any]) -> dict[
 
 def _file(case: Mapping[str, Any]) -> str:
     return str(case["case"]).partition("::")[0]
+
+
+def _check_equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    """Raises ValueError where two runs are of other binaries or another system."""
+    for name in ("binaries", "system", "forced_architecture"):
+        expected, found = (_compared(run[name]) for run in (one, other))
+        if expected != found:
+            raise ValueError(f"{name}: expected {expected} as recorded, found {found}")
 
 
 def _compared(value: Any) -> Any:

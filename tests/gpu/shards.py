@@ -1,6 +1,7 @@
-"""Run the GPU tests in several processes on one device, and put their records together.
+"""Run the GPU tests in several processes, on one device or equal ones, and merge their records.
 
     python tests/gpu/shards.py -j 14 --results results.json -- -k "not sizes"
+    python tests/gpu/shards.py -j 56 --devices 4 --results results.json
 
 Most of the time goes into Triton's compiler, which the processes share out (shares.py); the tests
 marked `large`, which fill the device's memory, run after the others. Words after `--` go to pytest.
@@ -30,6 +31,8 @@ sys.path.append(str(Path(__file__).parents[2]))
 
 from benchmarks import result_file
 
+from flashvar.machine.system import gather
+
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]
 # Exit codes of pytest: some test failed, it was interrupted, and nothing was selected.
@@ -41,6 +44,7 @@ def main() -> int:
     """Start the shards, wait for all, report and merge."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("-j", "--processes", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--devices", type=int, default=1, help="the first so many, in turn")
     parser.add_argument("--results", type=Path, metavar="FILE", help="the record of all, as JSON")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
     parser.add_argument("--again", action="store_true", help="run the failed files of the record")
@@ -55,13 +59,15 @@ def main() -> int:
         paths = [str(_ROOT / file) for file in failed_files(before["cases"])]
         if not paths:
             parser.error(f"--again: no case of {options.results} failed")
+    devices = _devices(options.devices)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         count = options.processes + 1
         given = [f"--seed={options.seed}", *options.pytest]
 
         def start(part: int) -> subprocess.Popen[str]:
-            return _start(Path(folder, str(part)), [*paths, f"--shard={part}/{count}", *given])
+            words = [*paths, f"--shard={part}/{count}", *given]
+            return _start(Path(folder, str(part)), words, devices[part % len(devices)])
 
         running: dict[int, subprocess.Popen[str]] = {}
         codes: list[int] = []
@@ -112,7 +118,19 @@ def _log(folder: str, part: int) -> list[str]:
     return Path(folder, f"{part}.log").read_text(encoding="utf-8").splitlines()
 
 
-def _start(stem: Path, words: list[str]) -> subprocess.Popen[str]:
+def _devices(count: int) -> list[str]:
+    """CUDA_VISIBLE_DEVICES of every device's processes: all `count`, their own first."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    found = gather().devices
+    kinds = {(device.name, device.memory) for device in found[:count]}
+    if not 1 <= count <= max(1, len(found)) or len(kinds) > 1:
+        names = [device.name for device in found[:count]]
+        raise SystemExit(f"--devices: expected {count} equal devices, found {names}")
+    names = visible.split(",")[:count] if visible else [str(index) for index in range(count)]
+    return [",".join(names[index:] + names[:index]) for index in range(count)]
+
+
+def _start(stem: Path, words: list[str], devices: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"]
     with stem.with_suffix(".log").open("w", encoding="utf-8") as log:
         return subprocess.Popen(
@@ -121,7 +139,11 @@ def _start(stem: Path, words: list[str]) -> subprocess.Popen[str]:
             stderr=subprocess.STDOUT,
             text=True,
             # One compiler thread each: the processes are the parallelism.
-            env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"},
+            env={
+                **os.environ,
+                "TORCHINDUCTOR_COMPILE_THREADS": "1",
+                "CUDA_VISIBLE_DEVICES": devices,
+            },
         )
 
 
