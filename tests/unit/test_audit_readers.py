@@ -81,9 +81,7 @@ def test_without_the_library_that_opens_it(monkeypatch: pytest.MonkeyPatch) -> N
         image.opened()
 
 
-def test_without_what_knows_platform_tags(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_what_knows_platform_tags(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "auditwheel", None)
     name = Name("x", "1", "py3-none-any", None)
     with pytest.raises(ToolchainError, match="pip install auditwheel zstandard"):
