@@ -22,6 +22,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "src" / "python"), str(Path(__file__).parent)]
 
+import context_parallel  # noqa: E402
 import op_rates  # noqa: E402
 import pages  # noqa: E402
 import pictures  # noqa: E402
@@ -41,6 +42,9 @@ GENERATED = {
     "what was run": support.what_was_run,
     "ops that ran": support.ops_that_ran,
     "versions": support.versions,
+    "skipped cases": support.skipped,
+    "context_parallel that ran": context_parallel.what_ran,
+    "times of context_parallel": context_parallel.times,
     "drivers": support.drivers,
     "software": support.software,
     "forward": rates.forward,

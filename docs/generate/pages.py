@@ -15,6 +15,7 @@ from unittest import mock
 from tables import table
 
 from flashvar import cli, errors
+from flashvar.cli.warmup import warmed_ops
 from flashvar.compat.not_served import NAMES_NOT_SERVED, NOT_SERVED
 from flashvar_factory import errors as factory_errors
 from flashvar_factory.cli import COMMANDS
@@ -88,6 +89,9 @@ def command_line(root: Path) -> str:
     parts = [f"```text\n{overview}```"]
     for name in commands:
         parts.append(f"## flashvar {name}\n\n```text\n{_help([name])}```")
+        if name == "warmup":
+            _, *others = warmed_ops()
+            parts += [f"### {name} {op}\n\n```text\n{_help([name, op])}```" for op in others]
     return "\n\n".join(parts)
 
 

@@ -193,7 +193,7 @@ def caption(file: str, environment: dict[str, Any], unit: str = "TFLOP/s") -> st
     )
 
 
-def day_and_commit(file: str, environment: dict[str, Any]) -> str:
+def day_and_commit(file: str, environment: dict[str, Any], folder: Path = RESULTS) -> str:
     """The day and the commit of a record, with its file."""
     source = environment["source"]
     binaries = {(one["revision"], one["dirty"]) for one in environment.get("binaries", ())}
@@ -203,7 +203,7 @@ def day_and_commit(file: str, environment: dict[str, Any]) -> str:
         commit = f"commit {source['revision'][:10]}" if source["revision"] else "no commit recorded"
         commit += " with uncommitted changes" if source.get("dirty") else ""
     day = environment.get("time", "").partition("T")[0]
-    return f"{f'{day}, ' if day else ''}{commit} (`{RESULTS / file}`)"
+    return f"{f'{day}, ' if day else ''}{commit} (`{folder / file}`)"
 
 
 def host(root: Path) -> str:

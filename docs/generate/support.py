@@ -229,6 +229,20 @@ def versions(root: Path) -> str:
     return table(heading, rows)
 
 
+def skipped(root: Path) -> str:
+    """Why cases did not run: a row per reason, with how many, and in how many records."""
+    found = [result_file.read(path) for path in sorted((root / RESULTS).glob("*.json"))]
+    runs = [one["not_run"] for one in found if "not_run" in one]
+    reasons = dict.fromkeys(reason for by in runs for reason in by)
+    rows = []
+    for reason in reasons:
+        counts = {by[reason] for by in runs if reason in by}
+        many = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{min(counts)}"
+        having = sum(reason in by for by in runs)
+        rows.append((reason.removeprefix("Skipped: "), many, f"{having} of {len(runs)}"))
+    return table(("why", "cases of a record", "records"), rows)
+
+
 def software(root: Path) -> str:
     """What each change is run with: the pins of pyproject.toml, the versions of the workflow."""
     pyproject = (root / "pyproject.toml").read_text(encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import fabricated
 import pytest
@@ -12,6 +13,7 @@ from flashvar_factory.audit import platform_tag
 from flashvar_factory.audit.platform_tag import Version
 from flashvar_factory.errors import BuildError, ToolchainError
 from flashvar_factory.inspect import cubin, dynamic, elf, fatbin
+from flashvar_factory.inspect.archive import Name
 from flashvar_factory.inspect.dynamic import Undefined
 
 
@@ -75,8 +77,15 @@ def test_damaged_compression() -> None:
 def test_without_the_library_that_opens_it(monkeypatch: pytest.MonkeyPatch) -> None:
     (image,) = read(Image("80", b"x"))
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    with pytest.raises(ToolchainError, match="pip install zstandard"):
+    with pytest.raises(ToolchainError, match="pip install auditwheel zstandard"):
         image.opened()
+
+
+def test_without_what_knows_platform_tags(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "auditwheel", None)
+    name = Name("x", "1", "py3-none-any", None)
+    with pytest.raises(ToolchainError, match="pip install auditwheel zstandard"):
+        platform_tag.ask(tmp_path / "x.whl", name)
 
 
 @pytest.mark.parametrize("abi", [7, 8], ids=lambda abi: f"ABI {abi}")

@@ -91,6 +91,13 @@ def test_every_option_has_a_help() -> None:
             assert action.help is not argparse.SUPPRESS
 
 
+def test_help_says_where_the_options_of_other_ops_are() -> None:
+    of = commands._parser("attention")[1]
+    helps = {name: " ".join(of[name].format_help().split()) for name in ("warmup", "tune")}
+    assert "`flashvar warmup OP --help` lists the options of another" in helps["warmup"]
+    assert "OP --help" not in helps["tune"]  # one op has tiles to measure
+
+
 def test_the_module_is_the_command() -> None:
     environment = {**os.environ, "PYTHONPATH": str(SOURCES), "COLUMNS": "80"}
     code = "import sys; from flashvar.cli import main; sys.argv[0] = 'flashvar'; sys.exit(main())"

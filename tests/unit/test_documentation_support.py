@@ -68,6 +68,16 @@ def test_architectures_that_never_ran_share_a_row() -> None:
     assert sum(row.count("`sm_90`") for row in rows) == 1
 
 
+def test_reasons_of_skipped_cases_are_counted(tmp_path: Path) -> None:
+    folder = tmp_path / "tests" / "gpu" / "results"
+    folder.mkdir(parents=True)
+    for name, found in (("a", {"Skipped: no GPU": 3}), ("b", {"Skipped: no GPU": 1, "left": 2})):
+        result_file.write(folder / f"{name}.json", {"not_run": found})
+    result_file.write(folder / "c.json", {"losses": [1.0]})
+    rows = import_module("support").skipped(tmp_path).splitlines()[2:]
+    assert rows == ["| no GPU | 1 to 3 | 2 of 2 |", "| left | 2 | 1 of 2 |"]
+
+
 def test_an_op_without_an_axis_leaves_its_cell_empty() -> None:
     lines = import_module("variants").kernels(ROOT).splitlines()
     assert {line.count("|") for line in lines} == {lines[0].count("|")}

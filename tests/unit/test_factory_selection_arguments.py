@@ -6,6 +6,8 @@ import pytest
 from matrix import CONFIG
 
 from flashvar.errors import ConfigurationError
+from flashvar_factory.cli.selected import HELP
+from flashvar_factory.config import names
 from flashvar_factory.config.selection_arguments import SelectionArguments, parse
 
 SPOKEN = {
@@ -33,6 +35,10 @@ SPOKEN = {
     "cache=sccache shard=2/3": SelectionArguments(cache="sccache", shard=(2, 3)),
     "ptx=1 jobs=3 toolkit=pypi": SelectionArguments(ptx=True, jobs=3, toolkit="pypi"),
 }
+
+
+def test_the_help_lists_every_key() -> None:
+    assert [key for key in names.SELECTION if f" {key}=" not in HELP] == []
 
 
 @pytest.mark.parametrize("text", SPOKEN)

@@ -141,12 +141,13 @@ def _op(parser: Parser, op: str, modules: Iterable[str]) -> str:
     """Add the positional argument `op`, which decides the other options; returns the op."""
     names = tuple(modules)
     chosen = op if op in names else names[0]
+    others = f"; `{parser.prog} OP --help` lists the options of another" if names[1:] else ""
     parser.add_argument(
         "op",
         nargs="?",
         default=chosen,
         choices=names,
-        help=f"the op (default: {names[0]}); each has its own options",
+        help=f"the op (default: {names[0]}){others}",
     )
     return chosen
 

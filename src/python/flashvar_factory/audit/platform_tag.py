@@ -57,7 +57,8 @@ def ask(wheel: Path, name: Name, brought: frozenset[str] = frozenset()) -> Polic
     """
     if importlib.util.find_spec("auditwheel") is None:
         raise ToolchainError(
-            "expected auditwheel, which knows the platform tags, found none; pip install auditwheel"
+            "expected auditwheel, which knows the platform tags, found none; "
+            "pip install auditwheel zstandard"
         )
     with tempfile.TemporaryDirectory() as folder:
         # It does not know labels of variants.

@@ -16,8 +16,8 @@ from flashvar_factory.config.selection_arguments import SelectionArguments
 from flashvar_factory.toolchain import compiler_cache, cross, nvcc
 
 HELP = (
-    "AXIS=VALUE,... (as hdim=64,128) arch=native|all|sm_XY op=... ptx=1 jobs=N toolkit=pypi|system "
-    "cache=sccache|ccache shard=i/n"
+    "sm_XY all AXIS=VALUE,... (as hdim=64,128) arch=native op=... ptx=1 platform=aarch64 jobs=N "
+    "toolkit=pypi|system cache=sccache|ccache shard=i/n"
 )
 
 

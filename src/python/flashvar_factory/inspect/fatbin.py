@@ -172,7 +172,7 @@ def _unpack(data: memoryview, size: int) -> bytes:
     except ModuleNotFoundError:
         raise ToolchainError(
             "expected the library zstandard, which opens compressed device code, found none; "
-            "pip install zstandard"
+            "pip install auditwheel zstandard"
         ) from None
     if size > IMAGE_BYTES:
         raise BuildError(f"expected at most {IMAGE_BYTES:,} bytes of device code, found {size:,}")

@@ -80,15 +80,15 @@ class Kind:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that select calls; they select every combination."""
     add_sizes(parser, "--head-dim", numbers, [64, 128], "such as 64,128 (default: 64,128)")
-    parts_help = (
-        "how many are merged, such as 2,4 (default: 2); of parts that are stacked any number"
-    )
+    parts_help = "how many parts are merged, such as 2,4 (default: 2); not needed for stacked parts"
     add_sizes(parser, "--parts", numbers, [2], parts_help)
     add_dtype(parser, _DTYPES)
     add_backward(parser)
-    parser.add_argument("--stacked", action="store_true", help="parts in one tensor too")
+    parser.add_argument("--stacked", action="store_true", help="also parts stacked in one tensor")
     parser.add_argument(
-        "--unaligned", action="store_true", help="outs that do not start on 16 bytes too"
+        "--unaligned",
+        action="store_true",
+        help="also parts that do not start at multiples of 16 bytes",
     )
 
 
