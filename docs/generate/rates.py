@@ -134,9 +134,9 @@ def of_the_chart(root: Path) -> str:
 
 
 def _with_a_forward(root: Path) -> tuple[str, dict[str, Any]]:
-    """The one record of attention in which a device ran its own binary."""
-    (found,) = ((file, one) for file, one in _of_own_binaries(root) if _cells(one, "forward"))
-    return found
+    """The newest record of attention in which a device ran its own binary."""
+    found = [(file, one) for file, one in _of_own_binaries(root) if _cells(one, "forward")]
+    return max(found, key=lambda record: str(record[1]["environment"]["time"]))
 
 
 def relative(of_call: Mapping[str, Sequence[float]]) -> str:
