@@ -8,6 +8,8 @@ is the first call of a layer in this process, which compiles what is not compile
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from time import perf_counter
 from typing import Final
@@ -15,7 +17,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from benchmarks import cases, timing
+from benchmarks import cases, timing, worker_pool
 from benchmarks.cases import LayerCell
 from benchmarks.contender import DTYPES
 from benchmarks.report import Options, Report, Row, chosen, reason
@@ -32,12 +34,14 @@ def run(options: Options) -> Report:
     """
     cells = {cell.name: cell for cell in cases.layers()}
     wanted = chosen(tuple(CONTENDERS), options.contenders, option="--contender")
-    rows: list[Row] = []
-    lines: list[tuple[str, ...]] = []
-    for name in chosen(tuple(cells), options.only):
-        found = _cell(cells[name], wanted, options.seconds)
-        rows += found
-        lines += [_line(row) for row in found if "skipped" not in row]
+    rows = worker_pool.run(
+        chosen(tuple(cells), options.only),
+        options.processes,
+        prepare=partial(_prepare, cells, wanted),
+        measure=partial(_measure, cells, options.seconds),
+        lost=partial(_lost, cells, wanted),
+    )
+    lines = [_line(row) for row in rows if "skipped" not in row]
     return Report(rows=rows, columns=_COLUMNS, lines=lines)
 
 
@@ -110,8 +114,34 @@ def current_device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def _cell(cell: LayerCell, wanted: Sequence[str], seconds: float) -> list[Row]:
-    described: Row = {
+@dataclass(frozen=True)
+class Prepared:
+    """Layers of a cell that were called: their calls, seconds of the first one, why not."""
+
+    calls: dict[str, Callable[[], object]]
+    first: dict[str, float]
+    skipped: dict[str, str]
+
+
+_held: dict[str, Prepared] = {}  # in the process that prepared them, until they are measured
+
+
+def _prepare(cells: Mapping[str, LayerCell], wanted: Sequence[str], names: Sequence[str]) -> None:
+    for name in names:
+        prepared = _held[name] = Prepared({}, {}, {})
+        for contender in wanted:
+            try:
+                call = _call(CONTENDERS[contender], cells[name])
+                prepared.first[contender] = _seconds(call)
+                for _ in range(cells[name].warm_up - 1):
+                    call()
+                prepared.calls[contender] = call
+            except Exception as error:  # what a contender does not serve is an answer
+                prepared.skipped[contender] = reason(error)
+
+
+def _described(cell: LayerCell) -> Row:
+    return {
         "cell": cell.name,
         "direction": cell.direction,
         "dtype": cell.dtype,
@@ -121,25 +151,25 @@ def _cell(cell: LayerCell, wanted: Sequence[str], seconds: float) -> list[Row]:
         "head_dim": cell.head_dim,
         "warm_up": cell.warm_up,
     }
-    calls: dict[str, Callable[[], object]] = {}
-    first: dict[str, float] = {}
-    skipped: list[Row] = []
-    for contender in wanted:
-        try:
-            call = _call(CONTENDERS[contender], cell)
-            first[contender] = _seconds(call)
-            for _ in range(cell.warm_up - 1):
-                call()
-            calls[contender] = call
-        except Exception as error:  # what a contender does not serve is an answer
-            skipped.append({**described, "contender": contender, "skipped": reason(error)})
-    measured = timing.measure(calls, seconds=seconds)
+
+
+def _skipped(cell: LayerCell, why: Mapping[str, str]) -> list[Row]:
+    return [{**_described(cell), "contender": one, "skipped": said} for one, said in why.items()]
+
+
+def _lost(cells: Mapping[str, LayerCell], wanted: Sequence[str], name: str, why: str) -> list[Row]:
+    return _skipped(cells[name], dict.fromkeys(wanted, why))
+
+
+def _measure(cells: Mapping[str, LayerCell], seconds: float, name: str) -> list[Row]:
+    cell, prepared = cells[name], _held.pop(name)
+    measured = timing.measure(prepared.calls, seconds=seconds)
     ours = measured.timings.get(OURS)
     rows: list[Row] = [
         {
-            **described,
+            **_described(cell),
             "contender": contender,
-            "first_s": round(first[contender], 3),
+            "first_s": round(prepared.first[contender], 3),
             "median_ms": spent.median_ms,
             "low_ms": spent.low_ms,
             "high_ms": spent.high_ms,
@@ -150,7 +180,7 @@ def _cell(cell: LayerCell, wanted: Sequence[str], seconds: float) -> list[Row]:
         }
         for contender, spent in measured.timings.items()
     ]
-    return rows + skipped
+    return rows + _skipped(cell, prepared.skipped)
 
 
 def _call(make: Callable[[LayerCell], nn.Module], cell: LayerCell) -> Callable[[], object]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final, TypeAlias
 
 import torch
 
-from benchmarks import timing
+from benchmarks import timing, worker_pool
 from benchmarks.report import Options, Report, Row, chosen, reason
 from flashvar.cli.speed import OURS, Call, Cell, OpSpeed, timed_ops
+
+Case: TypeAlias = tuple[str, OpSpeed, Cell]  # the op's name first
+Cells: TypeAlias = Mapping[str, Case]
 
 
 def run(options: Options) -> Report:
@@ -17,19 +21,21 @@ def run(options: Options) -> Report:
 
     A cell is named by its op, or that function of it, and its own name.
     """
-    cells = {
+    cells: Cells = {
         f"{name}: {cell.name}": (name, op, cell)
         for name, op in timed_ops().items()
         for cell in (*op.CELLS, *op.MORE_CELLS)
     }
     known = tuple(dict.fromkeys(peer for _, op, _ in cells.values() for peer in (OURS, *op.PEERS)))
     wanted = chosen(known, options.contenders, option="--contender")
-    rows: list[Row] = []
-    lines: list[tuple[str, ...]] = []
-    for label in chosen(tuple(cells), options.only):
-        found = _cell(*cells[label], wanted, options.seconds)
-        rows += found
-        lines += [_line(row) for row in found if "skipped" not in row]
+    rows = worker_pool.run(
+        chosen(tuple(cells), options.only),
+        options.processes,
+        prepare=partial(_prepare, cells, wanted),
+        measure=partial(_measure, cells, wanted, options.seconds),
+        lost=partial(_lost, cells, wanted),
+    )
+    lines = [_line(row) for row in rows if "skipped" not in row]
     return Report(rows=rows, columns=_COLUMNS, lines=lines)
 
 
@@ -41,26 +47,55 @@ def current_device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def _cell(name: str, op: OpSpeed, cell: Cell, wanted: Sequence[str], seconds: float) -> list[Row]:
-    device = current_device()
-    unit = op.TITLE.rpartition(", ")[2]
-    row: Row = {"op": name, "unit": unit, "cell": cell.name}
+def _prepare(cells: Cells, wanted: Sequence[str], names: Sequence[str]) -> None:
+    """Has every contender compile and tune what it needs in this process, and keeps no tensors."""
+    for name in names:
+        _ready(cells[name], wanted)
+        torch.cuda.empty_cache()  # the other processes need the memory
+
+
+def _ready(case: Case, wanted: Sequence[str]) -> tuple[dict[str, Call], list[Row]]:
+    """The calls of those who serve a cell, each called once, and rows of those who do not."""
+    _, op, cell = case
     calls: dict[str, Call] = {}
     skipped: list[Row] = []
     for contender in (one for one in (OURS, *op.PEERS) if one in wanted):
         try:
-            call = op.call(cell, contender, device)
+            call = op.call(cell, contender, current_device())
             call()
             calls[contender] = call
         except Exception as error:  # what a contender does not serve is an answer
-            skipped.append({**row, "contender": contender, "skipped": reason(error)})
+            skipped.append({**_described(case), "contender": contender, "skipped": reason(error)})
+    return calls, skipped
+
+
+def _described(case: Case) -> Row:
+    name, op, cell = case
+    return {"op": name, "unit": op.TITLE.rpartition(", ")[2], "cell": cell.name}
+
+
+def _lost(cells: Cells, wanted: Sequence[str], name: str, why: str) -> list[Row]:
+    case = cells[name]
+    who = [one for one in (OURS, *case[1].PEERS) if one in wanted]
+    return [{**_described(case), "contender": one, "skipped": why} for one in who]
+
+
+def _measure(cells: Cells, wanted: Sequence[str], seconds: float, name: str) -> list[Row]:
+    rows = _timed(cells[name], wanted, seconds)
+    torch.cuda.empty_cache()  # the other processes need the memory
+    return rows
+
+
+def _timed(case: Case, wanted: Sequence[str], seconds: float) -> list[Row]:
+    cell = case[2]
+    calls, skipped = _ready(case, wanted)
     measured = timing.measure(calls, seconds=seconds)
     ours = measured.timings.get(OURS)
     rows: list[Row] = []
     for contender, spent in measured.timings.items():
         rows.append(
             {
-                **row,
+                **_described(case),
                 "contender": contender,
                 "dtype": cell.dtype,
                 "median_ms": spent.median_ms,

@@ -6,7 +6,8 @@ where Python finds it, so from a working tree:
     PYTHONPATH=src/python python benchmarks/run.py attention --json out.json --only hdim64
 
 `--prepare N` compiles what Triton and torch compile in N processes at once, and then measures.
-Tables are printed last; `draw.py` draws pictures from the files; `--compare` sets two side by side.
+A run that is interrupted writes what it has measured. Tables are printed last; `draw.py` draws
+pictures from the files; `--compare` sets two side by side.
 The JSON file, schema 2, here as `result_file.read` gives it:
 
     {
@@ -68,6 +69,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 from pathlib import Path
 from time import perf_counter
@@ -102,7 +104,7 @@ _WITH_CONTENDERS: Final = ("attention", "models", "shapes")
 _TAKEN_BY: Final = {
     "contender": (*_WITH_CONTENDERS, "ops", "layers"),
     "seconds": (*_WITH_CONTENDERS, "ops", "layers", "integrations"),
-    "prepare": _WITH_CONTENDERS,
+    "prepare": (*_WITH_CONTENDERS, "ops", "layers"),
     "threshold": (),
 }
 
@@ -113,6 +115,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if wrong := _misplaced(arguments, parser):
         parser.error(wrong)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: rows are kept
     try:
         if arguments.compare:
             return _compare(arguments)
@@ -241,8 +244,9 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="N",
-        help="attention, models, shapes: N processes first prepare the cases at the same time, "
-        "then measure one after the other (0: one process does both; needs the least memory)",
+        help="attention, models, shapes, ops, layers: N processes first prepare the cases at the "
+        "same time, then measure one after the other (0: one process does both; needs the least "
+        "memory)",
     )
     parser.add_argument(
         "--compare",

@@ -22,6 +22,7 @@ from benchmarks.report import Row, reason
 
 # Compiling in a worker must not start workers of its own.
 _ALONE: Final = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+_INTERRUPTED: Final = "KeyboardInterrupt: the run was interrupted"
 
 
 def run(
@@ -34,14 +35,14 @@ def run(
     """The rows of all cases in their order.
 
     Args:
-        names: the cases.
+        names: the cases. After an interrupt, those that are not measured yet are lost.
         processes: how many work; with 0 this one does, and prepares a case when its turn comes.
         prepare: makes cases ready in the process that it is called in.
         measure: the rows of a case that the process has prepared.
         lost: the rows of a case that broke, or whose process ended, with the reason.
     """
     if processes == 0:
-        return [row for name in names for row in _try(partial(_both, prepare, measure), name, lost)]
+        return _each([(name, partial(_both, prepare, measure)) for name in names], lost)
     os.environ.update({name: os.environ.get(name, value) for name, value in _ALONE.items()})
     with ExitStack() as stack:
         workers = []
@@ -56,12 +57,27 @@ def run(
             f"prepared {len(names)} cases in {len(workers)} processes: {seconds:.0f} s",
             file=sys.stderr,
         )
-        return [
-            row
+        works = [
+            (name, partial(_next, worker, prepared, measure))
             for worker, share, prepared in workers
             for name in share
-            for row in _try(partial(_next, worker, prepared, measure), name, lost)
         ]
+        return _each(works, lost)
+
+
+def _each(
+    works: Sequence[tuple[str, Callable[[str], list[Row]]]],
+    lost: Callable[[str, str], list[Row]],
+) -> list[Row]:
+    """The rows of all cases: what was measured before an interrupt is kept."""
+    rows: list[Row] = []
+    for index, (name, work) in enumerate(works):
+        try:
+            rows += _try(work, name, lost)
+        except KeyboardInterrupt:
+            print(f"interrupted in {name}: what was measured before is kept", file=sys.stderr)
+            return rows + [row for one, _ in works[index:] for row in lost(one, _INTERRUPTED)]
+    return rows
 
 
 def _both(

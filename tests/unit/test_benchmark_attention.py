@@ -228,6 +228,20 @@ def test_a_pool_prepares_together_and_measures_in_order() -> None:
     assert rows[4]["skipped"] == rows[5]["skipped"] == "ValueError: it cannot be prepared"
 
 
+def test_an_interrupt_keeps_what_was_measured() -> None:
+    worker_pool = import_module("benchmarks.worker_pool")
+
+    def measure(name: str) -> list[dict[str, Any]]:
+        if name == "b":
+            raise KeyboardInterrupt
+        return [{"case": name}]
+
+    rows = worker_pool.run(["a", "b", "c"], 0, lambda names: None, measure, pooled_work.lost)
+    assert rows[0] == {"case": "a"}
+    assert [row["case"] for row in rows[1:]] == ["b", "c"]
+    assert all("the run was interrupted" in row["skipped"] for row in rows[1:])
+
+
 def test_shares_are_neighbours() -> None:
     shares = import_module("benchmarks.worker_pool").shares
     assert shares(list("abcdefg"), 3) == [["a", "b"], ["c", "d"], ["e", "f", "g"]]
