@@ -62,6 +62,7 @@ CHECKS = (
     "generation",
     "generation with padding",
     "a prompt in two pieces",
+    "decoding that autograd records",
 )
 
 
@@ -184,6 +185,14 @@ def checks(name: str) -> dict[str, Callable[[], None]]:
                 wanted = theirs(ids(2, 20), use_cache=False).logits[:, 11:]
             torch.testing.assert_close(rest.logits, wanted, atol=2e-4, rtol=2e-4)
 
+    def records() -> None:
+        """Tokens one by one outside torch.no_grad() are one forward."""
+        found = ours.eval()(ids(2, 9)[:, :5], use_cache=True)
+        for token in ids(2, 9)[:, 5:].split(1, 1):
+            found = ours(token, past_key_values=found.past_key_values, use_cache=True)
+        wanted = theirs.eval()(ids(2, 9), use_cache=False).logits[:, -1:]
+        torch.testing.assert_close(found.logits, wanted, atol=2e-4, rtol=2e-4)
+
     runs = (
         lambda: alike(trained(ours, whole), trained(theirs, whole)),
         packs(cache=False, seq_idx=False),
@@ -192,6 +201,7 @@ def checks(name: str) -> dict[str, Callable[[], None]]:
         generates(mask=False),
         generates(mask=True),
         continues,
+        records,
     )
     return dict(zip(CHECKS, runs, strict=True))
 

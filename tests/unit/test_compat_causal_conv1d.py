@@ -116,6 +116,64 @@ def test_packed(by: str, padding: int) -> None:
     torch.testing.assert_close(found, wanted)
 
 
+def test_names_of_fewer_tokens_go_behind_offsets() -> None:
+    """A model passes both for its tokens, and x has the columns of its cache in front of them."""
+    x, weight, bias = made(1, 6, 2 + sum(LENGTHS))
+    names = torch.arange(3).repeat_interleave(torch.tensor(LENGTHS))[None].int()
+    offsets = {"cu_seq_lens_q": torch.tensor([0, *LENGTHS]).cumsum(0).int()}
+    found = ours.causal_conv1d_fn(x, weight, bias, names, **offsets)
+    assert torch.equal(found, ours.causal_conv1d_fn(x, weight, bias, **offsets))
+    with pytest.raises(flashvar.ShapeError, match=r"seq_idx must be \[batch, seqlen\]"):
+        ours.causal_conv1d_fn(x, weight, bias, names)
+
+
+@pytest.mark.parametrize("columns", [3, 4, 6])
+@pytest.mark.parametrize("rank", [2, 3])
+def test_tokens_after_a_recorded_forward(columns: int, rank: int) -> None:
+    """A model that decodes outside torch.no_grad() has the gradients of one long call."""
+    leaves = made(2, 6, 9)
+    x, weight, bias = leaves
+    state = torch.zeros(2, 6, columns, dtype=torch.float64)
+    state.copy_(functional.pad(x[..., :5], (columns, 0))[..., -columns:])
+    found = [convolved(x[..., :5], weight, bias)]
+    for part in x[..., 5:].split(1, -1):
+        token = part.squeeze(-1) if rank == 2 else part
+        y = ours.causal_conv1d_update(token, state, weight, bias, "silu")
+        assert y.shape == token.shape
+        found.append(y.view(part.shape))
+    y, wanted = torch.cat(found, -1), convolved(x, weight, bias)
+    torch.testing.assert_close(y, wanted)
+    weights = torch.randn_like(y)
+    grads = (torch.autograd.grad(one, leaves, weights, retain_graph=True) for one in (y, wanted))
+    torch.testing.assert_close(*grads)
+    assert torch.equal(state, functional.pad(x, (columns, 0))[..., -columns:])
+    with pytest.raises(flashvar.InvalidInputError, match="state must not require a gradient"):
+        ours.causal_conv1d_update(
+            x[..., 0], state, weight, bias, conv_state_indices=torch.tensor([1, 0])
+        )
+    leaf = state.detach().requires_grad_()
+    with pytest.raises(flashvar.InvalidInputError, match="state must not require a gradient"):
+        ours.causal_conv1d_update(x[..., 0], leaf, weight, bias)
+
+
+def test_compiled_after_a_recorded_forward() -> None:
+    torch._dynamo.reset()
+    x, weight, bias = made(2, 6, 2)
+
+    def decoded(x: torch.Tensor, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        state = before.clone()
+        return ours.causal_conv1d_update(x, state, weight, bias, "silu"), state
+
+    before = torch.randn(2, 6, 4, dtype=torch.float64, requires_grad=True)
+    compiled = torch.compile(decoded, fullgraph=True, backend="aot_eager")
+    for found, wanted in zip(compiled(x, before), decoded(x, before), strict=True):
+        torch.testing.assert_close(found, wanted)
+        grads = (
+            torch.autograd.grad(one.sum(), before, retain_graph=True) for one in (found, wanted)
+        )
+        torch.testing.assert_close(*grads)
+
+
 def test_tokens_one_by_one() -> None:
     x, weight, bias = (one.detach() for one in made(2, 6, 7))
     wanted = convolved(x, weight, bias)

@@ -288,6 +288,22 @@ def test_update(shape: tuple[int, ...], fla: dict[str, ModuleType]) -> None:
     assert torch.equal(cache, state)
 
 
+def test_an_update_after_a_recorded_forward() -> None:
+    from flashvar.compat.fla.convolution import causal_conv1d, causal_conv1d_update
+
+    x, weight = torch.randn(2, 5, 6, requires_grad=True), torch.randn(6, 4, requires_grad=True)
+    wanted, _ = causal_conv1d(x, weight, residual=x, activation="silu")
+    _, cache = causal_conv1d(x[:, :4], weight, output_final_state=True)
+    last, after = causal_conv1d_update(x[:, 4:], cache, x[:, 4:], weight, activation="silu")
+    assert after is cache
+    torch.testing.assert_close(last, wanted[:, 4:])
+    grads = (
+        torch.autograd.grad(one.sum(), (x, weight), retain_graph=True)
+        for one in (last, wanted[:, 4:])
+    )
+    torch.testing.assert_close(*grads)
+
+
 def test_several_tokens_are_no_update() -> None:
     from flashvar.compat.fla.convolution import causal_conv1d_update
 

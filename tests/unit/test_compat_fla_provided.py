@@ -55,6 +55,8 @@ def test_padding_comes_off_and_on() -> None:
     packed = utils.index_first_axis(x.flatten(0, 1), rows)
     assert torch.equal(packed, x[mask.bool()])
     assert torch.equal(utils.pad_input(packed, rows, 2, 4), x * mask[..., None])
+    options = {"hidden_states": packed, "indices": rows, "batch_size": 2, "seq_len": 4}
+    assert torch.equal(utils.pad_input(**options), x * mask[..., None])
 
 
 def test_sequences_that_are_named_twice() -> None:

@@ -312,6 +312,15 @@ def test_norms(dtype: torch.dtype) -> None:
     assert RMSNorm(8, elementwise_affine=False).weight is None
 
 
+@pytest.mark.parametrize("shape", [(15, 8), (1, 3, 5, 8), (5, 3, 8)], ids=str)
+def test_gates_of_the_same_rows(shape: tuple[int, ...]) -> None:
+    x, g = torch.randn(2, 3, 5, 8).unbind()
+    norm = FusedRMSNormGated(8)
+    assert torch.equal(norm(x, g.view(shape)), norm(x, g))
+    # One row is the gate of all.
+    assert torch.equal(norm(x, g[:1, :1]), norm(x, g[:1, :1].expand_as(x)))
+
+
 REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "mode": ({"mode": "parallel"}, "mode must be 'chunk'"),
     "heads": ({"num_v_heads": 3}, "a multiple of num_heads, got 3 and 2"),

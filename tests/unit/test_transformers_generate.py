@@ -96,6 +96,19 @@ def test_continuous_batching() -> None:
     assert [answer.generated_tokens for answer in answers.values()] == expected
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_masks_that_generate_makes_enter_graphs(name: str) -> None:
+    """A mask, or a dict of one for each kind of layer, made before the compiled forward."""
+    given, _ = inputs(name, LENGTH, "left")
+    model = small_model(name, LENGTH)
+    expected = generate(model, given)
+    model.set_attn_implementation("flashvar")
+    torch._dynamo.reset()
+    model.forward = torch.compile(model.forward, backend="eager", fullgraph=True)
+    found = generate(model, given, cache_implementation="static")
+    assert found.sequences.tolist() == expected.sequences.tolist()
+
+
 def test_a_static_cache_compiles() -> None:
     """A graph for every step, without reading a length from the device."""
     from transformers import StaticCache

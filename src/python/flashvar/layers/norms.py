@@ -139,8 +139,13 @@ def rms_norm_gated(
     residual_in_fp32: bool = False,
     eps: float = 1e-6,
 ) -> Any:
-    """As `rms_norm`, times the activation of a gate: "swish" (or "silu"), or "sigmoid"."""
+    """As `rms_norm`, times the activation of a gate: "swish" (or "silu"), or "sigmoid".
+
+    The gate may have other dimensions before the last one, with as many rows as x.
+    """
     _check_activation(activation)
+    if g.shape != x.shape and g.shape[-1] == x.shape[-1] and g.numel() == x.numel():
+        g = g.reshape(x.shape)
     tensors = (x, g, weight, bias, residual)
     return _rms_norm(tensors, eps, activation == "sigmoid", prenorm, residual_in_fp32)
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import torch
 
+from flashvar.compat.causal_conv1d.recorded_update import update
 from flashvar.compat.distribution import Finder
 from flashvar.compat.not_served import Refusal
 from flashvar.compat.rebinding import Rebinding, rebindable
@@ -66,11 +67,12 @@ def causal_conv1d_fn(
         final_states_out: Where to write them.
         activation: None, "silu" or "swish".
         cu_seq_lens_q: Offsets of packed sequences, which models of transformers pass under this
-            name; not used beside seq_idx. If they are of fewer tokens than x, the others stand in
-            front, before the first sequence.
+            name; not used beside a seq_idx of as many tokens as x. If they are of fewer tokens than
+            x, the others stand in front, before the first sequence.
     """
     options: dict[str, Any] = {"activation": activation, "layout": "bdt"}
-    if seq_idx is not None:
+    # The columns of a cache in front of x are no tokens of the seq_idx that came with the tokens.
+    if seq_idx is not None and (cu_seq_lens_q is None or seq_idx.shape[-1] == x.shape[-1]):
         options["seq_idx"] = seq_idx
     elif cu_seq_lens_q is not None:
         ends = cu_seq_lens_q + (x.shape[-1] - cu_seq_lens_q[-1:])
@@ -102,6 +104,9 @@ def causal_conv1d_update(
 ) -> torch.Tensor:
     """Convolve the next tokens, [batch, dim] or [batch, dim, seqlen], and write the states.
 
+    It has derivatives where autograd recorded conv_state and there are neither cache_seqlens nor
+    conv_state_indices.
+
     Args:
         x: The tokens.
         conv_state: [batch, dim, columns], width - 1 columns or more.
@@ -112,7 +117,7 @@ def causal_conv1d_update(
         conv_state_indices: The state of each sequence in a pool; negative: it has none, and gives
             0.
     """
-    return api.causal_conv1d_update(
+    return update(
         x,
         conv_state,
         weight,

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 
+from flashvar.compat.causal_conv1d.recorded_update import update
 from flashvar.compat.fla.served import named, require, unserved_option
 from flashvar.errors import InvalidInputError, ShapeError
 from flashvar.ops.arguments import check_strided
@@ -95,17 +96,21 @@ def causal_conv1d_update(
     bias: torch.Tensor | None = None,
     activation: Any = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token of each sequence, [N, dim], [1, N, dim] or [N, 1, dim]; the cache is written."""
+    """One token of each sequence, [N, dim], [1, N, dim] or [N, 1, dim]; the cache is written.
+
+    It has derivatives where autograd recorded the cache.
+    """
     require("causal_conv1d_update", unserved({"x": x, "weight": weight}))
     assert weight is not None
     tokens = _one_each(x, weight)
-    y = api.causal_conv1d_update(
+    y = update(
         tokens,
         cache,
         weight,
         bias,
         activation,
         residual=_residual(residual, x, tokens),
+        layout="btd",
     )
     return y.contiguous().view(x.shape), cache
 

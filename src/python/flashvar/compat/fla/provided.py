@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, Final
 
+import torch
+
 from flashvar import layers
 from flashvar.compat.fla import __version__, convolution, delta_rule
 from flashvar.compat.fla.shared_memory import check_shared_mem
@@ -13,6 +15,13 @@ from flashvar.compat.stand_in import modules_of
 from flashvar.layers import norms, padding
 
 __all__ = ["modules"]
+
+
+def pad_input(
+    hidden_states: torch.Tensor, indices: torch.Tensor, batch_size: int, seq_len: int
+) -> torch.Tensor:
+    """Rows [total, ...] as [batch_size, seq_len, ...], padding as zeros."""
+    return bert_padding.pad_input(hidden_states, indices, batch_size, seq_len)
 
 
 def _bound(*objects: Any, **others: Any) -> dict[str, Any]:
@@ -32,9 +41,7 @@ _CONVOLUTION: Final = _bound(
 _L2: Final = _bound(norms.L2Norm, norms.l2norm, l2_norm=norms.l2norm)
 _RMS: Final = _bound(layers.RMSNorm, norms.rms_norm)
 _GATED: Final = _bound(layers.FusedRMSNormGated, norms.rms_norm_gated)
-_PADDING: Final = _bound(
-    padding.get_unpad_data, bert_padding.index_first_axis, bert_padding.pad_input
-)
+_PADDING: Final = _bound(padding.get_unpad_data, bert_padding.index_first_axis, pad_input)
 
 CONTENTS: Final[dict[str, dict[str, Any]]] = {
     "fla": {"__version__": __version__},

@@ -69,8 +69,8 @@ def causal_conv1d(
             flash-linear-attention) or more. Zeros by default.
         return_final_state: Also return the state after each sequence, to be passed on as
             initial_state.
-        state_len: The number of columns of the final state; by default that of initial_state, or
-            width - 1 without one.
+        state_len: The number of columns of the final state, width - 1 or more; width - 1 by
+            default. With an initial_state it is the number of its columns, and no other is taken.
         cu_seqlens: The offsets of packed sequences: 0, then the cumulative sum of their lengths,
             int32 or int64. Lengths may be 0. On a CUDA device its values are not checked.
         seq_idx: Instead of cu_seqlens, and only without states: the sequence of each token, [batch,
