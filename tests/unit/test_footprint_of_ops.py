@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -29,12 +30,18 @@ OF_ATTENTION = re.compile(
 )
 # Pages, and tests of what all ops share, that have something of every op.
 OF_EVERY_OP = (
-    *(f"docs/{page}.md" for page in ("abi", "comparison", "performance", "support")),
+    *(f"docs/{page}.md" for page in ("comparison", "performance", "support")),
     "README.md",
     "mkdocs.yml",
     "tests/gpu/sanitized.py",
-    *(f"tests/unit/test_{name}.py" for name in ("abi_calls", "profiles", "torch_tools", "verify")),
+    *(f"tests/unit/test_{name}.py" for name in ("profiles", "torch_tools", "verify")),
     "tests/unit/sharded_linear.py",
+)
+# Likewise of every op that binaries have: of its C functions, and of its records of GPU tests.
+OF_EVERY_COMPILED_OP = (
+    "docs/abi.md",
+    "tests/unit/test_abi_calls.py",
+    *(f"tests/packaging/{name}.py" for name in ("release_set", "test_audit", "test_check_release")),
 )
 
 
@@ -49,6 +56,10 @@ def is_own(file: str, op: str) -> bool:
     """A file in a folder of the op's name, or whose name begins with it."""
     *folders, name = file.split("/")
     return op in folders or bool(re.match(rf"{op}(_|\.)", name))
+
+
+def is_compiled(op: str) -> bool:
+    return f"[ops.{op}_" in (ROOT / "variants.toml").read_text()
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -68,8 +79,7 @@ def test_no_other_file_names_the_op(op: str) -> None:
     own = {file for file in named if is_own(file, op)}
     assert named - own == {TABLE_FILE}
     # An op that binaries are built for has sources for them.
-    built = f"[ops.{op}_" in (ROOT / "variants.toml").read_text()
-    assert any(file.startswith("src/cuda/") for file in own) is built
+    assert any(file.startswith("src/cuda/") for file in own) is is_compiled(op)
     lines = [line for line in (ROOT / TABLE_FILE).read_text().splitlines() if op in line]
     # The types, a name each in __all__, and the entry.
     assert len(lines) <= 2 + len(TABLE[op])
@@ -143,10 +153,20 @@ def test_kernels_of_ops_do_not_include_one_another() -> None:
     assert found == set()
 
 
+def lacking(file: str, ops: Iterable[str]) -> list[str]:
+    """The ops that a file does not name."""
+    text = (ROOT / file).read_text()
+    return [op for op in ops if not re.search(op.replace("_", "[_-]"), text)]
+
+
 @pytest.mark.parametrize("file", OF_EVERY_OP)
 def test_what_is_of_every_op_has_each(file: str) -> None:
-    text = (ROOT / file).read_text()
-    assert [op for op in TABLE if not re.search(op.replace("_", "[_-]"), text)] == []
+    assert lacking(file, TABLE) == []
+
+
+@pytest.mark.parametrize("file", OF_EVERY_COMPILED_OP)
+def test_what_is_of_every_compiled_op_has_each(file: str) -> None:
+    assert lacking(file, filter(is_compiled, TABLE)) == []
 
 
 @pytest.mark.parametrize("op", TABLE)
