@@ -31,12 +31,11 @@ sys.path.append(str(Path(__file__).parents[2]))
 
 from benchmarks import result_file
 
-from flashvar.machine.system import gather
-
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]
 # Exit codes of pytest: some test failed, it was interrupted, and nothing was selected.
 _FAILED, _INTERRUPTED, _NO_TESTS = 1, 2, 5
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _TIME_TO_WRITE = 10  # seconds
 
 
@@ -118,19 +117,22 @@ def _log(folder: str, part: int) -> list[str]:
     return Path(folder, f"{part}.log").read_text(encoding="utf-8").splitlines()
 
 
-def _devices(count: int) -> list[str]:
-    """CUDA_VISIBLE_DEVICES of every device's processes: all `count`, their own first."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    found = gather().devices
-    kinds = {(device.name, device.memory) for device in found[:count]}
-    if not 1 <= count <= max(1, len(found)) or len(kinds) > 1:
-        names = [device.name for device in found[:count]]
+def _devices(count: int) -> list[dict[str, str]]:
+    """Of each device, the environment of its processes: they see all of them, their own first."""
+    if count == 1:
+        return [{}]
+    from flashvar.machine.system import gather
+
+    found = gather().devices[: max(count, 0)]
+    if len(found) != count or len({(device.name, device.memory) for device in found}) != 1:
+        names = [device.name for device in found]
         raise SystemExit(f"--devices: expected {count} equal devices, found {names}")
+    visible = os.environ.get(_VISIBLE)
     names = visible.split(",")[:count] if visible else [str(index) for index in range(count)]
-    return [",".join(names[index:] + names[:index]) for index in range(count)]
+    return [{_VISIBLE: ",".join(names[index:] + names[:index])} for index in range(count)]
 
 
-def _start(stem: Path, words: list[str], devices: str) -> subprocess.Popen[str]:
+def _start(stem: Path, words: list[str], device: dict[str, str]) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"]
     with stem.with_suffix(".log").open("w", encoding="utf-8") as log:
         return subprocess.Popen(
@@ -139,11 +141,7 @@ def _start(stem: Path, words: list[str], devices: str) -> subprocess.Popen[str]:
             stderr=subprocess.STDOUT,
             text=True,
             # One compiler thread each: the processes are the parallelism.
-            env={
-                **os.environ,
-                "TORCHINDUCTOR_COMPILE_THREADS": "1",
-                "CUDA_VISIBLE_DEVICES": devices,
-            },
+            env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", **device},
         )
 
 
