@@ -18,9 +18,9 @@ from flashvar.integrations.serving import named
 from flashvar.integrations.torch.attribute import REPLACED, is_replaced_by_others
 from flashvar.integrations.torch.sdpa import attend, attend_fast
 from flashvar.integrations.torch.sdpa import why_not as why_not_served
-from flashvar.ops.arguments import as_bool, check_tensor
+from flashvar.ops.arguments import as_bool, check_scale, check_tensor, is_number
 from flashvar.ops.attention.api import BackendName
-from flashvar.ops.attention.options import is_number
+from flashvar.ops.attention.options import DEFAULT_SCALE
 from flashvar.ops.dispatch_modes import is_compiling
 
 __all__ = ["Attend"]
@@ -75,10 +75,7 @@ class Attend(nn.Module):  # type: ignore[misc]
             raise InvalidInputError(
                 f"dropout must be a probability from 0 to 1, got {dropout!r}: pass 0.0 for none"
             )
-        if scale is not None and not is_number(scale):
-            raise InvalidInputError(
-                f"scale must be a number, got {scale!r}: leave it out for head_dim**-0.5"
-            )
+        check_scale(scale, DEFAULT_SCALE)
         self.dropout = dropout
         self.flash = as_bool("flash", flash)
         self.scale = scale

@@ -8,7 +8,6 @@ The boundaries are found once per batch, and used in every layer:
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
@@ -16,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, ShapeError
-from flashvar.ops.arguments import as_device, check_strided
+from flashvar.ops.arguments import as_device, check_strided, whole_number
 from flashvar.ops.attention.varlen import attention_varlen
 
 __all__ = ["Documents"]
@@ -133,6 +132,7 @@ def _whole_numbers(lengths: Any) -> list[int]:
     """The lengths as Python integers; empty if they are not whole numbers."""
     try:
         given = lengths.tolist() if isinstance(lengths, torch.Tensor) else lengths
-        return [operator.index(length) for length in given]
+        numbers = [whole_number(length) for length in given]
     except (TypeError, ValueError, RuntimeError):
         return []
+    return [] if None in numbers else numbers

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Collection
 from functools import wraps
+from numbers import Integral, Real
 from typing import Any, Final, ParamSpec, TypeVar
 
 import torch
@@ -15,6 +17,10 @@ from flashvar.selection.request import BACKENDS
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 _DEVICES: Final = ("cpu", "cuda", "meta")
+_FLOAT32_LIMIT: Final = float(torch.finfo(torch.float32).max)
+# Numbers may also come from numpy, and be symbols while a graph is traced.
+_INTEGERS: Final = (int, torch.SymInt, Integral)
+_NUMBERS: Final = (int, float, torch.SymFloat, torch.SymInt, Real)
 _PACKED: Final = "a padded dense one, or pass its values packed, with cu_seqlens"
 
 
@@ -121,19 +127,66 @@ def as_device(device: Any) -> torch.device | None:
         ) from error
 
 
+def is_number(value: object) -> bool:
+    """Whether a value is a number: not a bool, and not a tensor, which may be on a device."""
+    return isinstance(value, _NUMBERS) and type(value) is not bool
+
+
+def is_integer(value: object) -> bool:
+    """Whether a value is a number without a fraction by its type, as `is_number`."""
+    return isinstance(value, _INTEGERS) and type(value) is not bool
+
+
+def whole_number(value: Any) -> Any:
+    """An integer as Python's, also from numpy or a tensor of one element; None for other values.
+
+    A boolean is none, in a tensor neither, although Python would take it for 0 or 1.
+    """
+    if type(value) is bool or (isinstance(value, torch.Tensor) and value.dtype == torch.bool):
+        return None
+    if isinstance(value, (int, torch.SymInt)):
+        return value
+    try:
+        return operator.index(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def check_scale(scale: Any, default: str) -> None:
+    """Refuse a scale that is not a number; `default` is what the op takes without one."""
+    if scale is not None and not is_number(scale):
+        is_tensor = isinstance(scale, torch.Tensor)
+        found = "a tensor" if is_tensor else repr(scale)
+        way = "pass scale.item(), or leave it out" if is_tensor else "leave it out"
+        raise InvalidInputError(f"scale must be a number, got {found}: {way} for {default}")
+
+
+def float32_scale(scale: Any, default: str) -> float:
+    """A scale that is a number, as a float.
+
+    Raises:
+        InvalidInputError: float32 cannot hold it.
+    """
+    try:
+        value = float(scale)
+    except OverflowError:
+        value = math.inf
+    if not abs(value) <= _FLOAT32_LIMIT:
+        raise InvalidInputError(
+            f"scale must be a finite number that float32 can hold, got {scale!r}: "
+            f"leave it out for {default}"
+        )
+    return value
+
+
 def count(name: str, number: Any) -> Any:
     """A count as a Python number; also a numpy integer or a tensor of one element.
 
     Raises:
         InvalidInputError: the number is not a whole number, or is negative.
     """
-    found = number
-    if not isinstance(number, (int, torch.SymInt)):
-        try:
-            found = operator.index(number)
-        except (TypeError, ValueError, RuntimeError):
-            found = -1
-    if type(found) is bool or found < 0:
+    found = whole_number(number)
+    if found is None or found < 0:
         raise InvalidInputError(
             f"{name} must be a whole number, not negative, got {number!r}: pass an int"
         )

@@ -7,11 +7,11 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 from flashvar.errors import InvalidInputError, ShapeError
-from flashvar.ops.arguments import as_bool, check_strided, refuses_unknown_kinds
+from flashvar.ops.arguments import as_bool, check_strided, is_number, refuses_unknown_kinds
 from flashvar.ops.attention.cache import read
 from flashvar.ops.attention.call import call, rng_state_of
 from flashvar.ops.attention.dropout_mask import signed_probabilities
-from flashvar.ops.attention.options import is_number, plain_scale, window_pair, window_side
+from flashvar.ops.attention.options import plain_scale, window_pair, window_side
 from flashvar.ops.attention.problem import (
     NO_TENSORS,
     Inputs,

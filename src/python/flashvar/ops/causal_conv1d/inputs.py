@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, ShapeError
-from flashvar.ops.arguments import check_backend, check_layout, check_operand
+from flashvar.ops.arguments import check_backend, check_layout, check_operand, is_integer
 from flashvar.ops.causal_conv1d.problem import Convolution
 from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.sequences import check_cu_seqlens, check_one_for_each
@@ -133,8 +133,7 @@ def check_state(name: str, state: Any, x: Any, weight: Any, layout: str, count: 
 def check_state_len(state_len: Any, weight: Any, state: Any) -> None:
     """Refuse a number of columns that a final state cannot have."""
     past = weight.shape[1] - 1
-    whole = isinstance(state_len, (int, torch.SymInt)) and type(state_len) is not bool
-    if not whole or state_len < past:
+    if not is_integer(state_len) or state_len < past:
         raise ShapeError(
             f"state_len must be at least width - 1, here {past}, got {state_len!r}: leave it out "
             f"for {past}"

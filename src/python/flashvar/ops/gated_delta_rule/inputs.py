@@ -13,7 +13,7 @@ from flashvar.errors import (
     LayoutError,
     ShapeError,
 )
-from flashvar.ops.arguments import check_backend, check_operand
+from flashvar.ops.arguments import check_backend, check_operand, check_scale, float32_scale
 from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.gated_delta_rule.problem import Inputs
 from flashvar.ops.sequences import (
@@ -25,7 +25,7 @@ from flashvar.ops.sequences import (
 
 # "kv": states are [..., K, V]; "vk": [..., V, K].
 STATE_LAYOUTS: Final = ("kv", "vk")
-_FLOAT32_LIMIT: Final = float(torch.finfo(torch.float32).max)
+_DEFAULT_SCALE: Final = "K ** -0.5"
 _REQUIRED: Final = ("q", "k", "v", "beta")
 
 
@@ -42,15 +42,9 @@ def check_kinds(
             raise InvalidInputError(
                 f"{name} must be True or False, got {value!r}: leave it out for False"
             )
-    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (int, float))):
-        raise InvalidInputError(
-            f"scale must be a number, got {type(scale).__name__}: leave it out for K ** -0.5"
-        )
-    if scale is not None and not abs(scale) <= _FLOAT32_LIMIT:
-        raise InvalidInputError(
-            f"scale must be a finite number that float32 can hold, got {scale!r}: leave it out for "
-            "K ** -0.5"
-        )
+    check_scale(scale, _DEFAULT_SCALE)
+    if scale is not None:
+        float32_scale(scale, _DEFAULT_SCALE)
     check_backend(backend)
 
 

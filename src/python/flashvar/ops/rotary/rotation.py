@@ -8,14 +8,13 @@ torch.func, forward mode, tensor subclasses, and gradients of the tables.
 
 from __future__ import annotations
 
-import operator
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
-from flashvar.ops.arguments import as_bool, check_strided, count
+from flashvar.ops.arguments import as_bool, check_strided, count, whole_number
 from flashvar.ops.dispatch_modes import are_plain, is_compiling
 from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.sequences import shares_memory
@@ -141,19 +140,17 @@ def _split_offsets(
                 f"{tuple(given.shape)}: pass one position for each sequence"
             )
         return given.expand(batch), 0
-    if not isinstance(given, (int, torch.SymInt)):
-        try:
-            given = operator.index(given)
-        except TypeError:
-            raise InvalidInputError(
-                f"seqlen_offsets must be an integer or a tensor of them, got "
-                f"{type(given).__name__}: pass the position of the first row"
-            ) from None
-    if given < 0:
+    offset = whole_number(given)
+    if offset is None:
         raise InvalidInputError(
-            f"seqlen_offsets must be at least 0, got {given}: pass the position of the first row"
+            f"seqlen_offsets must be an integer or a tensor of them, got "
+            f"{type(given).__name__}: pass the position of the first row"
         )
-    return None, given
+    if offset < 0:
+        raise InvalidInputError(
+            f"seqlen_offsets must be at least 0, got {offset}: pass the position of the first row"
+        )
+    return None, offset
 
 
 def check_writable(x: torch.Tensor) -> None:
