@@ -74,7 +74,7 @@ _OF_THE_FACTORY: Final[tuple[Check, ...]] = (
     metadata_checks.metadata,
     metadata_checks.wheel_file,
     metadata_checks.entries,
-    sbom_checks.bill,
+    sbom_checks.sbom,
     variant_checks.variant,
     manifest_checks.manifest,
     manifest_checks.derived,
