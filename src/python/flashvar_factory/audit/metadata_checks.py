@@ -78,7 +78,7 @@ def _of_a_binary(text: str) -> Iterator[tuple[str, object, object]]:
 
 
 def _said(described: Manifest, read: Metadata) -> Iterator[tuple[str, object, object]]:
-    """The texts that an index shows; a wheel without a description claims nothing in it."""
+    """Summary and description, which an index shows; a description may be absent."""
     project, architecture = described.project, described.architecture
     yield "name, as its manifest writes it,", described.distribution, read.name
     yield "summary", binary_project.summary_of(project, architecture), read.summary

@@ -1,7 +1,8 @@
 """Registers flashvar as an attention implementation of the package transformers.
 
-    from flashvar.integrations import transformers as transformers
-    transformers.register()
+    import flashvar.integrations.transformers
+
+    flashvar.integrations.transformers.register()
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="flashvar")
 
 Importing the module registers nothing.
