@@ -141,7 +141,7 @@ def test_a_truth_is_no_number() -> None:
 
 @pytest.mark.parametrize("call", [dense, varlen, delta_rule], ids=lambda call: call.__name__)
 def test_a_scale_in_a_tensor_is_refused_with_the_way_out(call: Call) -> None:
-    with pytest.raises(InvalidInputError, match=r"got a tensor: pass scale\.item\(\), or leave"):
+    with pytest.raises(InvalidInputError, match=r"found a tensor: pass scale\.item\(\), or leave"):
         call(scale=torch.tensor(0.5))
 
 
@@ -168,7 +168,7 @@ def test_no_number_at_all(name: str) -> None:
 @pytest.mark.parametrize("name", ["causal", "deterministic"])
 def test_an_equal_call_before_changes_nothing(name: str) -> None:
     dense(**{name: True})
-    with pytest.raises(InvalidInputError, match=f"{name} must be True or False, got 1"):
+    with pytest.raises(InvalidInputError, match=f"{name} must be True or False, found 1"):
         dense(**{name: 1})
 
 

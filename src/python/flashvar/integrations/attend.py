@@ -73,7 +73,7 @@ class Attend(nn.Module):  # type: ignore[misc]
         super().__init__()
         if not is_number(dropout) or not 0 <= dropout <= 1:
             raise InvalidInputError(
-                f"dropout must be a probability from 0 to 1, got {dropout!r}: pass 0.0 for none"
+                f"dropout must be a probability from 0 to 1, found {dropout!r}: pass 0.0 for none"
             )
         check_scale(scale, DEFAULT_SCALE)
         self.dropout = dropout
@@ -170,7 +170,7 @@ def _written_out(
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() < 2:
             raise ShapeError(
-                f"{name} must have 4 dimensions (batch, heads, sequence, head_dim), got "
+                f"{name} must have 4 dimensions (batch, heads, sequence, head_dim), found "
                 f"{tensor.dim()}: add the missing ones with unsqueeze()"
             )
     scores = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)

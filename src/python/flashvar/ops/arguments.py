@@ -28,7 +28,7 @@ def check_tensor(name: str, tensor: object) -> None:
     """Refuse a value that is not a tensor."""
     if not isinstance(tensor, torch.Tensor):
         raise InvalidInputError(
-            f"{name} must be a torch.Tensor, got {type(tensor).__name__}: "
+            f"{name} must be a torch.Tensor, found {type(tensor).__name__}: "
             "convert it with torch.as_tensor()"
         )
 
@@ -38,7 +38,7 @@ def check_strided(name: str, tensor: Any, to: str = _PACKED) -> None:
     check_tensor(name, tensor)
     if tensor.is_nested or tensor.layout is not torch.strided:
         kind = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
-        raise LayoutError(f"{name} must be a strided tensor, got {kind}: convert it to {to}")
+        raise LayoutError(f"{name} must be a strided tensor, found {kind}: convert it to {to}")
 
 
 def check_operand(name: str, tensor: Any, to: str = _PACKED) -> None:
@@ -46,7 +46,7 @@ def check_operand(name: str, tensor: Any, to: str = _PACKED) -> None:
     check_strided(name, tensor, to)
     if tensor.device.type not in _DEVICES:
         raise DeviceError(
-            f"{name} must be on a CUDA device or the CPU, got {tensor.device}: "
+            f"{name} must be on a CUDA device or the CPU, found {tensor.device}: "
             "move it with .to('cuda') or .to('cpu')"
         )
 
@@ -55,7 +55,7 @@ def check_layout(layout: Any, layouts: Collection[str], dimensions: str) -> None
     """Refuse a layout that is none of `layouts`; `dimensions` says what their letters mean."""
     if type(layout) is not str or layout not in layouts:
         raise LayoutError(
-            f"layout must be one of {', '.join(map(repr, layouts))}, got {layout!r}: "
+            f"layout must be one of {', '.join(map(repr, layouts))}, found {layout!r}: "
             f"name the order of the dimensions ({dimensions})"
         )
 
@@ -64,7 +64,7 @@ def check_backend(backend: Any) -> None:
     """Refuse a backend that has no such name."""
     if type(backend) is not str or backend not in BACKENDS:
         raise InvalidInputError(
-            f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {backend!r}: "
+            f"backend must be one of {', '.join(map(repr, BACKENDS))}, found {backend!r}: "
             'leave it out for "auto"'
         )
 
@@ -77,7 +77,7 @@ def refuse_unknown_kinds(error: TypeError, tensors: tuple[object, ...]) -> None:
     kinds = {type(x).__name__ for x in tensors if isinstance(x, torch.Tensor)}
     if str(error).startswith(("Multiple dispatch failed", "no implementation found")):
         raise InvalidInputError(
-            "tensors must be of types that implement flashvar's ops and torch's views, got "
+            "tensors must be of types that implement flashvar's ops and torch's views, found "
             f"{', '.join(sorted(kinds))}: convert them to plain tensors, and pass what "
             "else they hold as arguments"
         ) from error
@@ -109,7 +109,7 @@ def as_bool(name: str, flag: Any) -> bool:
         return bool(flag)
     except (TypeError, ValueError, RuntimeError):
         raise InvalidInputError(
-            f"{name} must be True or False, got {type(flag).__name__}: pass a bool"
+            f"{name} must be True or False, found {type(flag).__name__}: pass a bool"
         ) from None
 
 
@@ -123,7 +123,7 @@ def as_device(device: Any) -> torch.device | None:
         return None if device is None else torch.device(device)
     except (TypeError, RuntimeError) as error:
         raise DeviceError(
-            f"device must be a torch device, got {device!r}: pass that of the other tensors"
+            f"device must be a torch device, found {device!r}: pass that of the other tensors"
         ) from error
 
 
@@ -158,7 +158,7 @@ def check_scale(scale: Any, default: str) -> None:
         is_tensor = isinstance(scale, torch.Tensor)
         found = "a tensor" if is_tensor else repr(scale)
         way = "pass scale.item(), or leave it out" if is_tensor else "leave it out"
-        raise InvalidInputError(f"scale must be a number, got {found}: {way} for {default}")
+        raise InvalidInputError(f"scale must be a number, found {found}: {way} for {default}")
 
 
 def float32_scale(scale: Any, default: str) -> float:
@@ -173,7 +173,7 @@ def float32_scale(scale: Any, default: str) -> float:
         value = math.inf
     if not abs(value) <= _FLOAT32_LIMIT:
         raise InvalidInputError(
-            f"scale must be a finite number that float32 can hold, got {scale!r}: "
+            f"scale must be a finite number that float32 can hold, found {scale!r}: "
             f"leave it out for {default}"
         )
     return value
@@ -188,6 +188,6 @@ def count(name: str, number: Any) -> Any:
     found = whole_number(number)
     if found is None or found < 0:
         raise InvalidInputError(
-            f"{name} must be a whole number, not negative, got {number!r}: pass an int"
+            f"{name} must be a whole number, not negative, found {number!r}: pass an int"
         )
     return found

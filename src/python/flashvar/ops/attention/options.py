@@ -39,7 +39,7 @@ def check_options(options: Options) -> None:
     for name in ("causal", "deterministic"):
         if type(getattr(options, name)) is not bool:
             raise InvalidInputError(
-                f"{name} must be True or False, got {getattr(options, name)!r}: pass a bool"
+                f"{name} must be True or False, found {getattr(options, name)!r}: pass a bool"
             )
     check_layout(options.layout, LAYOUTS, "b batch, s sequence, h heads, d head dim")
     check_backend(options.backend)
@@ -53,19 +53,19 @@ def check_options(options: Options) -> None:
         softcap == 0 or _FLOAT32_SMALLEST <= softcap <= _FLOAT32_LIMIT
     ):
         raise InvalidInputError(
-            "softcap must be a finite number that float32 can hold, not negative, got "
+            "softcap must be a finite number that float32 can hold, not negative, found "
             f"{softcap!r}: pass 0.0 for none"
         )
     if not is_number(dropout_p) or not 0 <= dropout_p < _ALL_DROPPED:
         raise InvalidInputError(
-            "dropout_p must be a float32 probability from 0 to less than 1, got "
+            "dropout_p must be a float32 probability from 0 to less than 1, found "
             f"{dropout_p!r}: pass 0.0 for none"
         )
     for name in ("max_seqlen_q", "max_seqlen_k"):
         bound = getattr(options, name)
         if bound is not None and (not is_integer(bound) or bound < 0):
             raise InvalidInputError(
-                f"{name} must be a whole number, not negative, got {bound!r}: leave it out, or "
+                f"{name} must be a whole number, not negative, found {bound!r}: leave it out, or "
                 "pass int(lengths.max())"
             )
 
@@ -80,7 +80,7 @@ def window_pair(window_size: Any) -> tuple[Any, Any]:
         left, right = window_size
     except (TypeError, ValueError, RuntimeError):
         raise InvalidInputError(
-            f"window_size must be two integers (left, right), got {window_size!r}: "
+            f"window_size must be two integers (left, right), found {window_size!r}: "
             "pass (-1, -1) for no window"
         ) from None
     return left, right
@@ -102,7 +102,7 @@ def window_side(side: Any) -> Any:
 
 def _window_error(side: object) -> InvalidInputError:
     return InvalidInputError(
-        f"window_size must be two integers, each -1 (unbounded) or more, got {side!r}: "
+        f"window_size must be two integers, each -1 (unbounded) or more, found {side!r}: "
         "pass how many keys a query sees on each side of its own"
     )
 
