@@ -79,7 +79,9 @@ def _by_key(arguments: Sequence[str], config: Config) -> dict[str, list[str]]:
         key = short.get(key, key)
         _check_key(key, word, [*config.axes], [*short])
         if key in given:
-            raise ConfigurationError(f"{word}: {key} was given before; separate values by commas")
+            raise ConfigurationError(
+                f"{word}: expected {key} once, found it again; separate values by commas"
+            )
         given[key] = _parts(value)
         if not given[key]:
             apart = _value_apart(behind)
