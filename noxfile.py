@@ -34,10 +34,10 @@ DEV_ENVIRONMENT = ROOT / ".nox" / "build-dev"
 # uv does not read pip's settings.
 PIP_AND_UV = {"UV_FIND_LINKS": os.environ.get("PIP_FIND_LINKS", "").replace(" ", ",")}
 WITH_SOURCES = {"PYTHONPATH": str(SOURCES)}
-# Their files in locks/ say what is installed, with hashes: what reaches the files of a release.
+# Groups that have lock files, with hashes: what they install makes or checks files of a release.
 LOCKED = ["audit", "binary", "build", "ci", "cibuildwheel", "nox", "release", "smoke", "toolchain"]
-# What `nox -s bench` measures of kernels, in the environment that build-dev made.
-ON_WHAT_IS_BUILT = {
+# The benchmarks that need the environment that build-dev makes.
+IN_DEV_ENVIRONMENT = {
     *("attention", "audit", "build", "host", "integrations", "layers", "models", "ops", "shapes"),
 }
 # With these settings an example takes seconds on a CPU.
@@ -159,7 +159,7 @@ def gpu(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def bench(session: nox.Session) -> None:
     """Measure: `-- build`, `-- attention --json OUT`, ... (benchmarks/run.py)."""
-    alone = not ON_WHAT_IS_BUILT.intersection(session.posargs)
+    alone = not IN_DEV_ENVIRONMENT.intersection(session.posargs)
     whole = environment.is_whole(DEV_ENVIRONMENT)
     python = sys.executable if alone and not whole else dev_python(session)
     command = (python, "benchmarks/run.py", *session.posargs)
@@ -303,8 +303,8 @@ def foreign_wheels(session: nox.Session) -> None:
     """Build wheels of another project's kernels, from its sdist: `-- causal_conv1d sm_90`."""
     install(session, "foreign")
     install_toolkit(session)
-    words = session.posargs or ["causal_conv1d"]
-    session.run("python", "tests/foreign/wheels.py", *words, env=WITH_SOURCES)
+    arguments = session.posargs or ["causal_conv1d"]
+    session.run("python", "tests/foreign/wheels.py", *arguments, env=WITH_SOURCES)
 
 
 def run_unit_tests(session: nox.Session, group: str, names: list[str]) -> None:
@@ -368,11 +368,11 @@ def refuse_selection(session: nox.Session) -> None:
 
 
 def pinned(group: str) -> tuple[list[str], list[str]]:
-    """What an installer is told of a group, and the pins that this means: of its lock, if any."""
+    """The installer's arguments for a group, and its pins: of its lock file, if it has one."""
     file = ROOT / "locks" / f"{group}.txt"
     if file.is_file():
-        told = ["--require-hashes", "--requirement", str(file)]
-        return told, file.read_text(encoding="utf-8").splitlines()
+        arguments = ["--require-hashes", "--requirement", str(file)]
+        return arguments, file.read_text(encoding="utf-8").splitlines()
     pins = list(nox.project.dependency_groups(PYPROJECT, group))
     return pins, pins
 

@@ -41,7 +41,7 @@ def named(names: Sequence[str]) -> dict[str, Contender]:
         if name not in CONTENDERS and (architecture == name or not architecture.isdecimal()):
             raise BenchmarkError(
                 f"--contender must be one of {', '.join(CONTENDERS)} or {_BINARY}XY, "
-                f"got {name!r}: correct it"
+                f"found {name!r}: correct it"
             )
     return {
         name: CONTENDERS.get(name)

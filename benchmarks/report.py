@@ -80,6 +80,6 @@ def chosen(names: Sequence[str], patterns: Sequence[str], *, option: str = "--on
         if not any(fnmatchcase(name, glob) for name in names):
             raise BenchmarkError(
                 f"{option} must name one of {', '.join(names)} (or a part of a name), "
-                f"got {pattern!r}: choose from that list"
+                f"found {pattern!r}: choose from that list"
             )
     return [name for name in names if not globs or any(fnmatchcase(name, g) for g in globs)]

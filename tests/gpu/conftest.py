@@ -101,7 +101,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     index, _, count = config.getoption("--shard").partition("/")
     if not (index.isdigit() and count.isdigit() and 1 <= int(index) <= int(count)):
-        raise pytest.UsageError(f"--shard expects I/N with 1 <= I <= N, got {index}/{count}")
+        raise pytest.UsageError(f"--shard expects I/N with 1 <= I <= N, found {index}/{count}")
     if backend := config.getoption("--backend"):
         wanted = [item for item in items if _backend(item) in (backend, "other")]
         config.hook.pytest_deselected(items=[item for item in items if item not in set(wanted)])

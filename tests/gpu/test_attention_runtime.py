@@ -175,14 +175,14 @@ def test_the_reference_serves_when_named() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32], ids=str)
 def test_wrong_dtype(dtype: torch.dtype, backend: str) -> None:
     tensors = [tensor.to(dtype) for tensor in make()]
-    with pytest.raises(DtypeError, match=f"got {dtype}"):
+    with pytest.raises(DtypeError, match=f"found {dtype}"):
         flashvar.attention(*tensors, backend=backend)
 
 
 @needs_cuda
 @pytest.mark.parametrize("head_dim", [264, 512])
 def test_wrong_head_dim(head_dim: int, backend: str) -> None:
-    with pytest.raises(ShapeError, match=f"256.*got {head_dim}"):
+    with pytest.raises(ShapeError, match=f"256.*found {head_dim}"):
         flashvar.attention(*make(9, head_dim), backend=backend)
 
 

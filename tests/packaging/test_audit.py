@@ -208,7 +208,7 @@ def test_another_architecture(built: Built, factory: Factory, tmp_path: Path) ->
     other = built.other[LIBRARY.replace("80", "86")]
     files = described({**built.plain, LIBRARY: other})
     code, checks, said = failing(factory, pack(built, files, tmp_path))
-    assert (code, checks) == (6, {"architecture", "derived", "dynamic", "kernels"})
+    assert (code, checks) == (6, {"architecture", "derived", "dynamic_section", "kernels"})
     assert "expected machine code for sm_80 alone, found 1 images for sm_86" in said
 
 

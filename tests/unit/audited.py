@@ -17,8 +17,10 @@ SECONDS = 20  # for what is to be refused at once: the audit of a whole wheel ta
 
 
 def faults(path: Path, project: Expectations | None = None) -> list[str]:
-    """Its findings as sentences."""
-    return [str(finding) for finding in audit.audit(path, project).findings]
+    """Its findings as sentences, each of a check that the report lists."""
+    report = audit.audit(path, project)
+    assert {finding.check for finding in report.findings} <= set(report.checks)
+    return [str(finding) for finding in report.findings]
 
 
 def rows(**tables: Mapping[str, Fault]) -> dict[str, Fault]:

@@ -429,7 +429,7 @@ def library(described: Manifest, *device: Image) -> Library:
     )
 
 
-def bill(described: Manifest, **changes: Any) -> dict[str, Any]:
+def sbom_of(described: Manifest, **changes: Any) -> dict[str, Any]:
     """The SBOM of a wheel."""
     name, version, source = described.distribution, described.version, described.source
     toolkit = described.toolkit
@@ -532,7 +532,7 @@ class Wheel:
             f"{info}/entry_points.txt": entry.encode(),
             f"{info}/licenses/LICENSE": b"Apache\n",
             f"{info}/sboms/{one.distribution}.cdx.json": (
-                json.dumps(bill(one), indent=1) + "\n"
+                json.dumps(sbom_of(one), indent=1) + "\n"
             ).encode(),
             **self.more,
         }

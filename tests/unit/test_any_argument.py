@@ -371,7 +371,7 @@ def test_served_or_refused(name: str, argument: str) -> None:
             call(**{**given, argument: odd})
         except FlashvarError as error:
             beats = str(error)
-            if ": " not in beats or not ("got" in beats or "found" in beats):
+            if ": " not in beats or "found" not in beats:
                 wrong.append((what, beats))
         except torchs_own:
             if not isinstance(odd, torch.Tensor):
@@ -393,19 +393,19 @@ def test_what_it_takes(name: str) -> None:
 @pytest.mark.parametrize("missing", ["cu_seqlens_q", "cu_seqlens_k"])
 def test_missing_offsets_are_named(missing: str) -> None:
     call, given = CALLS["flash_attn_varlen_func"]
-    with pytest.raises(FlashvarError, match=f"need {missing}, got None"):
+    with pytest.raises(FlashvarError, match=f"need {missing}, found None"):
         call(**{**given, missing: None})
 
 
 def test_what_hides_entries_is_named() -> None:
     masked = masked_tensor(ROWS, torch.ones_like(ROWS).bool())
-    with pytest.raises(FlashvarError, match=r"implement flashvar.*, got MaskedTensor, Tensor"):
+    with pytest.raises(FlashvarError, match=r"implement flashvar.*, found MaskedTensor, Tensor"):
         flashvar.attention(masked, ROWS, ROWS)
 
 
 def test_blocks_of_a_larger_batch() -> None:
     call, given = CALLS["memory_efficient_attention of blocks"]
-    with pytest.raises(FlashvarError, match="batch of 1, got 1, 2, 1"):
+    with pytest.raises(FlashvarError, match="batch of 1, found 1, 2, 1"):
         call(**{**given, "key": PACKED[None].expand(2, -1, -1, -1)})
 
 

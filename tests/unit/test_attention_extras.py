@@ -23,15 +23,15 @@ def offsets(*values: int) -> torch.Tensor:
 
 
 BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
-    "window of one side": ({"window_size": (3,)}, r"two integers \(left, right\), got \(3,\)"),
-    "window is no pair": ({"window_size": 3}, r"two integers \(left, right\), got 3"),
-    "window below -1": ({"window_size": (-2, 0)}, r"-1 \(unbounded\) or more, got -2"),
-    "window of floats": ({"window_size": (1.0, 0)}, r"two integers.*got 1\.0"),
-    "softcap negative": ({"softcap": -1.0}, r"softcap must be a finite number.*got -1\.0"),
-    "softcap nan": ({"softcap": float("nan")}, "softcap must be a finite number.*got nan"),
-    "softcap is a word": ({"softcap": "1"}, "softcap must be a finite number.*got '1'"),
-    "dropout of all": ({"dropout_p": 1.0}, r"from 0 to less than 1, got 1\.0"),
-    "dropout negative": ({"dropout_p": -0.1}, r"from 0 to less than 1, got -0\.1"),
+    "window of one side": ({"window_size": (3,)}, r"two integers \(left, right\), found \(3,\)"),
+    "window is no pair": ({"window_size": 3}, r"two integers \(left, right\), found 3"),
+    "window below -1": ({"window_size": (-2, 0)}, r"-1 \(unbounded\) or more, found -2"),
+    "window of floats": ({"window_size": (1.0, 0)}, r"two integers.*found 1\.0"),
+    "softcap negative": ({"softcap": -1.0}, r"softcap must be a finite number.*found -1\.0"),
+    "softcap nan": ({"softcap": float("nan")}, "softcap must be a finite number.*found nan"),
+    "softcap is a word": ({"softcap": "1"}, "softcap must be a finite number.*found '1'"),
+    "dropout of all": ({"dropout_p": 1.0}, r"from 0 to less than 1, found 1\.0"),
+    "dropout negative": ({"dropout_p": -0.1}, r"from 0 to less than 1, found -0\.1"),
     "deterministic is a number": ({"deterministic": 1}, "deterministic must be True or False"),
 }
 
@@ -49,11 +49,15 @@ BAD_TENSORS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         DtypeError,
         "-inf where the mask is False",
     ),
-    "bias rank": ({"bias": torch.zeros(5, 7)}, ShapeError, r"bias must have shape .*got \(5, 7\)"),
+    "bias rank": (
+        {"bias": torch.zeros(5, 7)},
+        ShapeError,
+        r"bias must have shape .*found \(5, 7\)",
+    ),
     "bias heads": (
         {"bias": torch.zeros(1, 2, 5, 7)},
         ShapeError,
-        r"\(2 or 1, 4 or 1, 5, 7\), got \(1, 2, 5, 7\)",
+        r"\(2 or 1, 4 or 1, 5, 7\), found \(1, 2, 5, 7\)",
     ),
     "bias of one query": ({"bias": torch.zeros(1, 1, 1, 7)}, ShapeError, r"expand\(\) the query"),
     "bias keys strided": (
@@ -61,14 +65,18 @@ BAD_TENSORS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         LayoutError,
         "contiguous in the keys",
     ),
-    "bias is a list": ({"bias": [0.0]}, InvalidInputError, "bias must be a torch.Tensor, got list"),
+    "bias is a list": (
+        {"bias": [0.0]},
+        InvalidInputError,
+        "bias must be a torch.Tensor, found list",
+    ),
     "bias elsewhere": (
         {"bias": torch.zeros(1, 1, 5, 7, device="meta")},
         DeviceError,
         "bias must be on the device of q",
     ),
     "sinks dtype": ({"sinks": torch.zeros(4).double()}, DtypeError, "float32, bfloat16 or float16"),
-    "sinks shape": ({"sinks": torch.zeros(2)}, ShapeError, r"shape \(4,\), got \(2,\)"),
+    "sinks shape": ({"sinks": torch.zeros(2)}, ShapeError, r"shape \(4,\), found \(2,\)"),
     "sinks strided": ({"sinks": torch.zeros(8)[::2]}, LayoutError, "sinks must be contiguous"),
     "sinks elsewhere": (
         {"sinks": torch.zeros(4, device="meta")},
@@ -78,13 +86,13 @@ BAD_TENSORS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "sinks are numbers": (
         {"sinks": [0.0] * 4},
         InvalidInputError,
-        "sinks must be a torch.Tensor, got list",
+        "sinks must be a torch.Tensor, found list",
     ),
     "slopes dtype": ({"alibi_slopes": torch.zeros(4).half()}, DtypeError, "must be torch.float32"),
     "slopes shape": (
         {"alibi_slopes": torch.zeros(2)},
         ShapeError,
-        r"shape \(4,\) or \(2, 4\), got \(2,\)",
+        r"shape \(4,\) or \(2, 4\), found \(2,\)",
     ),
     "slopes strided": (
         {"alibi_slopes": torch.zeros(8)[::2]},
@@ -104,7 +112,7 @@ BAD_TENSORS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "state shape": (
         {"dropout_p": 0.5, "rng_state": torch.zeros(3, dtype=torch.int64)},
         ShapeError,
-        r"two contiguous numbers, got shape \(3,\)",
+        r"two contiguous numbers, found shape \(3,\)",
     ),
 }
 
@@ -119,28 +127,28 @@ BAD_PACKING: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "int64": (
         {"cu_seqlens_q": offsets(0, 9).long()},
         DtypeError,
-        r"must be torch.int32, got torch.int64: call .*\.to\(torch.int32\)",
+        r"must be torch.int32, found torch.int64: call .*\.to\(torch.int32\)",
     ),
-    "elsewhere": ({"cu_seqlens_q": offsets(0, 9).to("meta")}, DeviceError, r"got meta: move it"),
+    "elsewhere": ({"cu_seqlens_q": offsets(0, 9).to("meta")}, DeviceError, r"found meta: move it"),
     "strided": ({"cu_seqlens_q": offsets(0, 1, 9, 2)[::2]}, LayoutError, "must be contiguous"),
     "rank": ({"cu_seqlens_q": offsets(0, 9)[None]}, ShapeError, r"shape \(batch \+ 1,\)"),
-    "nothing": ({"cu_seqlens_q": offsets()}, ShapeError, r"shape \(batch \+ 1,\), got \(0,\)"),
+    "nothing": ({"cu_seqlens_q": offsets()}, ShapeError, r"shape \(batch \+ 1,\), found \(0,\)"),
     "decreasing": ({"cu_seqlens_q": offsets(0, 6, 3, 9)}, InvalidInputError, "must not decrease"),
     "beyond the rows": (
         {"cu_seqlens_q": offsets(0, 10)},
         InvalidInputError,
-        "stay within the 9 packed rows, got 0 to 10",
+        "stay within the 9 packed rows, found 0 to 10",
     ),
-    "before the rows": ({"cu_seqlens_q": offsets(-1, 9)}, InvalidInputError, "got -1 to 9"),
+    "before the rows": ({"cu_seqlens_q": offsets(-1, 9)}, InvalidInputError, "found -1 to 9"),
     "of another batch": (
         {"cu_seqlens_q": offsets(0, 9), "cu_seqlens_k": offsets(0, 4, 9)},
         ShapeError,
-        r"cu_seqlens_k must have shape \(2,\), got \(3,\)",
+        r"cu_seqlens_k must have shape \(2,\), found \(3,\)",
     ),
     "bound below the truth": (
         {"cu_seqlens_q": offsets(0, 9), "max_seqlen_q": 8},
         InvalidInputError,
-        "max_seqlen_q must be at least the longest sequence, got 8 and a sequence of 9",
+        "max_seqlen_q must be at least the longest sequence, found 8 and a sequence of 9",
     ),
     "bound negative": (
         {"cu_seqlens_q": offsets(0, 9), "max_seqlen_q": -1},
@@ -155,14 +163,14 @@ BAD_PACKING: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "used beyond a sequence": (
         {"cu_seqlens_q": offsets(0, 4, 9), "seqused_k": offsets(4, 6)},
         InvalidInputError,
-        "got 6 in sequence 1 of 5 keys",
+        "found 6 in sequence 1 of 5 keys",
     ),
     "used negative": (
         {"cu_seqlens_q": offsets(0, 9), "seqused_k": offsets(-1)},
         InvalidInputError,
-        "seqused_k must be from 0 to the keys of each sequence, got -1",
+        "seqused_k must be from 0 to the keys of each sequence, found -1",
     ),
-    "absent": ({"cu_seqlens_q": None}, InvalidInputError, "needs cu_seqlens_q, got None"),
+    "absent": ({"cu_seqlens_q": None}, InvalidInputError, "needs cu_seqlens_q, found None"),
 }
 
 

@@ -42,13 +42,13 @@ def replaced(which: str, change: Callable[[torch.Tensor], object]) -> dict[str, 
 
 
 BAD = {
-    "rank": (replaced("q", lambda t: t[0]), ShapeError, r"4 dimensions.*got 3"),
-    "batch": (replaced("q", lambda t: t[:1]), ShapeError, r"same batch size, got 1 in q and 2"),
+    "rank": (replaced("q", lambda t: t[0]), ShapeError, r"4 dimensions.*found 3"),
+    "batch": (replaced("q", lambda t: t[:1]), ShapeError, r"same batch size, found 1 in q and 2"),
     "k and v differ": (replaced("v", lambda t: t[:, :6]), ShapeError, r"\(2, 7, 2, 16\) and v \("),
-    "heads do not divide": (replaced("q", lambda t: t[:, :, :3]), ShapeError, r"got 3 and 2"),
-    "no heads": (replaced("q", lambda t: t[:, :, :0]), ShapeError, r"positive multiple.*got 0"),
-    "head dims differ": (replaced("q", lambda t: t[..., :8]), ShapeError, r"got 8 in q and 16"),
-    "dtypes differ": (replaced("k", lambda t: t.half()), DtypeError, r"one dtype, got .*float16"),
+    "heads do not divide": (replaced("q", lambda t: t[:, :, :3]), ShapeError, r"found 3 and 2"),
+    "no heads": (replaced("q", lambda t: t[:, :, :0]), ShapeError, r"positive multiple.*found 0"),
+    "head dims differ": (replaced("q", lambda t: t[..., :8]), ShapeError, r"found 8 in q and 16"),
+    "dtypes differ": (replaced("k", lambda t: t.half()), DtypeError, r"one dtype, found .*float16"),
     "devices differ": (
         replaced("k", lambda t: t.to("meta")),
         DeviceError,
@@ -59,7 +59,7 @@ BAD = {
         LayoutError,
         r"q must be contiguous in its last dimension.*\(640, 128, 32, 2\)",
     ),
-    "not a tensor": (replaced("v", lambda t: t.numpy()), InvalidInputError, r"got ndarray"),
+    "not a tensor": (replaced("v", lambda t: t.numpy()), InvalidInputError, r"found ndarray"),
 }
 
 
@@ -80,7 +80,7 @@ def test_bad_dtype(dtype: torch.dtype) -> None:
 
 
 def test_head_dim_zero() -> None:
-    with pytest.raises(ShapeError, match="head dim must be at least 1, got 0"):
+    with pytest.raises(ShapeError, match="head dim must be at least 1, found 0"):
         flashvar.attention(*tensors(head_dim=0))
 
 
@@ -88,13 +88,13 @@ def test_head_dim_zero() -> None:
     "scale", [float("nan"), float("inf"), -float("inf"), 1e39, 10**400, "1", [1.0], 1j], ids=repr
 )
 def test_bad_scale(scale: float) -> None:
-    with pytest.raises(InvalidInputError, match=r"scale must be a.* number.*, got"):
+    with pytest.raises(InvalidInputError, match=r"scale must be a.* number.*, found"):
         flashvar.attention(*tensors(), scale=scale)
 
 
 @pytest.mark.parametrize("causal", [1, "no", None, torch.tensor(True), [True]], ids=repr)
 def test_causal_is_a_bool(causal: bool) -> None:
-    with pytest.raises(InvalidInputError, match="causal must be True or False, got"):
+    with pytest.raises(InvalidInputError, match="causal must be True or False, found"):
         flashvar.attention(*tensors(), causal=causal)
 
 
@@ -120,7 +120,7 @@ def nested() -> torch.Tensor:
 )
 def test_tensors_that_are_not_strided(odd: Callable[[], torch.Tensor]) -> None:
     tensor = odd()
-    with pytest.raises(LayoutError, match="q must be a strided tensor, got"):
+    with pytest.raises(LayoutError, match="q must be a strided tensor, found"):
         flashvar.attention(tensor, tensor, tensor)
 
 
@@ -131,12 +131,12 @@ def test_strides_of_single_entries_do_not_count() -> None:
 
 
 def test_unknown_layout() -> None:
-    with pytest.raises(LayoutError, match="'bshd', 'bhsd', 'bhsd->bshd', got 'sbhd'"):
+    with pytest.raises(LayoutError, match="'bshd', 'bhsd', 'bhsd->bshd', found 'sbhd'"):
         flashvar.attention(*tensors(), layout="sbhd")  # type: ignore[call-overload]
 
 
 def test_unknown_backend() -> None:
-    with pytest.raises(InvalidInputError, match=r"one of 'auto', 'cuda'.*got 'cudnn'"):
+    with pytest.raises(InvalidInputError, match=r"one of 'auto', 'cuda'.*found 'cudnn'"):
         flashvar.attention(*tensors(), backend="cudnn")  # type: ignore[call-overload]
 
 
@@ -147,7 +147,7 @@ def test_named_backend_that_cannot_serve() -> None:
 
 def test_gradients_do_not_hide_the_words() -> None:
     q, k, v = tensors()
-    with pytest.raises(ShapeError, match="got 3 and 2"):
+    with pytest.raises(ShapeError, match="found 3 and 2"):
         flashvar.attention(q[:, :, :3].requires_grad_(), k, v)
 
 
@@ -164,13 +164,13 @@ def on_cuda(dtype: torch.dtype, head_dim: int) -> Tensors:
 
 @pytest.mark.parametrize("head_dim", [257, 264])
 def test_head_dims_that_no_kernel_takes(head_dim: int) -> None:
-    with pytest.raises(ShapeError, match=f"from 1 to 256 on a CUDA device, got {head_dim}"):
+    with pytest.raises(ShapeError, match=f"from 1 to 256 on a CUDA device, found {head_dim}"):
         inspect(*on_cuda(torch.half, head_dim))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_dtypes_that_no_kernel_takes(dtype: torch.dtype) -> None:
-    with pytest.raises(DtypeError, match=f"on a CUDA device, got {dtype}"):
+    with pytest.raises(DtypeError, match=f"on a CUDA device, found {dtype}"):
         inspect(*on_cuda(dtype, 16))
 
 

@@ -291,7 +291,7 @@ OF_MANIFEST: Mapping[str, Fault] = {
         "expected dirty to be true or false, found None",
     ),
     "dirty that the SBOM denies": (
-        with_files(**{SBOM: json.dumps(fabricated.bill(described()), indent=1) + "\n"}),
+        with_files(**{SBOM: json.dumps(fabricated.sbom_of(described()), indent=1) + "\n"}),
         "expected library",
     ),
     "subset without a label": (

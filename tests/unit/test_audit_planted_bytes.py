@@ -186,7 +186,7 @@ def again(*path: str) -> Wheel:
 
 CUDART = next(
     index
-    for index, one in enumerate(fabricated.bill(described())["components"])
+    for index, one in enumerate(fabricated.sbom_of(described())["components"])
     if one["name"] == "cudart-static"
 )
 STRANGE = "expected unknown fields [], found "

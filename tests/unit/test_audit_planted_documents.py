@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("auditwheel")
 
 PLATFORM = "manylinux_2_28_x86_64"
 LICENSE = f"{INFO}/licenses/LICENSE"
-PARTS = [one["name"] for one in fabricated.bill(described())["components"]]
+PARTS = [one["name"] for one in fabricated.sbom_of(described())["components"]]
 CUDART, COMPILER = (f"components.{PARTS.index(name)}" for name in ("cudart-static", "GNU-c++"))
 ROOT = "metadata.component"
 

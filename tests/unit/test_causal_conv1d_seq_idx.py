@@ -139,26 +139,26 @@ def test_linearized() -> None:
 
 STATE = torch.zeros(3, 6, 3, dtype=torch.float64)
 REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "kind": ({"seq_idx": [0]}, flashvar.InvalidInputError, "got list"),
-    "shape": ({"seq_idx": IDS[:2]}, flashvar.ShapeError, "got (2, 10) with (3, 10, 6)"),
-    "dtype": ({"seq_idx": IDS.float()}, flashvar.DtypeError, "got torch.float32"),
+    "kind": ({"seq_idx": [0]}, flashvar.InvalidInputError, "found list"),
+    "shape": ({"seq_idx": IDS[:2]}, flashvar.ShapeError, "found (2, 10) with (3, 10, 6)"),
+    "dtype": ({"seq_idx": IDS.float()}, flashvar.DtypeError, "found torch.float32"),
     "offsets": (
-        {"cu_seqlens": torch.tensor([0, 10])}, flashvar.InvalidInputError, "got cu_seqlens too"
+        {"cu_seqlens": torch.tensor([0, 10])}, flashvar.InvalidInputError, "found cu_seqlens too"
     ),
-    "a state": ({"initial_state": STATE}, flashvar.InvalidInputError, "got initial_state too"),
+    "a state": ({"initial_state": STATE}, flashvar.InvalidInputError, "found initial_state too"),
     "final": (
-        {"return_final_state": True}, flashvar.InvalidInputError, "got return_final_state too"
+        {"return_final_state": True}, flashvar.InvalidInputError, "found return_final_state too"
     ),
     "residual": (
         {"residual": torch.randn(3, 6, 10).double()},
         flashvar.ShapeError,
         "the shape of x, (3, 10, 6)",
     ),
-    "columns": ({"state_len": 3}, flashvar.InvalidInputError, "got state_len too"),
+    "columns": ({"state_len": 3}, flashvar.InvalidInputError, "found state_len too"),
     "apart": (
         {"seq_idx": torch.tensor([[0, 0, 1, 0, 0, 0, 0, 0, 0, 0]] * 3)},
         flashvar.InvalidInputError,
-        "got 0 in two places",
+        "found 0 in two places",
     ),
 }  # fmt: skip
 

@@ -151,7 +151,7 @@ def test_a_backward_that_kept_the_state_refuses() -> None:
 
 def test_vmap_is_refused() -> None:
     given = made(dtype=torch.float32)
-    with pytest.raises(flashvar.InvalidInputError, match=r"got torch\.vmap over it"):
+    with pytest.raises(flashvar.InvalidInputError, match=r"found torch\.vmap over it"):
         torch.vmap(lambda x: causal_conv1d_update(x, given["state"], given["weight"]))(
             given["x"][None]
         )
@@ -181,20 +181,20 @@ def test_compiled() -> None:
 
 
 REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "rank": ({"x": torch.randn(5)}, flashvar.ShapeError, "got (5,): unsqueeze"),
+    "rank": ({"x": torch.randn(5)}, flashvar.ShapeError, "found (5,): unsqueeze"),
     "states": ({"state": torch.randn(2, 5, 3)}, flashvar.ShapeError, "must be [3, 5, 3 or more"),
-    "columns": ({"state": torch.randn(3, 5, 2)}, flashvar.ShapeError, "got (3, 5, 2)"),
+    "columns": ({"state": torch.randn(3, 5, 2)}, flashvar.ShapeError, "found (3, 5, 2)"),
     "expanded": (
         {"state": torch.randn(1, 5, 3).expand(3, 5, 3)}, flashvar.LayoutError,
-        "got strides (0, 3, 1)",
+        "found strides (0, 3, 1)",
     ),
     "expanded in part": (
         {"state": torch.randn(60).as_strided((3, 5, 3), (14, 3, 1))}, flashvar.LayoutError,
-        "got strides (14, 3, 1)",
+        "found strides (14, 3, 1)",
     ),
     "no state": ({"state": None}, flashvar.InvalidInputError, "state must be a torch.Tensor"),
     "residual": ({"residual": torch.randn(3, 5)}, flashvar.ShapeError, "the shape of x, (3, 1, 5)"),
-    "indices": ({"state_indices": torch.tensor([0])}, flashvar.ShapeError, "(3,), got (1,)"),
+    "indices": ({"state_indices": torch.tensor([0])}, flashvar.ShapeError, "(3,), found (1,)"),
     "positions": (
         {"state_positions": torch.tensor([0])}, flashvar.ShapeError, "state_positions must be ["
     ),
@@ -202,13 +202,13 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         {"state_positions": torch.zeros(3)}, flashvar.DtypeError, "state_positions must be int32"
     ),
     "their dtype": (
-        {"state_indices": torch.zeros(3)}, flashvar.DtypeError, "int32 or int64, got torch.float32"
+        {"state_indices": torch.zeros(3)}, flashvar.DtypeError, "int32 or int64, found torch.float"
     ),
     "beyond": (
         {"state_indices": torch.tensor([0, 1, 3])}, flashvar.ShapeError, "below the 3 states of"
     ),
     "twice": (
-        {"state_indices": torch.tensor([1, -1, 1])}, flashvar.InvalidInputError, "got 1 more"
+        {"state_indices": torch.tensor([1, -1, 1])}, flashvar.InvalidInputError, "found 1 more"
     ),
 }  # fmt: skip
 

@@ -218,11 +218,11 @@ def test_states_of_packed_sequences() -> None:
 def test_refusals() -> None:
     x, weight, bias = made(1, 6, 5)
     names = torch.zeros(1, 5, dtype=torch.int32)
-    with pytest.raises(flashvar.InvalidInputError, match="got initial_state too"):
+    with pytest.raises(flashvar.InvalidInputError, match="found initial_state too"):
         ours.causal_conv1d_fn(x, weight, bias, names, torch.zeros(1, 6, 3))
     with pytest.raises(flashvar.InvalidInputError, match="activation must be one of"):
         ours.causal_conv1d_fn(x, weight, bias, activation="gelu")
-    with pytest.raises(flashvar.ShapeError, match=r"rows, 5, got \[0, 6\]"):
+    with pytest.raises(flashvar.ShapeError, match=r"rows, 5, found \[0, 6\]"):
         ours.causal_conv1d_varlen_states(x[0].T, torch.tensor([0, 6]), 2)
     with pytest.raises(flashvar.InvalidInputError, match="state_len must be a whole number"):
         ours.causal_conv1d_varlen_states(x[0].T, torch.tensor([0, 5]), -1)

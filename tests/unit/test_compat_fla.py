@@ -191,11 +191,11 @@ def test_deprecated_names() -> None:
         assert torch.equal(found, wanted)
         with pytest.raises(ValueError, match="named once"):
             call(**given, state_v_first=True, transpose_state_layout=True)
-        with pytest.raises(DeprecationWarning, match="got True"):
+        with pytest.raises(DeprecationWarning, match="found True"):
             call(**given, head_first=True)
-    with pytest.raises(DeprecationWarning, match="got False"):
+    with pytest.raises(DeprecationWarning, match="found False"):
         delta_rule.chunk_gated_delta_rule(**given, head_first=False)
-    with pytest.raises(ValueError, match="chunk_size must be one of 16, 32, 64, got 48"):
+    with pytest.raises(ValueError, match="chunk_size must be one of 16, 32, 64, found 48"):
         delta_rule.chunk_gated_delta_rule(**given, chunk_size=48)
 
 
@@ -307,7 +307,7 @@ def test_an_update_after_a_recorded_forward() -> None:
 def test_several_tokens_are_no_update() -> None:
     from flashvar.compat.fla.convolution import causal_conv1d_update
 
-    with pytest.raises(flashvar.ShapeError, match=r"got \(3, 2, 6\)"):
+    with pytest.raises(flashvar.ShapeError, match=r"found \(3, 2, 6\)"):
         causal_conv1d_update(torch.randn(3, 2, 6), torch.randn(3, 6, 4), weight=torch.randn(6, 4))
 
 
@@ -315,9 +315,11 @@ def test_residuals_of_other_shapes_are_refused() -> None:
     from flashvar.compat.fla.convolution import causal_conv1d, causal_conv1d_update
 
     x, weight, state = torch.randn(2, 5, 6), torch.randn(6, 4), torch.randn(5, 6, 4)
-    with pytest.raises(flashvar.ShapeError, match=r"the shape of x, \(2, 5, 6\), got \(2, 6, 5\)"):
+    with pytest.raises(
+        flashvar.ShapeError, match=r"the shape of x, \(2, 5, 6\), found \(2, 6, 5\)"
+    ):
         causal_conv1d(x, weight, residual=x.mT)
-    with pytest.raises(flashvar.ShapeError, match=r"the shape of x, \(5, 6\), got \(6, 5\)"):
+    with pytest.raises(flashvar.ShapeError, match=r"the shape of x, \(5, 6\), found \(6, 5\)"):
         causal_conv1d_update(x[0], state, x[0].T, weight)
 
 

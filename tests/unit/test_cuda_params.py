@@ -331,5 +331,5 @@ def test_constants_are_the_headers() -> None:
 def test_no_binary_no_launch() -> None:
     q = torch.empty(1, 1, 1, 8, dtype=torch.half)
     problem = inspect(Inputs(q, q, q), Options())
-    with pytest.raises(BackendUnavailableError, match="through an installed binary, got triton"):
+    with pytest.raises(BackendUnavailableError, match="through an installed binary, found triton"):
         cuda.prepare_forward(problem, CandidateResult("triton", "triton", True, ""))

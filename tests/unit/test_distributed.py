@@ -65,19 +65,19 @@ PLACES_OF_LINEAR = {
 }
 REFUSALS = {
     "mixture": "DTensors with plain k, v, g, beta: ",
-    "shape": r"beta must be \[batch, seqlen, heads of v\], .* got \(4, 6, 2, 8\): ",
-    "copied": r"writes states in place, must be placed as .* got \(states S\(0\), .*redistribute",
+    "shape": r"beta must be \[batch, seqlen, heads of v\], .* found \(4, 6, 2, 8\): ",
+    "copied": r"writes states in place, must be placed as .* found \(states S\(0\), .*redistribute",
     "fewer channels than ranks": "state of causal_conv1d_update .* 1 in dimension 1 over 2 ranks",
     "convolution": "all tensors of causal_conv1d must be DTensors, .* with plain weight: ",
-    "copied columns": r"writes state in place, must be placed as .* got \(x R, state S\(2\), ",
-    "named sequences": "seq_idx must come with plain tensors, got DTensors: pass cu_seqlens",
-    "second derivative": "gated_delta_rule has first derivatives only, got a request for the secon",
+    "copied columns": r"writes state in place, must be placed as .* found \(x R, state S\(2\), ",
+    "named sequences": "seq_idx must come with plain tensors, found DTensors: pass cu_seqlens",
+    "second derivative": "gated_delta_rule has first derivatives only, found a request for the s",
     "parts": r"DTensors with plain outs\[1\], lses\[0\], lses\[1\]: ",
 }
 REFUSED_LAYERS = {
-    "colwise, local": r"weight must be \[dim, width\] with dim 32 for x .* got \(64, 4\): ",
+    "colwise, local": r"weight must be \[dim, width\] with dim 32 for x .* found \(64, 4\): ",
     "colwise, DTensors": "all tensors of causal_conv1d must be DTensors, .* with plain weight: ",
-    "colwise, no convolutions": r"q must have 2 heads of 8 channels, got \(2, 5, 8\): .* DTensors",
+    "colwise, no convolutions": r"q must have 2 heads of 8 channels, found \(2, 5, 8\): .*DTensors",
 }
 
 
@@ -174,7 +174,7 @@ def test_rotation_of_dtensors_in_place(sharded: list[dict[str, Any]]) -> None:
 
 
 def test_dtensors_beside_plain_tensors(sharded: list[dict[str, Any]]) -> None:
-    words = "all tensors of {} must be DTensors, or none, got DTensors with plain {}: "
+    words = "all tensors of {} must be DTensors, or none, found DTensors with plain {}: "
     wanted = [words.format("attention", "k, v"), words.format("rotary embeddings", "cos, sin")]
     for found in sharded:
         assert [said[: said.index(": ") + 2] for said in found["mixture"]] == wanted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from flashvar_factory.build import example, render, source, wheel
 from flashvar_factory.config import schema, version
 from flashvar_factory.config.expand import Build, expand, select_all
 from flashvar_factory.config.selection_arguments import parse
+from flashvar_factory.errors import ReleaseError
+from flashvar_factory.release import gpu_records
 
 ROOT = example.TEMPLATE
 CONFIG = schema.read(ROOT / "variants.toml")
@@ -50,6 +53,19 @@ def test_instance_is_in_its_namespace() -> None:
     assert '#include "simt/vector_add_launch.cuh"' in text
     assert "simt::VectorAddLaunch<Target<90, 232448>, dtype::fp16, 4>" in text
     assert 'gnu::section(".vecadd.kernels")' in text
+
+
+@pytest.mark.parametrize(
+    ("dev", "words"), [("", "sm_90"), ("per_thread = [4]\n", "sm_90 per_thread=all")], ids=str
+)
+def test_the_command_that_renews_a_gpu_record_names_its_axes(
+    tmp_path: Path, dev: str, words: str
+) -> None:
+    shutil.copytree(ROOT, tmp_path / "project")
+    file = tmp_path / "project" / "variants.toml"
+    file.write_text(file.read_text(encoding="utf-8") + dev, encoding="utf-8")
+    with pytest.raises(ReleaseError, match=f"nox -s build-dev -- {words} && nox -s gpu"):
+        gpu_records.choose(file.parent, [gpu_records.Need("sm_90", ())])
 
 
 def test_a_project_without_a_wheel_of_its_own(tmp_path: Path) -> None:

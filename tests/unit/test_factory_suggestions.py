@@ -17,6 +17,8 @@ NUMBERS = ("32", "64", "96", "128", "192", "256", "all")
         ("16", ("bf16", "fp16"), "fp16"),
         ("bf61", ("bf16", "fp16"), "bf16"),
         ("cuda", ("bf16", "fp16"), None),
+        ("BF16", ("bf16", "fp16"), "bf16"),
+        ("block_m", ("BLOCK_M", "BLOCK_N"), "BLOCK_M"),
     ],
 )
 def test_did_you_mean(found: str, valid: tuple[str, ...], meant: str | None) -> None:

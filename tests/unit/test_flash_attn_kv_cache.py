@@ -224,7 +224,7 @@ def test_what_is_refused() -> None:
         )
     with pytest.raises(ShapeError, match=r"cache_seqlens must not be negative .* \[-1, 4\]"):
         call(q, k, k.clone(), new, new, cache_seqlens=ints(-1, 4))
-    with pytest.raises(InvalidInputError, match=r"cache_batch_idx must differ .* got \[1, 1\]"):
+    with pytest.raises(InvalidInputError, match=r"cache_batch_idx must differ .* found \[1, 1\]"):
         call(q, k, k.clone(), new, new, cache_seqlens=4, cache_batch_idx=ints(1, 1))
     with pytest.raises(InvalidInputError, match="rotary_cos must come with k and v"):
         call(q, k, k, rotary_cos=k, rotary_sin=k)
@@ -234,19 +234,19 @@ def test_what_is_refused() -> None:
         call(q, k.float(), k)
     with pytest.raises(ShapeError, match="cache_leftpad must have 1 dimensions"):
         call(q, k, k, cache_leftpad=ints(0))
-    with pytest.raises(ShapeError, match="a slot for each of 2 sequences, got 1"):
+    with pytest.raises(ShapeError, match="a slot for each of 2 sequences, found 1"):
         call(q, k[:1], k[:1])
     with pytest.raises(ShapeError, match="k must have 2 sequences of the heads"):
         call(q, k, k, made(2, 1, 1, D), new, cache_seqlens=1)
     with pytest.raises(LayoutError, match="k_cache must have memory of its own"):
         call(q, k[:1].expand(2, -1, -1, -1), k, new, new, cache_seqlens=1)
-    with pytest.raises(ShapeError, match=r"k_cache holds at most 9 keys .* got 10"):
+    with pytest.raises(ShapeError, match=r"k_cache holds at most 9 keys .* found 10"):
         call(q, k, k, new, new, cache_seqlens=ints(3, 9))
     with pytest.raises(ShapeError, match="block_table addresses at most 9 keys"):
         call(q, k, k, cache_seqlens=ints(3, 10), block_table=table)
     with pytest.raises(ShapeError, match="below cache_leftpad"):
         call(q, k, k, cache_seqlens=ints(3, 9), cache_leftpad=ints(4, 0))
-    with pytest.raises(ShapeError, match=r"cache_batch_idx must be from 0 to 1, got \[0, -1\]"):
+    with pytest.raises(ShapeError, match=r"cache_batch_idx must be from 0 to 1, found \[0, -1\]"):
         call(q, k, k, cache_batch_idx=ints(0, -1))
     with pytest.raises(ShapeError, match="block_table must be from 0 to 1"):
         call(q, k, k, cache_seqlens=4, block_table=ints(0, 2)[:, None])

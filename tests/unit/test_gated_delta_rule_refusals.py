@@ -14,22 +14,22 @@ from flashvar.ops.gated_delta_rule.api import gated_delta_rule
 Change = Callable[[Tensors], Tensors]
 REFUSALS: dict[str, tuple[Change, type[Exception], str]] = {
     "no tensor": (lambda x: {"q": 3}, flashvar.InvalidInputError, "q must be a torch.Tensor"),
-    "no beta": (lambda x: {"beta": None}, flashvar.InvalidInputError, "got NoneType"),
+    "no beta": (lambda x: {"beta": None}, flashvar.InvalidInputError, "found NoneType"),
     "a sparse tensor": (lambda x: {"g": x["g"].to_sparse()}, flashvar.LayoutError, "strided"),
     "a switch": (
         lambda x: {"qk_l2norm": 1}, flashvar.InvalidInputError, "qk_l2norm must be True or False"
     ),
     "scale": (lambda x: {"scale": "1"}, flashvar.InvalidInputError, "scale must be a number"),
     "scale of nan": (
-        lambda x: {"scale": float("nan")}, flashvar.InvalidInputError, "float32 can hold, got nan"
+        lambda x: {"scale": float("nan")}, flashvar.InvalidInputError, "float32 can hold, found nan"
     ),
     "scale of float64": (
         lambda x: {"scale": 10**40}, flashvar.InvalidInputError, "must be a finite number"
     ),
-    "backend": (lambda x: {"backend": "best"}, flashvar.InvalidInputError, "got 'best'"),
-    "state_layout": (lambda x: {"state_layout": "kk"}, flashvar.LayoutError, "got 'kk'"),
+    "backend": (lambda x: {"backend": "best"}, flashvar.InvalidInputError, "found 'best'"),
+    "state_layout": (lambda x: {"state_layout": "kk"}, flashvar.LayoutError, "found 'kk'"),
     "dimensions": (lambda x: {"q": x["q"][0]}, flashvar.ShapeError, "with .unsqueeze(0)"),
-    "dtype": (lambda x: {"q": x["q"].int()}, flashvar.DtypeError, "got torch.int32"),
+    "dtype": (lambda x: {"q": x["q"].int()}, flashvar.DtypeError, "found torch.int32"),
     "dtypes": (lambda x: {"k": x["k"].half()}, flashvar.DtypeError, "one dtype"),
     "k and q": (lambda x: {"k": x["k"][..., 1:]}, flashvar.ShapeError, "q and k must have one"),
     "no head dim": (lambda x: {"v": x["v"][..., :0]}, flashvar.ShapeError, "at least 1"),
@@ -37,11 +37,11 @@ REFUSALS: dict[str, tuple[Change, type[Exception], str]] = {
     "heads": (
         lambda x: {"q": x["q"].expand(-1, -1, 3, -1), "k": x["k"].expand(-1, -1, 3, -1)},
         flashvar.ShapeError,
-        "a multiple of those of q and k, got 2 and 3",
+        "a multiple of those of q and k, found 2 and 3",
     ),
     "g": (lambda x: {"g": x["g"][..., :1]}, flashvar.ShapeError, "g must be [batch, seqlen"),
     "beta of H": (lambda x: {"beta": x["beta"].mT}, flashvar.ShapeError, "beta must be [batch"),
-    "dtype of g": (lambda x: {"g": x["g"].double()}, flashvar.DtypeError, "got torch.float64"),
+    "dtype of g": (lambda x: {"g": x["g"].double()}, flashvar.DtypeError, "found torch.float64"),
     "A_log": (
         lambda x: {"A_log": torch.zeros(3)}, flashvar.ShapeError, "A_log must be [heads of v]"
     ),
@@ -63,7 +63,7 @@ REFUSALS: dict[str, tuple[Change, type[Exception], str]] = {
     "initial states": (
         lambda x: {"initial_state": x["initial_state"][:1]},
         flashvar.ShapeError,
-        "that is (2, 2, 8, 6), got (1, 2, 8, 6)",
+        "that is (2, 2, 8, 6), found (1, 2, 8, 6)",
     ),
     "their order": (
         lambda x: {"state_layout": "vk"}, flashvar.ShapeError, "[sequences, heads of v, V, K]"
@@ -91,7 +91,7 @@ REFUSALS: dict[str, tuple[Change, type[Exception], str]] = {
             "state_indices": torch.tensor([0, 1]), "initial_state": x["initial_state"].half()
         },
         flashvar.DtypeError,
-        "got torch.float16",
+        "found torch.float16",
     ),
     "indices": (
         lambda x: {"state_indices": torch.tensor([0])}, flashvar.ShapeError, "that is (2,)"
@@ -100,10 +100,10 @@ REFUSALS: dict[str, tuple[Change, type[Exception], str]] = {
         lambda x: {"state_indices": torch.tensor([0.0, 1.0])}, flashvar.DtypeError, "int32"
     ),
     "indices beyond": (
-        lambda x: {"state_indices": torch.tensor([0, 2])}, flashvar.ShapeError, "got 2"
+        lambda x: {"state_indices": torch.tensor([0, 2])}, flashvar.ShapeError, "found 2"
     ),
     "indices twice": (
-        lambda x: {"state_indices": torch.tensor([1, 1])}, flashvar.InvalidInputError, "got 1 more"
+        lambda x: {"state_indices": torch.tensor([1, 1])}, flashvar.InvalidInputError, "1 more"
     ),
     "a pool with a gradient": (
         lambda x: {
@@ -134,7 +134,7 @@ def test_refusals(change: Change, kind: type[Exception], words: str) -> None:
     message = str(found.value)
     assert words in message
     # What was expected, what was found, what to do.
-    assert ", got " in message or ", found:" in message
+    assert ", found " in message or ", found:" in message
     assert ": " in message
 
 

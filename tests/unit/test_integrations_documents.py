@@ -64,11 +64,11 @@ def test_one_graph() -> None:
 @pytest.mark.parametrize(
     ("ids", "error", "words"),
     [
-        (torch.zeros(2, 3), DtypeError, "must be integers, got torch.float32"),
+        (torch.zeros(2, 3), DtypeError, "must be integers, found torch.float32"),
         (torch.zeros(2, 3, dtype=torch.bool), DtypeError, "must be integers"),
-        (torch.zeros(1, 2, 3, dtype=torch.int64), ShapeError, r"got \(1, 2, 3\)"),
+        (torch.zeros(1, 2, 3, dtype=torch.int64), ShapeError, r"found \(1, 2, 3\)"),
         (torch.zeros(0, dtype=torch.int64), ShapeError, "with tokens"),
-        ([1, 2], InvalidInputError, "got list"),
+        ([1, 2], InvalidInputError, "found list"),
     ],
     ids=["float", "bool", "rank", "empty", "list"],
 )
@@ -80,12 +80,12 @@ def test_ids_that_are_refused(ids: Any, error: type[Exception], words: str) -> N
 def test_other_tokens_are_refused() -> None:
     q = torch.randn(2, 7, 2, 8)
     with pytest.raises(
-        ShapeError, match=r"hold the 21 tokens of the documents, got \(2, 7, 2, 8\)"
+        ShapeError, match=r"hold the 21 tokens of the documents, found \(2, 7, 2, 8\)"
     ):
         Documents.of_ids(IDS).attention(q, q, q)
     # Of other keys the offsets of the documents would be those of other tokens.
     right, longer = torch.randn(3, 7, 2, 8), torch.randn(3, 8, 2, 8)
-    with pytest.raises(ShapeError, match=r"k must hold the 21 tokens .*, got \(3, 8, 2, 8\)"):
+    with pytest.raises(ShapeError, match=r"k must hold the 21 tokens .*, found \(3, 8, 2, 8\)"):
         Documents.of_ids(IDS).attention(right, longer, longer)
     for lengths in ([], [3, -1]):
         with pytest.raises(InvalidInputError, match="lengths must be numbers of tokens"):

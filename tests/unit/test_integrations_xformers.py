@@ -182,7 +182,7 @@ def test_dropout_and_the_dtype_of_the_output() -> None:
 
 def test_what_is_refused() -> None:
     q, k = made(B, M, H, K), made(B, N, H, K)
-    with pytest.raises(InvalidInputError, match="got SomeOtherMask"):
+    with pytest.raises(InvalidInputError, match="found SomeOtherMask"):
         memory_efficient_attention(q, k, k, mask("SomeOtherMask"))
     with pytest.raises(ShapeError, match="attn_bias must have 4 dimensions"):
         memory_efficient_attention(q, k, k, made(M, N))
@@ -191,7 +191,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(LayoutError, match="contiguous in the keys"):
         memory_efficient_attention(q, k, k, made(B, H, N, M).mT)
     blocks = mask("BlockDiagonalMask", q_seqinfo=lengths(M), k_seqinfo=lengths(N))
-    with pytest.raises(InvalidInputError, match="a batch of 1, got 2"):
+    with pytest.raises(InvalidInputError, match="a batch of 1, found 2"):
         memory_efficient_attention(q, k, k, blocks)
     causal = mask("BlockDiagonalCausalMask", q_seqinfo=lengths(N), k_seqinfo=lengths(M))
     with pytest.raises(ShapeError, match="of all tokens, 9 queries and 9 keys"):

@@ -209,5 +209,5 @@ def test_parts_are_merged(heads: tuple[int, ...], form: str) -> None:
 
 
 def test_parts_of_other_ranks() -> None:
-    with pytest.raises(ShapeError, match="parts of 4 or 5 dimensions, got a part of 3"):
+    with pytest.raises(ShapeError, match="parts of 4 or 5 dimensions, found a part of 3"):
         merge_attentions([made(2, 6, K)], [made(2, 6)])

@@ -323,9 +323,9 @@ def test_gates_of_the_same_rows(shape: tuple[int, ...]) -> None:
 
 REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "mode": ({"mode": "parallel"}, "mode must be 'chunk'"),
-    "heads": ({"num_v_heads": 3}, "a multiple of num_heads, got 3 and 2"),
-    "expand_v": ({"expand_v": 1.3}, "must be an integer, got 8 times 1.3"),
-    "gate": ({"output_gate_activation": "gelu"}, "got 'gelu'"),
+    "heads": ({"num_v_heads": 3}, "a multiple of num_heads, found 3 and 2"),
+    "expand_v": ({"expand_v": 1.3}, "must be an integer, found 8 times 1.3"),
+    "gate": ({"output_gate_activation": "gelu"}, "found 'gelu'"),
 }
 
 
@@ -338,16 +338,18 @@ def test_refusals(changed: dict[str, Any], words: str) -> None:
 def test_refusals_of_calls() -> None:
     layer = made()
     x = torch.randn(2, 4, 24, dtype=torch.float64)
-    with pytest.raises(flashvar.ShapeError, match=r"got \(2, 4, 4\)"):
+    with pytest.raises(flashvar.ShapeError, match=r"found \(2, 4, 4\)"):
         layer(x, attention_mask=torch.ones(2, 4, 4))
     with pytest.raises(flashvar.InvalidInputError, match="layer_idx must be given"):
         layer(x, past_key_values=StateCache())
-    with pytest.raises(flashvar.InvalidInputError, match="got both"):
+    with pytest.raises(flashvar.InvalidInputError, match="found both"):
         ShortConvolution(6, 4)(
             torch.randn(1, 4, 6), mask=x[..., 0], cu_seqlens=torch.tensor([0, 4])
         )
     for refuses in (layer, ShortConvolution(24, 4).double()):
-        with pytest.raises(flashvar.InvalidInputError, match="cp_context must be None, got object"):
+        with pytest.raises(
+            flashvar.InvalidInputError, match="cp_context must be None, found object"
+        ):
             refuses(x, cp_context=object())
 
 

@@ -23,7 +23,7 @@ FWD, BWD = "flashvar_merge_states_fwd_params", "flashvar_merge_states_bwd_params
 
 
 class Call:
-    """One struct as the library got it, with the addresses that it points to."""
+    """One struct as the library found it, with the addresses that it points to."""
 
     def __init__(self, name: str, packed: bytes) -> None:
         structure = declared(name)
@@ -149,5 +149,5 @@ def test_the_binary_explains_a_call(calls: list[Call]) -> None:
 def test_no_binary_no_launch() -> None:
     result = torch.empty(2, 5, 4, 16, dtype=torch.half), torch.empty(2, 4, 5)
     nothing = CandidateResult("triton", "triton", True, "")
-    with pytest.raises(BackendUnavailableError, match="through an installed binary, got triton"):
+    with pytest.raises(BackendUnavailableError, match="through an installed binary, found triton"):
         forward(nothing, made(2), *result)

@@ -22,41 +22,41 @@ def bad(**changed: Any) -> dict[str, Any]:
 
 
 REFUSALS: dict[str, tuple[Callable[[], dict[str, Any]], type[Exception], str]] = {
-    "no parts": (lambda: bad(outs=[], lses=[]), flashvar.ShapeError, "at least one part, got none"),
+    "no parts": (lambda: bad(outs=[], lses=[]), flashvar.ShapeError, "one part, found none"),
     "no stacked parts": (
         lambda: bad(outs=torch.empty(0, 2, 5, 4, 8), lses=torch.empty(0, 2, 4, 5)),
         flashvar.ShapeError,
-        "at least one part, got (0, 2, 5, 4, 8)",
+        "at least one part, found (0, 2, 5, 4, 8)",
     ),
     "a scalar": (
         lambda: bad(lses=torch.tensor(1.0)), flashvar.ShapeError, "without dimensions"
     ),
     "no sequence": (
-        lambda: bad(outs=3), flashvar.InvalidInputError, "got int: pass [out_a, out_b]"
+        lambda: bad(outs=3), flashvar.InvalidInputError, "found int: pass [out_a, out_b]"
     ),
     "no tensors": (
         lambda: bad(lses=[1, 2]), flashvar.InvalidInputError, "lses[0] must be a torch.Tensor"
     ),
     "as many": (
-        lambda: bad(lses=good()["lses"][:1]), flashvar.ShapeError, "got 2 and 1: pass one"
+        lambda: bad(lses=good()["lses"][:1]), flashvar.ShapeError, "found 2 and 1: pass one"
     ),
     "dimensions": (
-        lambda: bad(outs=[x[0, 0] for x in good()["outs"]]), flashvar.ShapeError, "got (4, 8)"
+        lambda: bad(outs=[x[0, 0] for x in good()["outs"]]), flashvar.ShapeError, "found (4, 8)"
     ),
     "shapes": (
         lambda: bad(outs=[good()["outs"][0], torch.randn(2, 5, 4, 9)]),
         flashvar.ShapeError,
-        "one shape, got (2, 5, 4, 8) and, in part 1, (2, 5, 4, 9)",
+        "one shape, found (2, 5, 4, 8) and, in part 1, (2, 5, 4, 9)",
     ),
     "order of lses": (
         lambda: bad(lses=rows(good()["lses"])),
         flashvar.ShapeError,
-        "that is (2, 4, 5), got (2, 5, 4)",
+        "that is (2, 4, 5), found (2, 5, 4)",
     ),
     "dtypes": (
         lambda: bad(outs=[good()["outs"][0], torch.randn(2, 5, 4, 8).half()]),
         flashvar.DtypeError,
-        "one dtype, got torch.float32 and, in part 1, torch.float16",
+        "one dtype, found torch.float32 and, in part 1, torch.float16",
     ),
     "integers": (
         lambda: bad(outs=[x.int() for x in good()["outs"]]), flashvar.DtypeError, "torch.int32"
@@ -64,19 +64,19 @@ REFUSALS: dict[str, tuple[Callable[[], dict[str, Any]], type[Exception], str]] =
     "narrow lses": (
         lambda: bad(lses=[x.half() for x in good()["lses"]]),
         flashvar.DtypeError,
-        "must be float32 with torch.float32 outs, got torch.float16",
+        "must be float32 with torch.float32 outs, found torch.float16",
     ),
     "devices": (
         lambda: bad(lses=[x.to("meta") for x in good()["lses"]]),
         flashvar.DeviceError,
-        "one device, got cpu and meta",
+        "one device, found cpu and meta",
     ),
     "sparse": (
         lambda: bad(outs=[x.to_sparse() for x in good()["outs"]]),
         flashvar.LayoutError,
-        "got layout torch.sparse_coo",
+        "found layout torch.sparse_coo",
     ),
-    "layout": (lambda: bad(layout="sbhd"), flashvar.LayoutError, "got 'sbhd': name the order"),
+    "layout": (lambda: bad(layout="sbhd"), flashvar.LayoutError, "found 'sbhd': name the order"),
     "packed layout": (
         lambda: {
             "outs": [torch.randn(7, 4, 8)], "lses": [torch.randn(4, 7)], "layout": "bhsd"
@@ -85,7 +85,7 @@ REFUSALS: dict[str, tuple[Callable[[], dict[str, Any]], type[Exception], str]] =
         "leave layout out",
     ),
     "backend": (
-        lambda: bad(backend="cudnn"), flashvar.InvalidInputError, "got 'cudnn': leave it out"
+        lambda: bad(backend="cudnn"), flashvar.InvalidInputError, "found 'cudnn': leave it out"
     ),
     "no binary": (
         lambda: bad(backend="cuda"),

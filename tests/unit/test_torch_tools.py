@@ -155,7 +155,7 @@ def test_subclasses_without_the_op_are_refused(op: Callable[[], Call]) -> None:
 def test_nested_tensors_beside_a_final_state_are_refused(name: str) -> None:
     given = {"x": made(2, 4, 6), "weight": made(6, 3), "initial_state": made(2, 6, 2)}
     given[name] = torch.nested.nested_tensor(list(given[name]))
-    with pytest.raises(LayoutError, match=f"{name} must be a strided tensor, got a nested"):
+    with pytest.raises(LayoutError, match=f"{name} must be a strided tensor, found a nested"):
         flashvar.causal_conv1d(**given, return_final_state=True)
 
 

@@ -105,14 +105,16 @@ def test_a_paged_cache_that_tells_no_lengths() -> None:
 
 
 def test_masks_of_other_ranks_are_refused() -> None:
-    with pytest.raises(ShapeError, match=r"attention_mask must have 2 .* got shape \(2, 12, 12\)"):
+    with pytest.raises(
+        ShapeError, match=r"attention_mask must have 2 .* found shape \(2, 12, 12\)"
+    ):
         attention(layer(), *tensors(), torch.ones((2, LENGTH, LENGTH)))
 
 
 def test_masks_of_pairs_in_integers_are_refused() -> None:
     """Added to the scores, ones and zeros would hide nothing."""
     seen = torch.ones((2, 1, LENGTH, LENGTH), dtype=torch.long).tril()
-    with pytest.raises(DtypeError, match=r"must be bool, or .* got torch\.int64"):
+    with pytest.raises(DtypeError, match=r"must be bool, or .* found torch\.int64"):
         attention(layer(), *tensors(), seen)
 
 

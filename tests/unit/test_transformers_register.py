@@ -86,7 +86,7 @@ def test_names_of_others_are_refused(name: Any) -> None:
     from transformers.modeling_utils import AttentionInterface
 
     before = dict(AttentionInterface().items())
-    with pytest.raises(InvalidInputError, match=r"name must be .*, got .*leave it out"):
+    with pytest.raises(InvalidInputError, match=r"name must be .*, found .*leave it out"):
         transformers.register(name)
     assert dict(AttentionInterface().items()) == before
 

@@ -59,13 +59,14 @@ def test_kinds(words: str, expected: list[Any], monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        ("causal_conv1d --width 5", "from 2 to 4, got 5"),
-        ("gated_delta_rule --head-dim 0", "got 0x0"),
-        ("gated_delta_rule --head-dim 512x64 --backward", "K to 256 for gradients, got 512x64"),
+        ("causal_conv1d --width 5", "from 2 to 4, found 5"),
+        ("gated_delta_rule --head-dim 0", "found 0:"),
+        ("merge_states --parts 0", "at least one part, found 0"),
+        ("gated_delta_rule --head-dim 512x64 --backward", "K to 256 for gradients, found 512x64"),
     ],
 )
 def test_calls_that_cannot_be(words: str, found: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["warmup", *words.split()]) != 0
+    assert main(["warmup", *words.split()]) == 2
     assert found in " ".join(capsys.readouterr().err.split())
 
 

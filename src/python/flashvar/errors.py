@@ -16,7 +16,7 @@ class FlashvarError(Exception):
 
 
 class ConfigurationError(FlashvarError):
-    """`variants.toml`, a selection argument or an environment variable is not valid."""
+    """`variants.toml`, an argument of a command or an environment variable is not valid."""
 
     exit_code = 2
 

@@ -67,7 +67,7 @@ class Architecture:
         """Read `sm_XY`, `smXY`, `XY` or `X.Y`, with an optional `a`; ValueError on others."""
         match = _PATTERN.fullmatch(text)
         if match is None:
-            raise ValueError(f"expected an architecture such as sm_XY or XYa, got {text!r}")
+            raise ValueError(f"expected an architecture such as sm_XY or XYa, found {text!r}")
         return cls(int(match["major"]), int(match["minor"]), bool(match["specific"]))
 
     @property

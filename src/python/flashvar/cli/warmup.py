@@ -17,7 +17,7 @@ from flashvar.binaries.registry import Inventory
 from flashvar.binaries.variant import Architecture
 from flashvar.cli import progress, screen
 from flashvar.cli.page import BAD, GOOD, QUIET, Page, Row, Section, Table, counted
-from flashvar.errors import BackendUnavailableError
+from flashvar.errors import BackendUnavailableError, ConfigurationError
 from flashvar.machine.shared_memory import SHARED_MEMORY
 from flashvar.machine.system import Device, System, gather
 from flashvar.selection.request import Overrides, Request
@@ -127,7 +127,8 @@ def run(asked: Asked, *, as_json: bool, system: System | None = None) -> int:
     """Compile the missing kernels and print the outcomes; returns 1 if some cannot be compiled.
 
     Raises:
-        BackendUnavailableError: no Triton, no such device, or an unknown architecture.
+        BackendUnavailableError: no Triton, or no such device.
+        ConfigurationError: an unknown architecture.
     """
     system = system or gather()
     if system.triton is None:
@@ -189,8 +190,8 @@ def _device(asked: Asked, system: System) -> Device:
         shared_memory = SHARED_MEMORY[capability]
     except (ValueError, KeyError):
         known = ", ".join(Architecture(*one).name for one in SHARED_MEMORY)
-        raise BackendUnavailableError(
-            f"--arch: expected one of {known}, got {asked.architecture!r}: correct it, or run "
+        raise ConfigurationError(
+            f"--arch: expected one of {known}, found {asked.architecture!r}: correct it, or run "
             "warmup on the machine with the GPU"
         ) from None
     return Device(0, "a GPU that is not in this machine", capability, shared_memory, 0, 0)

@@ -87,7 +87,7 @@ def _one(tensor: object) -> torch.Tensor:
         check_strided("tensor", tensor)
         return tensor
     raise InvalidInputError(
-        f"tensor must be a torch.Tensor or a list of them, got {type(tensor).__name__}: "
+        f"tensor must be a torch.Tensor or a list of them, found {type(tensor).__name__}: "
         "convert it with torch.as_tensor()"
     )
 
@@ -107,7 +107,7 @@ def _read(x: torch.Tensor, pattern: str, given: dict[str, int]) -> _Pattern:
     """Parse the pattern: both sides with "..." expanded, and the lengths of all known axes."""
     if not isinstance(pattern, str):
         raise InvalidInputError(
-            f"pattern must be a string, got {type(pattern).__name__}: write axes as in "
+            f"pattern must be a string, found {type(pattern).__name__}: write axes as in "
             "'b s ... -> (b s) ...'"
         )
     sides = pattern.split("->")
@@ -118,7 +118,7 @@ def _read(x: torch.Tensor, pattern: str, given: dict[str, int]) -> _Pattern:
     rest = x.dim() - sum(group != _DOTS for group in before)
     if rest < 0 or (rest > 0 and _DOTS not in before):
         raise ShapeError(
-            f"{pattern!r} must name every dimension of the tensor, got {x.dim() - rest} for "
+            f"{pattern!r} must name every dimension of the tensor, found {x.dim() - rest} for "
             f"{tuple(x.shape)}: name them all, or write ..."
         )
     dots = [f"{_DOTS}{i}" for i in range(rest)]
@@ -182,7 +182,7 @@ def _measure(size: int, group: list[str], lengths: dict[str, int], pattern: str)
     fits = known == size if not unknown else known > 0 and size % known == 0
     if not fits:
         raise ShapeError(
-            f"({' '.join(group)}) of {pattern!r} must be a dimension of {size}, got lengths of "
+            f"({' '.join(group)}) of {pattern!r} must be a dimension of {size}, found lengths of "
             f"{known} together: pass others"
         )
     if unknown:
@@ -194,4 +194,4 @@ def _list(axes: set[str] | list[str]) -> str:
 
 
 def _bad(pattern: str, found: str, do: str) -> InvalidInputError:
-    return InvalidInputError(f"a pattern must name every axis, got {found} in {pattern!r}: {do}")
+    return InvalidInputError(f"a pattern must name every axis, found {found} in {pattern!r}: {do}")

@@ -18,9 +18,9 @@ from flashvar.integrations.serving import named
 from flashvar.integrations.torch.attribute import REPLACED, is_replaced_by_others
 from flashvar.integrations.torch.sdpa import attend, attend_fast
 from flashvar.integrations.torch.sdpa import why_not as why_not_served
-from flashvar.ops.arguments import as_bool, check_tensor
+from flashvar.ops.arguments import as_bool, check_scale, check_tensor, is_number
 from flashvar.ops.attention.api import BackendName
-from flashvar.ops.attention.options import is_number
+from flashvar.ops.attention.options import DEFAULT_SCALE
 from flashvar.ops.dispatch_modes import is_compiling
 
 __all__ = ["Attend"]
@@ -73,12 +73,9 @@ class Attend(nn.Module):  # type: ignore[misc]
         super().__init__()
         if not is_number(dropout) or not 0 <= dropout <= 1:
             raise InvalidInputError(
-                f"dropout must be a probability from 0 to 1, got {dropout!r}: pass 0.0 for none"
+                f"dropout must be a probability from 0 to 1, found {dropout!r}: pass 0.0 for none"
             )
-        if scale is not None and not is_number(scale):
-            raise InvalidInputError(
-                f"scale must be a number, got {scale!r}: leave it out for head_dim**-0.5"
-            )
+        check_scale(scale, DEFAULT_SCALE)
         self.dropout = dropout
         self.flash = as_bool("flash", flash)
         self.scale = scale
@@ -173,7 +170,7 @@ def _written_out(
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() < 2:
             raise ShapeError(
-                f"{name} must have 4 dimensions (batch, heads, sequence, head_dim), got "
+                f"{name} must have 4 dimensions (batch, heads, sequence, head_dim), found "
                 f"{tensor.dim()}: add the missing ones with unsqueeze()"
             )
     scores = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)

@@ -8,7 +8,6 @@ The boundaries are found once per batch, and used in every layer:
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
@@ -16,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, ShapeError
-from flashvar.ops.arguments import as_device, check_strided
+from flashvar.ops.arguments import as_device, check_strided, whole_number
 from flashvar.ops.attention.varlen import attention_varlen
 
 __all__ = ["Documents"]
@@ -48,15 +47,15 @@ class Documents(NamedTuple):
         check_strided("ids", ids)
         if ids.dim() not in (1, 2) or not ids.numel():
             raise ShapeError(
-                "ids must be a tensor (batch, seqlen) or (seqlen,) with tokens, got "
+                "ids must be a tensor (batch, seqlen) or (seqlen,) with tokens, found "
                 f"{tuple(ids.shape)}: pass one id for each token"
             )
         if ids.is_meta:
             raise DeviceError(
-                "ids must have values, got a meta tensor: make Documents from the real batch"
+                "ids must have values, found a meta tensor: make Documents from the real batch"
             )
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-            raise DtypeError(f"ids must be integers, got {ids.dtype}: pass one id for each token")
+            raise DtypeError(f"ids must be integers, found {ids.dtype}: pass one id for each token")
         rows = ids.reshape(-1, ids.shape[-1])
         begins = torch.ones_like(rows, dtype=torch.bool)
         torch.ne(rows[:, 1:], rows[:, :-1], out=begins[:, 1:])
@@ -82,7 +81,7 @@ class Documents(NamedTuple):
         if not numbers or min(numbers) < 0 or offsets[-1] > _MAX_TOKENS:
             raise InvalidInputError(
                 f"lengths must be numbers of tokens, not negative, and less than 2^31 together, "
-                f"got {lengths!r}: pass one for each document"
+                f"found {lengths!r}: pass one for each document"
             )
         cu_seqlens = torch.tensor(offsets, dtype=torch.int32, device=as_device(device))
         return cls(cu_seqlens, max(numbers), offsets[-1])
@@ -111,11 +110,11 @@ class Documents(NamedTuple):
             if tensor.dim() not in (3, 4):
                 raise ShapeError(
                     f"{name} must have shape (batch, seqlen, heads, head_dim) or (tokens, heads, "
-                    f"head_dim), got {tuple(tensor.shape)}: add or join dimensions"
+                    f"head_dim), found {tuple(tensor.shape)}: add or join dimensions"
                 )
             if tensor.shape[:-2].numel() != self.tokens:
                 raise ShapeError(
-                    f"{name} must hold the {self.tokens} tokens of the documents, got "
+                    f"{name} must hold the {self.tokens} tokens of the documents, found "
                     f"{tuple(tensor.shape)}: make Documents of this batch's ids"
                 )
         packed = [x.flatten(0, 1) if x.dim() == 4 else x for x in (q, k, v)]
@@ -133,6 +132,7 @@ def _whole_numbers(lengths: Any) -> list[int]:
     """The lengths as Python integers; empty if they are not whole numbers."""
     try:
         given = lengths.tolist() if isinstance(lengths, torch.Tensor) else lengths
-        return [operator.index(length) for length in given]
+        numbers = [whole_number(length) for length in given]
     except (TypeError, ValueError, RuntimeError):
         return []
+    return [] if None in numbers else numbers

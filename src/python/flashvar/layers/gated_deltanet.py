@@ -103,16 +103,16 @@ class GatedDeltaNet(nn.Module):  # type: ignore[misc]
     def _check(self) -> None:
         if self.mode not in ("chunk", "fused_recurrent"):
             raise InvalidInputError(
-                f"mode must be 'chunk' or 'fused_recurrent', got {self.mode!r}: leave it out"
+                f"mode must be 'chunk' or 'fused_recurrent', found {self.mode!r}: leave it out"
             )
         if not math.isclose(self.head_dim * self.expand_v, self.head_v_dim, rel_tol=1e-5):
             raise InvalidInputError(
-                f"head_dim times expand_v must be an integer, got {self.head_dim} times "
+                f"head_dim times expand_v must be an integer, found {self.head_dim} times "
                 f"{self.expand_v}: choose another expand_v"
             )
         if self.num_v_heads % self.num_heads:
             raise InvalidInputError(
-                f"num_v_heads must be a multiple of num_heads, got {self.num_v_heads} and "
+                f"num_v_heads must be a multiple of num_heads, found {self.num_v_heads} and "
                 f"{self.num_heads}: leave it out for as many"
             )
 
@@ -191,7 +191,7 @@ class GatedDeltaNet(nn.Module):  # type: ignore[misc]
             return {}
         if self.layer_idx is None:
             raise InvalidInputError(
-                "layer_idx must be given with past_key_values, got None: pass the place of the "
+                "layer_idx must be given with past_key_values, found None: pass the place of the "
                 "layer to its constructor"
             )
         found = cache[self.layer_idx] if len(cache) > self.layer_idx else None
@@ -235,7 +235,7 @@ class GatedDeltaNet(nn.Module):  # type: ignore[misc]
 def _by_heads(name: str, x: torch.Tensor, heads: int, head_dim: int) -> torch.Tensor:
     if x.shape[-1] != heads * head_dim:
         raise ShapeError(
-            f"{name} must have {heads} heads of {head_dim} channels, got {tuple(x.shape)}: where "
+            f"{name} must have {heads} heads of {head_dim} channels, found {tuple(x.shape)}: where "
             "ranks have some heads each, keep projections DTensors with use_local_output=False"
         )
     return x.unflatten(-1, (heads, head_dim))

@@ -153,7 +153,7 @@ def rms_norm_gated(
 def _check_activation(activation: str) -> None:
     if activation not in ("swish", "silu", "sigmoid"):
         raise InvalidInputError(
-            f"activation must be 'swish', 'silu' or 'sigmoid', got {activation!r}: leave it out "
+            f"activation must be 'swish', 'silu' or 'sigmoid', found {activation!r}: leave it out "
             "for 'swish'"
         )
 

@@ -27,8 +27,8 @@ def packing_of(mask: torch.Tensor, batch: int, seqlen: int) -> Packing:
     if mask.dim() != 2 or mask.shape[0] != batch or mask.shape[1] < seqlen:
         raise ShapeError(
             f"attention_mask must be [batch, seqlen], 1 for tokens and 0 for padding, that is "
-            f"({batch}, {seqlen} or more), got {tuple(mask.shape)}: masks of pairs of tokens have "
-            "no meaning in linear attention"
+            f"({batch}, {seqlen} or more), found {tuple(mask.shape)}: masks of pairs of tokens "
+            "have no meaning in linear attention"
         )
     kept = mask[:, mask.shape[1] - seqlen :].bool()
     lengths = kept.sum(-1, dtype=torch.int32)

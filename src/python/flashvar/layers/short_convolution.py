@@ -15,7 +15,7 @@ def refuse_context_parallel(cp_context: Any) -> None:
     """Refuse a sequence that is split over processes, whose parts would be taken for wholes."""
     if cp_context is not None:
         raise InvalidInputError(
-            f"cp_context must be None, got {type(cp_context).__name__}: give each process whole "
+            f"cp_context must be None, found {type(cp_context).__name__}: give each process whole "
             "sequences, or some of the heads as DTensors"
         )
 
@@ -47,7 +47,7 @@ class ShortConvolution(nn.Conv1d):  # type: ignore[misc]
     ) -> None:
         if activation not in (None, "silu", "swish"):
             raise InvalidInputError(
-                f"activation must be 'silu', 'swish' or None, got {activation!r}: apply another "
+                f"activation must be 'silu', 'swish' or None, found {activation!r}: apply another "
                 "one to the output"
             )
         super().__init__(
@@ -102,7 +102,8 @@ class ShortConvolution(nn.Conv1d):  # type: ignore[misc]
         if mask is not None:
             if cu_seqlens is not None:
                 raise InvalidInputError(
-                    "mask must come without cu_seqlens, got both: leave padding out of packed rows"
+                    "mask must come without cu_seqlens, found both: leave padding out of packed "
+                    "rows"
                 )
             x = x * mask.unsqueeze(-1).to(x.dtype)
         weight = self.weight.squeeze(1)

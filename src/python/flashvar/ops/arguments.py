@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Collection
 from functools import wraps
+from numbers import Integral, Real
 from typing import Any, Final, ParamSpec, TypeVar
 
 import torch
@@ -15,6 +17,10 @@ from flashvar.selection.request import BACKENDS
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 _DEVICES: Final = ("cpu", "cuda", "meta")
+_FLOAT32_LIMIT: Final = float(torch.finfo(torch.float32).max)
+# Numbers may also come from numpy, and be symbols while a graph is traced.
+_INTEGERS: Final = (int, torch.SymInt, Integral)
+_NUMBERS: Final = (int, float, torch.SymFloat, torch.SymInt, Real)
 _PACKED: Final = "a padded dense one, or pass its values packed, with cu_seqlens"
 
 
@@ -22,7 +28,7 @@ def check_tensor(name: str, tensor: object) -> None:
     """Refuse a value that is not a tensor."""
     if not isinstance(tensor, torch.Tensor):
         raise InvalidInputError(
-            f"{name} must be a torch.Tensor, got {type(tensor).__name__}: "
+            f"{name} must be a torch.Tensor, found {type(tensor).__name__}: "
             "convert it with torch.as_tensor()"
         )
 
@@ -32,7 +38,7 @@ def check_strided(name: str, tensor: Any, to: str = _PACKED) -> None:
     check_tensor(name, tensor)
     if tensor.is_nested or tensor.layout is not torch.strided:
         kind = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
-        raise LayoutError(f"{name} must be a strided tensor, got {kind}: convert it to {to}")
+        raise LayoutError(f"{name} must be a strided tensor, found {kind}: convert it to {to}")
 
 
 def check_operand(name: str, tensor: Any, to: str = _PACKED) -> None:
@@ -40,7 +46,7 @@ def check_operand(name: str, tensor: Any, to: str = _PACKED) -> None:
     check_strided(name, tensor, to)
     if tensor.device.type not in _DEVICES:
         raise DeviceError(
-            f"{name} must be on a CUDA device or the CPU, got {tensor.device}: "
+            f"{name} must be on a CUDA device or the CPU, found {tensor.device}: "
             "move it with .to('cuda') or .to('cpu')"
         )
 
@@ -49,7 +55,7 @@ def check_layout(layout: Any, layouts: Collection[str], dimensions: str) -> None
     """Refuse a layout that is none of `layouts`; `dimensions` says what their letters mean."""
     if type(layout) is not str or layout not in layouts:
         raise LayoutError(
-            f"layout must be one of {', '.join(map(repr, layouts))}, got {layout!r}: "
+            f"layout must be one of {', '.join(map(repr, layouts))}, found {layout!r}: "
             f"name the order of the dimensions ({dimensions})"
         )
 
@@ -58,7 +64,7 @@ def check_backend(backend: Any) -> None:
     """Refuse a backend that has no such name."""
     if type(backend) is not str or backend not in BACKENDS:
         raise InvalidInputError(
-            f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {backend!r}: "
+            f"backend must be one of {', '.join(map(repr, BACKENDS))}, found {backend!r}: "
             'leave it out for "auto"'
         )
 
@@ -71,7 +77,7 @@ def refuse_unknown_kinds(error: TypeError, tensors: tuple[object, ...]) -> None:
     kinds = {type(x).__name__ for x in tensors if isinstance(x, torch.Tensor)}
     if str(error).startswith(("Multiple dispatch failed", "no implementation found")):
         raise InvalidInputError(
-            "tensors must be of types that implement flashvar's ops and torch's views, got "
+            "tensors must be of types that implement flashvar's ops and torch's views, found "
             f"{', '.join(sorted(kinds))}: convert them to plain tensors, and pass what "
             "else they hold as arguments"
         ) from error
@@ -103,7 +109,7 @@ def as_bool(name: str, flag: Any) -> bool:
         return bool(flag)
     except (TypeError, ValueError, RuntimeError):
         raise InvalidInputError(
-            f"{name} must be True or False, got {type(flag).__name__}: pass a bool"
+            f"{name} must be True or False, found {type(flag).__name__}: pass a bool"
         ) from None
 
 
@@ -117,8 +123,60 @@ def as_device(device: Any) -> torch.device | None:
         return None if device is None else torch.device(device)
     except (TypeError, RuntimeError) as error:
         raise DeviceError(
-            f"device must be a torch device, got {device!r}: pass that of the other tensors"
+            f"device must be a torch device, found {device!r}: pass that of the other tensors"
         ) from error
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a number: not a bool, and not a tensor, which may be on a device."""
+    return isinstance(value, _NUMBERS) and type(value) is not bool
+
+
+def is_integer(value: object) -> bool:
+    """Whether a value is a number without a fraction by its type, as `is_number`."""
+    return isinstance(value, _INTEGERS) and type(value) is not bool
+
+
+def whole_number(value: Any) -> Any:
+    """An integer as Python's, also from numpy or a tensor of one element; None for other values.
+
+    A boolean is none, in a tensor neither, although Python would take it for 0 or 1.
+    """
+    if type(value) is bool or (isinstance(value, torch.Tensor) and value.dtype == torch.bool):
+        return None
+    if isinstance(value, (int, torch.SymInt)):
+        return value
+    try:
+        return operator.index(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def check_scale(scale: Any, default: str) -> None:
+    """Refuse a scale that is not a number; `default` is what the op takes without one."""
+    if scale is not None and not is_number(scale):
+        is_tensor = isinstance(scale, torch.Tensor)
+        found = "a tensor" if is_tensor else repr(scale)
+        way = "pass scale.item(), or leave it out" if is_tensor else "leave it out"
+        raise InvalidInputError(f"scale must be a number, found {found}: {way} for {default}")
+
+
+def float32_scale(scale: Any, default: str) -> float:
+    """A scale that is a number, as a float.
+
+    Raises:
+        InvalidInputError: float32 cannot hold it.
+    """
+    try:
+        value = float(scale)
+    except OverflowError:
+        value = math.inf
+    if not abs(value) <= _FLOAT32_LIMIT:
+        raise InvalidInputError(
+            f"scale must be a finite number that float32 can hold, found {scale!r}: "
+            f"leave it out for {default}"
+        )
+    return value
 
 
 def count(name: str, number: Any) -> Any:
@@ -127,14 +185,9 @@ def count(name: str, number: Any) -> Any:
     Raises:
         InvalidInputError: the number is not a whole number, or is negative.
     """
-    found = number
-    if not isinstance(number, (int, torch.SymInt)):
-        try:
-            found = operator.index(number)
-        except (TypeError, ValueError, RuntimeError):
-            found = -1
-    if type(found) is bool or found < 0:
+    found = whole_number(number)
+    if found is None or found < 0:
         raise InvalidInputError(
-            f"{name} must be a whole number, not negative, got {number!r}: pass an int"
+            f"{name} must be a whole number, not negative, found {number!r}: pass an int"
         )
     return found

@@ -37,7 +37,7 @@ def check_same_offsets(dim: int | None, name: str) -> None:
     """Refuse cu_seqlens with a mapped dimension. `name`: a tensor of the call, for the message."""
     if dim is not None:
         raise InvalidInputError(
-            "cu_seqlens must be the same for all under torch.vmap, got a mapped one: pack all "
+            "cu_seqlens must be the same for all under torch.vmap, found a mapped one: pack all "
             f"sequences into one {name}"
         )
 
@@ -48,7 +48,7 @@ def check_unmapped(name: str, x: torch.Tensor) -> None:
     while not is_compiling() and _is_transformed(inner):
         if torch._C._functorch.is_batchedtensor(inner):
             raise InvalidInputError(
-                f"{name} must be the same for all under torch.vmap, got a mapped one: put the "
+                f"{name} must be the same for all under torch.vmap, found a mapped one: put the "
                 "mapped dimension into the batch, or loop over the calls"
             )
         inner = torch._C._functorch.get_unwrapped(inner)
@@ -57,6 +57,6 @@ def check_unmapped(name: str, x: torch.Tensor) -> None:
 def mapped_update(function: str) -> InvalidInputError:
     """The refusal of torch.vmap over what writes states in place."""
     return InvalidInputError(
-        f"{function} must have its sequences in the batch, got torch.vmap over it: pass them as "
+        f"{function} must have its sequences in the batch, found torch.vmap over it: pass them as "
         "one batch with their states"
     )

@@ -17,12 +17,12 @@ def check_cu_seqlens(cu_seqlens: Any, name: str, x: Any, batch: int) -> None:
     """Refuse offsets of another shape or dtype, and offsets together with a batch of x."""
     if batch != 1:
         raise ShapeError(
-            f"{name} must have batch 1 with cu_seqlens, got {tuple(x.shape)}: concatenate the "
+            f"{name} must have batch 1 with cu_seqlens, found {tuple(x.shape)}: concatenate the "
             "sequences, or leave cu_seqlens out"
         )
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
         raise ShapeError(
-            f"cu_seqlens must be [sequences + 1], got {tuple(cu_seqlens.shape)}: pass 0 and the "
+            f"cu_seqlens must be [sequences + 1], found {tuple(cu_seqlens.shape)}: pass 0 and the "
             "cumulative sum of the lengths"
         )
     check_integers("cu_seqlens", cu_seqlens)
@@ -39,7 +39,7 @@ def check_offsets(cu_seqlens: torch.Tensor, rows: int) -> None:
     if ends[0] != 0 or ends[-1] != rows or sorted(ends) != ends:
         shown = str(ends) if len(ends) <= 8 else f"[{ends[0]}, ..., {ends[-1]}]"
         raise ShapeError(
-            f"cu_seqlens must rise from 0 to the number of rows, {rows}, got {shown}: pass 0 and "
+            f"cu_seqlens must rise from 0 to the number of rows, {rows}, found {shown}: pass 0 and "
             "the cumulative sum of the lengths"
         )
 
@@ -48,7 +48,7 @@ def check_one_for_each(name: str, x: Any, sequences: int) -> None:
     """Refuse what is not an integer for each sequence."""
     if tuple(x.shape) != (sequences,):
         raise ShapeError(
-            f"{name} must be [sequences], that is ({sequences},), got {tuple(x.shape)}: pass one "
+            f"{name} must be [sequences], that is ({sequences},), found {tuple(x.shape)}: pass one "
             "for each sequence"
         )
     check_integers(name, x)
@@ -61,13 +61,13 @@ def check_state_indices(indices: torch.Tensor, states: int) -> None:
     used = [index for index in indices.tolist() if index >= 0]
     if used and max(used) >= states:
         raise ShapeError(
-            f"state_indices must be below the {states} states of the pool, got {max(used)}: "
+            f"state_indices must be below the {states} states of the pool, found {max(used)}: "
             "correct them, or pass -1 for a sequence without a state"
         )
     if len(set(used)) != len(used):
         twice = next(index for index in used if used.count(index) > 1)
         raise InvalidInputError(
-            f"state_indices must differ from each other, got {twice} more than once: give every "
+            f"state_indices must differ from each other, found {twice} more than once: give every "
             "sequence a state of its own"
         )
 
@@ -76,7 +76,7 @@ def check_integers(name: str, x: Any) -> None:
     """Refuse dtypes other than int32 and int64."""
     if x.dtype not in _INTEGERS:
         raise DtypeError(
-            f"{name} must be int32 or int64, got {x.dtype}: cast it with .to(torch.int32)"
+            f"{name} must be int32 or int64, found {x.dtype}: cast it with .to(torch.int32)"
         )
 
 
@@ -84,7 +84,7 @@ def check_own_memory(name: str, x: Any) -> None:
     """Refuse a state that is written in place and whose elements share memory."""
     if shares_memory(x):
         raise LayoutError(
-            f"{name} must have memory of its own for each element to be written in place, got "
+            f"{name} must have memory of its own for each element to be written in place, found "
             f"strides {x.stride()} of {tuple(x.shape)}: make it contiguous first"
         )
 

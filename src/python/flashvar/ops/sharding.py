@@ -180,7 +180,7 @@ def are_dtensors(op: str, tensors: Mapping[str, Any]) -> bool:
     if len(set(found.values())) > 1:
         plain = ", ".join(name for name, is_dtensor in found.items() if not is_dtensor)
         raise InvalidInputError(
-            f"all tensors of {op} must be DTensors, or none, got DTensors with plain {plain}: "
+            f"all tensors of {op} must be DTensors, or none, found DTensors with plain {plain}: "
             "distribute_tensor() them too, with Replicate() if every rank has the whole tensor"
         )
     return any(found.values())
@@ -206,7 +206,8 @@ def check_in_place(op: Any, name: str, written: str, given: tuple[Any, ...], way
         if found not in possible:
             raise InvalidInputError(
                 f"DTensors of {name}, which writes {written} in place, must be placed as "
-                f"{' or '.join(map(_listed, possible))}, got {_listed(found)}: redistribute() them"
+                f"{' or '.join(map(_listed, possible))}, found {_listed(found)}: redistribute() "
+                "them"
             )
 
 
@@ -218,7 +219,7 @@ def _check_shards(name: str, written: str, x: Any) -> None:
         if size < ranks:
             raise InvalidInputError(
                 f"{written} of {name} must have an entry for each rank in the dimensions that are "
-                f"sharded, got {size} in dimension {dim} over {ranks} ranks: replicate them"
+                f"sharded, found {size} in dimension {dim} over {ranks} ranks: replicate them"
             )
 
 

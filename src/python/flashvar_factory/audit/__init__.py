@@ -74,7 +74,7 @@ _OF_THE_FACTORY: Final[tuple[Check, ...]] = (
     metadata_checks.metadata,
     metadata_checks.wheel_file,
     metadata_checks.entries,
-    sbom_checks.bill,
+    sbom_checks.sbom,
     variant_checks.variant,
     manifest_checks.manifest,
     manifest_checks.derived,
@@ -130,7 +130,7 @@ def require_sdists(findings: Mapping[Path, Sequence[Finding]]) -> None:
 
 
 def _findings(wheel: Wheel, expected: Expectations, checks: Iterable[Check]) -> Iterator[Finding]:
-    """An archive that is damaged or escapes is judged no further: the rest would be guesses."""
+    """All findings; of an archive that is damaged or unpacks elsewhere, only that and the size."""
     unsafe = list(_first(archive_checks.archive, wheel, expected))
     yield from unsafe
     for check in checks:
@@ -139,7 +139,7 @@ def _findings(wheel: Wheel, expected: Expectations, checks: Iterable[Check]) -> 
 
 
 def _first(check: Check, wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """What a check finds, as far as anybody reads it: a hostile file has a million errors."""
+    """The first findings of a check: a hostile file may have a million errors."""
     found = check(wheel, expected)
     yield from islice(found, _LISTED)
     if next(found, None) is not None:

@@ -64,7 +64,7 @@ def dynamic_section(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
             *_symbols(library),
             *_lookups(library),
         ):
-            yield Finding("dynamic", library.path, message)
+            yield Finding("dynamic_section", library.path, message)
 
 
 def _entries(library: Library) -> Iterator[str]:

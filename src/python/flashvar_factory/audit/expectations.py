@@ -31,7 +31,7 @@ class Expectations:
     # Folders of the pure distributions beside the project's own, by name.
     packages: Mapping[str, Path] = field(default_factory=lambda: MappingProxyType({}))
     revision: str | None = None  # the commit that is released
-    spills: bool = False  # allowed: what a project allows its releases is not known
+    spills: bool = False  # any spill is allowed: the budgets of the project are not known
 
     def architecture(self, name: Name) -> Architecture | None:
         """What a wheel of this name holds; None when that is not known."""

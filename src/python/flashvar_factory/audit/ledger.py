@@ -51,7 +51,7 @@ def ledger(wheel: Wheel) -> dict[Key, Row]:
 def _owners(
     image: Image, kernels: Sequence[tuple[KernelRow, frozenset[str]]]
 ) -> dict[str, KernelRow]:
-    """Whose the functions of an image are: of those that share one, the kernel that has all."""
+    """The kernel that each function of an image belongs to; a shared one to that which has all."""
     held = {function.name for function in image.functions or ()}
     last = sorted(kernels, key=lambda kernel: held <= kernel[1])
     return {name: row for row, functions in last for name in held & functions}

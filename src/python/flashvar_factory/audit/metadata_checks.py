@@ -78,7 +78,7 @@ def _of_a_binary(text: str) -> Iterator[tuple[str, object, object]]:
 
 
 def _said(described: Manifest, read: Metadata) -> Iterator[tuple[str, object, object]]:
-    """The texts that an index shows; a wheel without a description claims nothing in it."""
+    """Summary and description, which an index shows; a description may be absent."""
     project, architecture = described.project, described.architecture
     yield "name, as its manifest writes it,", described.distribution, read.name
     yield "summary", binary_project.summary_of(project, architecture), read.summary
@@ -95,7 +95,7 @@ def wheel_file(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     """WHEEL states the tags of the file name, which are those of a library without Python."""
     where, text = f"{wheel.info}/WHEEL", wheel.metadata("WHEEL")
     if text is None:
-        yield Finding("wheel", where, "expected a file WHEEL, found none")
+        yield Finding("wheel_file", where, "expected a file WHEEL, found none")
         return
     rows = entry_points.headers(text)
     is_pure = expected.is_projects_own(wheel.name) and not wheel.libraries
@@ -109,20 +109,24 @@ def wheel_file(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
         ("number of tags", len(tags), sum(name == "Tag" for name, _ in rows)),
     ):
         if right != found:
-            yield Finding("wheel", where, f"expected {what} {right}, found {found}")
+            yield Finding("wheel_file", where, f"expected {what} {right}, found {found}")
     if len(generators) != 1 or _GENERATOR.fullmatch(generators[0]) is None:
         shown = ", ".join(generators) or "none"
-        yield Finding("wheel", where, f"expected one Generator, as 'name version', found {shown}")
+        yield Finding(
+            "wheel_file", where, f"expected one Generator, as 'name version', found {shown}"
+        )
     label = f"-{wheel.name.label}" if wheel.name.label is not None else ""
     python = wheel.name.tag.rpartition("-")[0]
     tag = f"{python}-{'.'.join(dict.fromkeys(wheel.platforms))}"  # each platform once
     name = f"{wheel.name.distribution}-{wheel.name.version}-{tag}{label}.whl"
     if wheel.path.name != name:
-        yield Finding("wheel", wheel.path.name, f"expected the file name {name}, found another")
+        yield Finding(
+            "wheel_file", wheel.path.name, f"expected the file name {name}, found another"
+        )
     tag = "py3-none-any" if is_pure else _TAG
     if not wheel.name.tag.startswith(tag):
         yield Finding(
-            "wheel",
+            "wheel_file",
             wheel.path.name,
             f"expected the tag {tag}{'' if is_pure else '<platform>'} of a wheel without Python "
             f"extension modules, found {wheel.name.tag}",
@@ -140,7 +144,7 @@ def entries(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
         wanted = {f"{described.project}.binaries": [(described.kind.name, wheel.name.distribution)]}
         if groups != wanted or text.count("[") > 1:
             yield Finding(
-                "entry points",
+                "entries",
                 where,
                 f"expected {wanted}, by which {described.project} finds it, found {groups}",
             )

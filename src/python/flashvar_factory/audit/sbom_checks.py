@@ -16,7 +16,8 @@ from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Library, Wheel
 from flashvar_factory.audit.finding import Finding
 from flashvar_factory.audit.manifests import pairs
-from flashvar_factory.build import sbom, source
+from flashvar_factory.build import sbom as documents
+from flashvar_factory.build import source
 from flashvar_factory.errors import PackagingError
 from flashvar_factory.inspect import json_text
 
@@ -36,18 +37,18 @@ _CLANG = b"clang version"  # the same of Clang, beside the GCC of the C runtime'
 _OF_LIBSTDCXX = b"N10__cxxabiv119__foreign_exceptionE\0"
 
 
-def bill(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
+def sbom(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     """The SBOM is there, and its component is this wheel with this library, made of known parts."""
     for library, described in pairs(wheel):
-        where = f"{wheel.info}/sboms/{sbom.file_name(described.distribution)}"
+        where = f"{wheel.info}/sboms/{documents.file_name(described.distribution)}"
         content = wheel.files.get(where)
         if content is None:
             yield Finding("sbom", where, "expected an SBOM, found none; build the wheel again")
             continue
         try:
-            if len(content) > sbom.LIMIT:
+            if len(content) > documents.LIMIT:
                 raise PackagingError(
-                    f"expected at most {sbom.LIMIT:,} bytes, found {len(content):,}"
+                    f"expected at most {documents.LIMIT:,} bytes, found {len(content):,}"
                 )
             document = json_text.parse(content, where)
             if (json.dumps(document, indent=1) + "\n").encode() != content:
@@ -174,12 +175,11 @@ def _fixed(component: Mapping[str, Any]) -> tuple[object, ...]:
     """What follows from the name and the version of a component."""
     name, version = component["name"], component["version"]
     kind = "library" if name in _LINKED else "application"
-    licences = {"cudart-static": sbom.NVIDIA, "nvcc": sbom.NVIDIA, "ptxas": sbom.NVIDIA}
     licensed: list[object] = []
-    if name in licences:
-        licensed = [{"license": {"name": licences[name]}}]
+    if name in ("cudart-static", "nvcc", "ptxas"):
+        licensed = [{"license": {"name": documents.NVIDIA}}]
     elif name == "libstdc++":
-        licensed = [{"expression": sbom.GCC}]
+        licensed = [{"expression": documents.GCC}]
     purl = f"pkg:generic/{quote(name, safe='')}@{quote(version, safe='')}" if licensed else None
     return kind, licensed, purl
 
@@ -187,10 +187,10 @@ def _fixed(component: Mapping[str, Any]) -> tuple[object, ...]:
 def _words(name: str, symbols: str) -> tuple[str | None, str | None]:
     """The description of a component, and its scope; `symbols` is what stubs are made of."""
     if name == "glibc-stubs":
-        return sbom.stubs(symbols), "excluded"
+        return documents.stubs(symbols), "excluded"
     if name in _FILES:
-        return sbom.linked(_FILES[name]), None
-    return sbom.DESCRIPTIONS.get("C++" if name.endswith("-c++") else name), "excluded"
+        return documents.linked(_FILES[name]), None
+    return documents.DESCRIPTIONS.get("C++" if name.endswith("-c++") else name), "excluded"
 
 
 def _stated(component: Mapping[str, Any]) -> tuple[object, ...]:

@@ -14,7 +14,7 @@ _READ = 4
 _ACCESS = (_READ, _READ | elf.EXECUTE, _READ | elf.WRITE)
 _SMALLEST, _LARGEST = 1 << 12, 1 << 21  # pages of processors, and what linkers align parts to
 _NOTE, _HEADERS, _TLS, _FRAMES, _PROPERTY, _STEPS = 4, 6, 7, 0x6474E550, 0x6474E553, 0x6474E554
-# What parts that are no loaded ones may be accessed by: the dynamic section and the stack written.
+# The access rights that segments beside the loaded ones may have; those that are not here: reading.
 _PLAIN = {elf.DYNAMIC: (_READ, _READ | elf.WRITE), elf.GNU_STACK: (_READ | elf.WRITE,)}
 _NAMED = {_FRAMES: ".eh_frame_hdr", _PROPERTY: ".note.gnu.property", _STEPS: ".sframe"}
 _NOTES = 7  # kind of section
@@ -137,7 +137,7 @@ def _threads(file: elf.Elf) -> Iterator[str]:
 
 
 def _accessed(file: elf.Elf) -> Iterator[str]:
-    """Sections say what their part says: tools go by the ones, loaders by the other."""
+    """Sections have the access rights of their segment: tools read those, loaders these."""
     parts = [one for one in file.segments if one.kind == elf.LOAD]
     for one in (each for each in file.sections if each.flags & _ALLOCATED):
         usual = one.kind in _KINDS and (one.kind != _STRINGS or one.name == ".dynstr")

@@ -99,7 +99,7 @@ def _write_dist_info(plan: Plan, config: Config, where: Path) -> None:
 
 
 def _link(target: Path, link: Path) -> None:
-    """Make `link` a relative symbolic link to `target`, whatever it was; never is there none."""
+    """Make `link` a relative symbolic link to `target`, replacing what was there at once."""
     fresh = target.with_suffix(".link")  # beside the target, where no other build works
     fresh.unlink(missing_ok=True)
     fresh.symlink_to(os.path.relpath(target, link.parent))

@@ -12,12 +12,12 @@ from flashvar.errors import ConfigurationError
 from flashvar_factory.build import global_names
 from flashvar_factory.config import names
 
-# A whole project, whose own name every file spells so.
+# A whole project. Its files spell its name as `_NAME`, which `renamed` replaces.
 TEMPLATE: Final = Path(__file__).parents[1] / "data" / "project"
 _NAME: Final = "vecadd"
-# Files that a checkout of the factory would take for its own if they had their dot.
+# Files that get a leading dot. With it, git would apply them to the checkout of the factory.
 _DOTTED: Final = frozenset({"gitignore", "github"})
-# Whose loader takes every library in the entry points of its name.
+# flashvar's loader takes every library in the entry-point group `flashvar.binaries`.
 _LOADER: Final = "flashvar"
 # A namespace of C++, the beginning of functions in C, of distributions and of files.
 _VALID: Final = re.compile(r"[a-z][a-z0-9]*")

@@ -79,7 +79,7 @@ def run(
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Keep signals until the end: a program that is being started would run on, known to nobody."""
+    """Delay signals until the end: one while a program starts would leave it running."""
     came: list[int] = []
     handlers = {
         number: signal.signal(number, lambda number, frame: came.append(number))

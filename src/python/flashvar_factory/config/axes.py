@@ -16,7 +16,7 @@ from flashvar_factory.config.toml_table import Table, Value
 _MOST_VALUES = 65_536
 _SPILLS = "spill_bytes"
 _LAUNCHER = r"([a-z][a-z0-9_]*/)*[a-z][a-z0-9_]*"
-# Of so many digits that Python reads them.
+# Few enough digits for int(), which refuses thousands.
 _NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
 _PAIR = re.compile(r"([1-9][0-9]{0,8})x([1-9][0-9]{0,8})", re.ASCII)
 
@@ -67,7 +67,7 @@ class Axis:
         return (value,)
 
     def entries(self, value: Value) -> tuple[tuple[str, Value], ...]:
-        """What a kernel of `value` has among its axes."""
+        """The axes of a kernel of `value`, with its values: two of them for a pair."""
         if self.choices or not isinstance(value, str):
             return ((self.name, value),)
         return tuple(zip((self.name, self.name + SECOND), _numbers(value), strict=True))
@@ -100,8 +100,8 @@ def _numbers(value: str) -> tuple[int, ...]:
 class SpillBudget:
     """Bytes of registers that a thread of a released kernel may spill.
 
-    The same for every kernel, or by the value of one axis, as commands write it. A value that is
-    not there may spill nothing.
+    The same for every kernel, or by the value of one axis, as commands write it; kernels of other
+    values may spill nothing.
     """
 
     every: int = 0
@@ -115,7 +115,7 @@ class SpillBudget:
         return self.by_value.get(kernel.values.get(self.axis, ""), 0)
 
     def key(self, kernel: Kernel) -> str:
-        """The key of variants.toml, within its op, that says so."""
+        """The key in [ops.<op>] of variants.toml that sets the budget of `kernel`."""
         if self.axis is None:
             return _SPILLS
         return f"{_SPILLS}.{self.axis}.{kernel.values.get(self.axis)}"

@@ -23,9 +23,8 @@ class Selection:
 
     architectures: tuple[str, ...]
     ops: tuple[str, ...]
-    axes: Mapping[
-        str, tuple[Value, ...]
-    ]  # what is not the default; () is the default, given explicitly
+    # The values that were given; an axis that is absent, or has (), takes its defaults.
+    axes: Mapping[str, tuple[Value, ...]]
     ptx: bool = False
     platform: str = native.MACHINE
 

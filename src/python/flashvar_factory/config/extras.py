@@ -1,9 +1,9 @@
 """The extras of the project: one per binary, `all` of these, and `cli`.
 
-An installer ignores an extra that it does not find, so each has the usual names of its binary, as
-installers look them up: `sm_89` as `sm-89` (PEP 685). `8.9` and `90a` are none of them: most pips
-before 26 compare a name that looks like a version with versions, and then cannot install the
-project at all. A plugin of the build backend.
+An installer ignores an extra that does not exist, so each usual name of a binary is an extra. Names
+are normalised, as installers look them up: `sm_89` is `sm-89` (PEP 685). `8.9` and `90a` are left
+out: most pips before 26 take such a name for a version, and then cannot install the project at all.
+A plugin of the build backend.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from packaging.version import InvalidVersion, Version
 from flashvar_factory.config import schema, version
 
 _ALL: Final = ("all", "cuda", "gpu")  # for drivers of an older CUDA: "all-cu12", ...
-# What the commands draw tables and progress with, where it is there.
+# The commands draw tables and progress with rich if it is installed.
 _CLI: Final = {"cli": ["rich>=13.7"]}
 
 

@@ -24,7 +24,7 @@ thread_local throw true try typedef typeid typename union unsigned using virtual
 wchar_t while xor xor_eq
 """
 
-_LONGEST: Final = 64  # of several the names of functions and files are made
+_LONGEST: Final = 64  # names of functions and files are made of several words
 _WORD = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", re.ASCII)
 
 

@@ -32,7 +32,7 @@ PLATFORMS: Final = ("x86_64", "aarch64")
 
 # By convention of a project: what an instance of an op's kernel includes.
 LAUNCHER: Final = "src/cuda/{family}/{launcher}.cuh"
-# Bytes a block may have: less than any GPU's, more than any GPU's, and what the hardware counts in.
+# Bytes a block may have: from less than any GPU's to more than any GPU's, in the hardware's steps.
 _SHARED_MEMORY: Final = range(16 * 1024, 1024 * 1024 + 1, 128)
 
 _SUFFIXED: Final = 9  # the first major version that has code of one architecture alone: 90a

@@ -69,20 +69,27 @@ def _by_key(arguments: Sequence[str], config: Config) -> dict[str, list[str]]:
     given: dict[str, list[str]] = {}
     named: list[str] = []
     short = _short(config)
-    around = ["", *arguments, ""]
     for index, word in enumerate(arguments):
         key, equals, value = word.partition("=")
+        behind = arguments[index + 1 :]
         if not equals:
-            _check_bare(word, around[index], around[index + 2], config)
+            _check_bare(word, arguments[index - 1] if index else "", behind, config)
             named.append(word)
             continue
         key = short.get(key, key)
         _check_key(key, word, [*config.axes], [*short])
         if key in given:
-            raise ConfigurationError(f"{word}: {key} was given before; separate values by commas")
+            raise ConfigurationError(
+                f"{word}: expected {key} once, found it again; separate values by commas"
+            )
         given[key] = _parts(value)
         if not given[key]:
-            raise ConfigurationError(f"{word}: expected a value after {equals!r}, found none")
+            apart = _value_apart(behind)
+            fits = apart and all(_is_value(key, part, config) for part in _parts(apart))
+            raise ConfigurationError(
+                f"{word}: expected a value after {equals!r}, found none"
+                f"{suggested(word + apart) if fits else ''}"
+            )
         _check_parts(word, given[key])
     if named:
         given["arch"] = [*given.get("arch", []), *(part for word in named for part in _parts(word))]
@@ -104,12 +111,24 @@ def _parts(value: str) -> list[str]:
     return [part for part in value.split(",") if part]
 
 
-def _check_bare(word: str, before: str, behind: str, config: Config) -> None:
+def _value_apart(behind: Sequence[str]) -> str:
+    """The value in the arguments behind a key, as in `hdim 64`, `hdim = 64` or `hdim =64`."""
+    if behind[:1] == ["="]:
+        behind = behind[1:]
+    value = behind[0].removeprefix("=") if behind else ""
+    return "" if "=" in value else value
+
+
+def _check_bare(word: str, before: str, behind: Sequence[str], config: Config) -> None:
     """Refuse what is no architecture, but a key or another value of the argument before."""
     short = _short(config)
-    if word in {*names.SELECTION, *config.axes, *short}:
-        meant = suggested(f"{word}={behind}") if behind and "=" not in behind else ""
-        raise ConfigurationError(f"{word}: expected {word}=VALUE, found no value{meant}")
+    key, colon, value = word.partition(":")
+    key = key.lower()
+    if key in {*names.SELECTION, *config.axes, *short}:
+        value = value or _value_apart(behind)
+        meant = suggested(f"{key}={value}") if value else ""
+        found = "a colon" if colon else "no value"
+        raise ConfigurationError(f"{word}: expected {key}=VALUE, found {found}{meant}")
     parts = _parts(word)
     if not parts:
         raise ConfigurationError(f"{word}: expected an architecture, found none")

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 
 
 def did_you_mean(found: str, valid: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the nearest of `valid`, "" when none is near."""
-    near = difflib.get_close_matches(found, list(valid), n=1, cutoff=0.5)
-    return suggested(near[0]) if near else ""
+    """`; did you mean 'x'?` for the nearest of `valid`, in any case; "" when none is near."""
+    words = {word.lower(): word for word in valid}
+    near = difflib.get_close_matches(found.lower(), words, n=1, cutoff=0.5)
+    return suggested(words[near[0]]) if near else ""
 
 
 def suggested(word: str) -> str:

@@ -37,14 +37,14 @@ def of_build(version: str, build: Build, config: Config) -> str:
     """`version`, with a PEP 440 local label such as `+hdim64.bf16` for a subset or for PTX."""
     everything = Selection((build.kind.name,), config.default_ops, {})
     (full,) = expand(config, everything)
-    label = _missing(build.kernels, full.kernels)
+    label = _parts(build.kernels, full.kernels)
     if "ptx" in build.code_kinds:
         label.append("ptx")
     return f"{version}+{'.'.join(label)}" if label else version
 
 
-def _missing(kernels: tuple[Kernel, ...], full: tuple[Kernel, ...]) -> list[str]:
-    """What there is of every axis (and of the ops) that is not complete, as parts of a label."""
+def _parts(kernels: tuple[Kernel, ...], full: tuple[Kernel, ...]) -> list[str]:
+    """Parts of a label: the values there are of each axis, and the ops, where some are missing."""
     label: list[str] = []
     ops = sorted({kernel.op for kernel in kernels})
     if set(ops) != {kernel.op for kernel in full}:

@@ -1,4 +1,4 @@
-"""Tells where a cubin has another form than ptxas gives it: in what a driver reads."""
+"""Compares the parts of a cubin that drivers read with what ptxas writes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _DEBUGGING: Final = re.compile(
 
 
 def differences(file: elf.Elf, number: int, registers: Mapping[int, int]) -> Iterator[str]:
-    """What differs, for a cubin for `number` with these registers by the index of a symbol."""
+    """What differs. `number`: the architecture; `registers`: of kernels, by index of the symbol."""
     yield from _header(file, number)
     yield from _parts(file)
     yield from _asked(file)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flashvar.binaries.manifest import Manifest
-from flashvar.binaries.variant import Architecture, BinaryKind
+from flashvar.binaries.variant import Architecture, BinaryKind, short_axis
 from flashvar.errors import FlashvarError
 from flashvar_factory.build import source
 from flashvar_factory.config import schema
@@ -185,7 +185,7 @@ def choose(root: Path, wanted: Sequence[Need]) -> dict[str, list[Record]]:
         reasons = [(one, why_not(root, need, one)) for one in records if need.concerns(one)]
         found[need.name] = [record for record, reason in reasons if reason is None]
         if not found[need.name]:
-            lacking.append(_lacking(need, reasons))
+            lacking.append(_lacking(root, need, reasons))
     if lacking:
         raise ReleaseError("\n".join(lacking))
     return found
@@ -243,18 +243,22 @@ def _differences(one: Binary, described: Manifest, platform: str) -> Iterator[st
         )
 
 
-def _lacking(need: Need, reasons: Sequence[tuple[Record, str | None]]) -> str:
+def _lacking(root: Path, need: Need, reasons: Sequence[tuple[Record, str | None]]) -> str:
     found = "; ".join(f"{record.file}: {reason}" for record, reason in reasons) or "none"
     what = "Triton kernels" if need.name == TRITON else f"the binary of {need.name}"
     return (
         f"{what}: expected a record in {FOLDER.as_posix()} of a GPU run of what is released, found "
-        f"{found}; {_renewal(need, [record for record, _ in reasons])}, then commit the record and "
-        "tag that commit"
+        f"{found}; {_renewal(root, need, [record for record, _ in reasons])}, then commit the "
+        "record and tag that commit"
     )
 
 
-def _renewal(need: Need, records: Sequence[Record]) -> str:
-    """The commands that make the record again, on a machine with a GPU."""
+def _renewal(root: Path, need: Need, records: Sequence[Record]) -> str:
+    """The commands that make the record again, on a machine with a GPU.
+
+    A development build takes some values of the axes in [dev], unless all are asked for.
+    """
+    partial = schema.read(root / schema.FILE_NAME).dev.axes
     record = records[0] if records else None
     if record is None:
         built, force = ("all" if need.name == TRITON else need.name), ""
@@ -265,8 +269,9 @@ def _renewal(need: Need, records: Sequence[Record]) -> str:
         built = f"arch={names}{' ptx=1' if ptx else ''}"
         force = f"FLASHVAR_FORCE_ARCH={record.architecture} " if record.forced else ""
         file = record.file
+    every = [f"{short_axis(axis)}=all" for axis in partial]
     where = f"on an {record.device}" if record else "on a machine with such a GPU"
     return (
-        f"renew it {where}: nox -s build-dev -- {built} hdim=all && {force}nox -s gpu -- "
-        f"--results {file}"
+        f"renew it {where}: nox -s build-dev -- {' '.join([built, *every])} && {force}nox -s gpu "
+        f"-- --results {file}"
     )

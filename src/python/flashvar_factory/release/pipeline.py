@@ -31,9 +31,7 @@ class Release:
     revision: str
     builds: tuple[tuple[Build, Toolchain], ...]
     members: tuple[Member, ...]
-    selection: Mapping[
-        str, tuple[str, ...]
-    ]  # by platform: the selection arguments of `wheels` there
+    selection: Mapping[str, tuple[str, ...]]  # platform -> selection arguments of `wheels`
     pythons: tuple[Python, ...] = ()  # to install into
     jobs: int | None = None
 

@@ -179,7 +179,7 @@ def audited(candidate: Candidate) -> str:
     return f"nothing against {len(reports)} wheels and {len(sdists)} sdists"
 
 
-def bills(candidate: Candidate) -> str:
+def sboms(candidate: Candidate) -> str:
     """Each binary wheel has an SBOM, and it is valid; those of a platform agree on their parts."""
     require_same_parts(
         (file, described.platform, text)
@@ -246,7 +246,7 @@ CHECKS: Final[Mapping[str, Check]] = MappingProxyType(
         "files": complete,
         "second build": rebuilt,
         "audit": audited,
-        "SBOM": bills,
+        "SBOM": sboms,
         "GPU records": records,
         "index": unused,
     }
@@ -319,10 +319,10 @@ def write(candidate: Candidate, document: Mapping[str, Any], output: Path) -> li
     )
     made[1].write_text(text, encoding="utf-8")
     for file, described in candidate.manifests.items():
-        (bill,) = sbom.read(file).values()
+        (content,) = sbom.read(file).values()
         platform = described.platform.removeprefix("linux_")
         made.append(output / SBOMS / f"{described.distribution}-{platform}.cdx.json")
-        made[-1].write_text(bill, encoding="utf-8")
+        made[-1].write_text(content, encoding="utf-8")
     return made
 
 

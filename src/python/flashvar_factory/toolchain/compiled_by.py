@@ -35,12 +35,12 @@ def facts(toolchain: Toolchain, environ: Mapping[str, str] = os.environ) -> dict
 
 
 def claim(folder: Path, now: Mapping[str, str]) -> None:
-    """Empty `folder` if anything but `now` filled it, and write down beside it what will."""
+    """Empty `folder` unless the compilers of `now` filled it, and record `now` beside it."""
     record = folder.with_name(FILE)
     before = _read(record)
     if before == dict(now):
         return
-    record.unlink(missing_ok=True)  # an interrupted removal is one of nobody's folder
+    record.unlink(missing_ok=True)  # first: an interrupted removal leaves no record
     if folder.is_dir():
         print(f"{folder}: starts empty: {_difference(before, now)}", flush=True)
         shutil.rmtree(folder)
@@ -49,7 +49,7 @@ def claim(folder: Path, now: Mapping[str, str]) -> None:
 
 
 def _compiler(given: str, environ: Mapping[str, str]) -> str:
-    """Where a command leads, and the first line of the version it prints."""
+    """The path of a command's program, and the first line of the version it prints."""
     program, *arguments = shlex.split(given) or [given]
     path = shutil.which(program, path=environ.get("PATH"))
     if path is None:  # CMake reports it

@@ -12,13 +12,13 @@ from typing import Final
 from flashvar_factory.config.selection_arguments import CacheChoice
 from flashvar_factory.errors import ToolchainError
 
-# What makes a cache answer for another folder of the same sources; the folder is filled in.
+# Settings with which objects are shared by checkouts in different folders.
 _FOLDERS: Final = {
     "sccache": ("SCCACHE_BASEDIRS={root}",),
     "ccache": (
         "CCACHE_BASEDIR={root}",
         "CCACHE_NOHASHDIR=1",
-        # What these do is that the object is the same in every folder.
+        # The option differs with the folder, the object does not: that is what the option does.
         "CCACHE_IGNOREOPTIONS=-Xcompiler=-ffile-prefix-map=*",
     ),
 }
@@ -29,10 +29,10 @@ _WHERE: Final = {
 
 
 def launcher(choice: CacheChoice, root: Path) -> tuple[str, ...]:
-    """The command line before a compiler's own, () for `none`; ToolchainError when it lacks.
+    """The command line before a compiler's own, () for `none`; ToolchainError if not installed.
 
-    Where a cache keeps what it has is its own environment's business: SCCACHE_REDIS_ENDPOINT lets
-    builders share one, CCACHE_DIR names a folder.
+    The cache's own environment variables say where it stores objects: SCCACHE_REDIS_ENDPOINT lets
+    machines share them, CCACHE_DIR names a folder.
     """
     if choice == "none":
         return ()
@@ -45,7 +45,7 @@ def launcher(choice: CacheChoice, root: Path) -> tuple[str, ...]:
         )
     settings = [setting.format(root=root) for setting in _FOLDERS[choice]]
     if choice == "sccache":
-        # Now, where it is not there yet: started by a build it would inherit the build's lock.
+        # Now, unless it runs already: a server that a build starts would inherit the build's lock.
         environment = {**os.environ, **dict(setting.split("=", 1) for setting in settings)}
         subprocess.run([found, "--start-server"], env=environment, capture_output=True)
     # In the command itself, so that ninja by hand finds the same cache.

@@ -42,7 +42,7 @@ class Facts:
 
     engine: str | None  # of ENGINES
     registry: bool  # whether the official image can be had
-    missing: tuple[str, ...]  # of what making an image here takes
+    missing: tuple[str, ...]  # what making an image here needs and the machine lacks
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def settings(choice: Choice, folder: Path) -> dict[str, str]:
 def _configuration() -> str:
     import resource
 
-    # More than a process may have itself, it may not give either.
+    # A process cannot raise the limit of a container above its own.
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return CONFIGURATION.format(files=files, processes=PROCESSES)
 
@@ -113,7 +113,7 @@ def _answers(url: str) -> bool:
     try:
         urllib.request.urlopen(url, timeout=10).close()
     except urllib.error.HTTPError as error:
-        return error.code == 401  # it asks who is there
+        return error.code == 401  # a registry that asks for a login
     except OSError:
         return False
     return True

@@ -1,8 +1,9 @@
 """Makes a toolkit whose nvcc is this machine's and whose ptxas and CUDA runtime are older.
 
-PyPI has no nvcc of CUDA 12, but its ptxas, its runtime and the headers of that. The folder is laid
-out like a toolkit, so whatever calls nvcc needs to know nothing of it: nvcc finds its tools beside
-itself. Its ptxas is a script that labels the PTX with the version that the older ptxas reads.
+PyPI has no nvcc of CUDA 12, only its ptxas, its runtime and the runtime's headers. They are put
+into a folder that is laid out like a toolkit, with the nvcc of this machine, which finds its tools
+beside itself: callers of nvcc need no change. The folder's ptxas is a script that labels the PTX
+with the version that the older ptxas reads.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def complete(toolchain: Toolchain, older: OlderToolkit | None, root: Path) -> To
 
 
 def _make(folder: Path, toolchain: Toolchain, older: OlderToolkit) -> None:
-    """Fill `folder`, which is whole or not there."""
+    """Fill `folder` at once: it never exists in part."""
     top = _top(toolchain.nvcc)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:

@@ -11,7 +11,7 @@ from flashvar_factory.errors import ToolchainError
 
 
 def fetch(requirement: str, platform: str, folder: Path) -> None:
-    """Unpack a wheel of a processor into `folder`, which is whole or not there."""
+    """Unpack a processor's wheel into `folder` at once: it never exists in part."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
         fresh = Path(temporary, "fresh")
@@ -27,7 +27,7 @@ def fetch(requirement: str, platform: str, folder: Path) -> None:
 
 
 def publish(fresh: Path, folder: Path) -> None:
-    """Give a folder that is whole its name; another build may have been faster."""
+    """Rename a complete folder to its final name, unless another build already has."""
     try:
         fresh.rename(folder)
     except OSError:

@@ -63,7 +63,7 @@ def causal_conv1d_bwd_function(
     else:
         if initial_states is not None or dfinal_states is not None:
             raise InvalidInputError(
-                "seq_idx must come without initial_states and dfinal_states, got both: "
+                "seq_idx must come without initial_states and dfinal_states, found both: "
                 "pass sequences that have states to flashvar.causal_conv1d with cu_seqlens"
             )
         rows, grads = (pack(one.transpose(1, 2), seq_idx) for one in (x, dout))

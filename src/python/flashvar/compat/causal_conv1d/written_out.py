@@ -86,8 +86,8 @@ def _convolved(
     """The outputs of the last tokens, as many as x has and in its dtype."""
     if activation is not None and activation not in ACTIVATIONS:
         raise InvalidInputError(
-            f"activation must be None, 'silu' or 'swish', got {activation!r}: apply another one to "
-            "the output"
+            f"activation must be None, 'silu' or 'swish', found {activation!r}: apply another one "
+            "to the output"
         )
     bias = None if bias is None else bias.to(weight.dtype)
     y = functional.conv1d(tokens, weight[:, None], bias, groups=weight.shape[0])

@@ -47,8 +47,8 @@ def causal_conv1d(
     assert weight is not None
     if backend not in _BACKENDS:
         raise InvalidInputError(
-            f"backend must be one of {', '.join(map(repr, _BACKENDS))}, got {backend!r}: leave it "
-            "out, all are the same"
+            f"backend must be one of {', '.join(map(repr, _BACKENDS))}, found {backend!r}: leave "
+            "it out, all are the same"
         )
     options: dict[str, Any] = {}
     if output_final_state:
@@ -123,7 +123,7 @@ def _residual(given: Any, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor
     found, wanted = ([size for size in one.shape if size != 1] for one in (given, tokens))
     if given.shape != x.shape and found != wanted:
         raise ShapeError(
-            f"residual must have the shape of x, {tuple(x.shape)}, got {tuple(given.shape)}: "
+            f"residual must have the shape of x, {tuple(x.shape)}, found {tuple(given.shape)}: "
             "expand() or transpose it"
         )
     return given.reshape(tokens.shape)
@@ -138,7 +138,7 @@ def _one_each(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return tokens
     if tokens.dim() != 3 or 1 not in tokens.shape[:2]:
         raise ShapeError(
-            f"x must have one token of each sequence, [N, dim], [1, N, dim] or [N, 1, dim], got "
+            f"x must have one token of each sequence, [N, dim], [1, N, dim] or [N, 1, dim], found "
             f"{tuple(x.shape)}: pass one token at a time, or causal_conv1d an initial_state"
         )
     return tokens.squeeze(0) if tokens.shape[0] == 1 else tokens.squeeze(1)

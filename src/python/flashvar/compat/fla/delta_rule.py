@@ -174,7 +174,7 @@ def _refuse_head_first(head_first: bool | None) -> None:
     """Raise what flash-linear-attention raises."""
     if head_first is not None:
         raise DeprecationWarning(
-            f"head_first is not an option any more, got {head_first}: pass tensors as [batch, "
+            f"head_first is not an option any more, found {head_first}: pass tensors as [batch, "
             "seqlen, heads, ...], and leave it out"
         )
 
@@ -182,7 +182,7 @@ def _refuse_head_first(head_first: bool | None) -> None:
 def _check_chunk_size(chunk_size: Any) -> None:
     if chunk_size not in _CHUNK_SIZES:
         raise InvalidInputError(
-            f"chunk_size must be one of {', '.join(map(str, _CHUNK_SIZES))}, got {chunk_size!r}: "
+            f"chunk_size must be one of {', '.join(map(str, _CHUNK_SIZES))}, found {chunk_size!r}: "
             "leave it out, it changes no result"
         )
 
@@ -193,7 +193,7 @@ def _v_first(state_v_first: bool, transpose_state_layout: bool | None) -> bool:
         return bool(state_v_first)
     if state_v_first:
         raise InvalidInputError(
-            "the order of states must be named once, got state_v_first and the deprecated "
+            "the order of states must be named once, found state_v_first and the deprecated "
             "transpose_state_layout: leave the second out"
         )
     warnings.warn(
@@ -209,7 +209,7 @@ def _gate(
         return None, None
     if a_log is None:
         raise InvalidInputError(
-            "A_log must be given with use_gate_in_kernel=True, got None: pass it, or the gate "
+            "A_log must be given with use_gate_in_kernel=True, found None: pass it, or the gate "
             "itself without use_gate_in_kernel"
         )
     return a_log, dt_bias

@@ -52,7 +52,7 @@ def index_put_first_axis(
     _check_indices("values", values, indices)
     if values.shape[0] != indices.shape[0]:
         raise ShapeError(
-            f"indices must name a row for each of values, got {indices.shape[0]} for "
+            f"indices must name a row for each of values, found {indices.shape[0]} for "
             f"{tuple(values.shape)}: pass the indices that unpad_input returned with them"
         )
     rows = count("first_axis_dim", first_axis_dim)
@@ -114,8 +114,8 @@ def unpad_input_for_concatenated_sequences(
     _check_beside("attention_mask_in_length", attention_mask_in_length, hidden_states)
     if attention_mask_in_length.is_floating_point() or attention_mask_in_length.is_complex():
         raise DtypeError(
-            f"attention_mask_in_length must be of integers, got {attention_mask_in_length.dtype}: "
-            "cast it with .to(torch.int32)"
+            f"attention_mask_in_length must be of integers, found "
+            f"{attention_mask_in_length.dtype}: cast it with .to(torch.int32)"
         )
     totals = attention_mask_in_length.sum(-1)
     positions = torch.arange(attention_mask_in_length.shape[-1], device=totals.device)
@@ -125,8 +125,8 @@ def unpad_input_for_concatenated_sequences(
     if int(lengths.clamp(min=0).sum()) != packed[1].shape[0]:
         raise ShapeError(
             "attention_mask_in_length must hold lengths of at most "
-            f"{positions.shape[0]} together in each entry of the batch, got {lengths.tolist()[:8]} "
-            "and so on: shorten the sequences"
+            f"{positions.shape[0]} together in each entry of the batch, found "
+            f"{lengths.tolist()[:8]} and so on: shorten the sequences"
         )
     return packed
 
@@ -161,12 +161,12 @@ def _check_indices(name: str, rows: torch.Tensor, indices: torch.Tensor) -> None
     check_strided("indices", indices)
     if rows.dim() == 0 or indices.dim() != 1:
         raise ShapeError(
-            f"{name} must be [rows, ...] and indices [n], got {tuple(rows.shape)} and "
+            f"{name} must be [rows, ...] and indices [n], found {tuple(rows.shape)} and "
             f"{tuple(indices.shape)}: flatten the batch, and pass the results of unpad_input"
         )
     if indices.dtype not in (torch.int32, torch.int64):
         raise DtypeError(
-            f"indices must be int32 or int64, got {indices.dtype}: "
+            f"indices must be int32 or int64, found {indices.dtype}: "
             "use mask.flatten().nonzero().flatten()"
         )
     _check_device("indices", indices, rows)
@@ -178,7 +178,7 @@ def _is_beyond(indices: torch.Tensor, rows: int) -> bool:
 
 def _beyond(indices: torch.Tensor, rows: int) -> ShapeError:
     return ShapeError(
-        f"indices must be below {rows}, got values from {int(indices.min())} to "
+        f"indices must be below {rows}, found values from {int(indices.min())} to "
         f"{int(indices.max())}: pass the indices that unpad_input returned, and its sizes"
     )
 
@@ -186,7 +186,7 @@ def _beyond(indices: torch.Tensor, rows: int) -> ShapeError:
 def _check_device(name: str, tensor: torch.Tensor, rows: torch.Tensor) -> None:
     if tensor.device != rows.device:
         raise DeviceError(
-            f"{name} must be on the device of the rows, {rows.device}, got {tensor.device}: "
+            f"{name} must be on the device of the rows, {rows.device}, found {tensor.device}: "
             f"move it with .to({str(rows.device)!r})"
         )
 
@@ -196,7 +196,7 @@ def _check_beside(name: str, mask: torch.Tensor, hidden_states: torch.Tensor) ->
     check_strided(name, mask)
     if mask.dim() != 2 or mask.shape != hidden_states.shape[:2]:
         raise ShapeError(
-            f"{name} must be [batch, seqlen] of hidden_states [batch, seqlen, ...], got "
+            f"{name} must be [batch, seqlen] of hidden_states [batch, seqlen, ...], found "
             f"{tuple(mask.shape)} with {tuple(hidden_states.shape)}: pass one entry for each row"
         )
     _check_device(name, mask, hidden_states)
@@ -207,7 +207,7 @@ def _counts(name: str, mask: torch.Tensor, hidden_states: torch.Tensor) -> torch
     _check_beside(name, mask, hidden_states)
     if mask.is_floating_point() and bool(((mask != 0) & (mask != 1)).any()):
         raise InvalidInputError(
-            f"{name} must be 1 for rows in use and 0 elsewhere, got other values in a "
+            f"{name} must be 1 for rows in use and 0 elsewhere, found other values in a "
             f"{mask.dtype} mask: pass mask == 0 for a mask that is added to scores"
         )
     return mask != 0

@@ -101,7 +101,7 @@ def _flash_attn_varlen_forward(
     """The forward of `flash_attn_varlen_func`; `zero_tensors` has no effect."""
     if num_splits > 1:
         raise BackendUnavailableError(
-            f"num_splits > 1 is not supported by packed sequences, got {num_splits}: leave it out"
+            f"num_splits > 1 is not supported by packed sequences, found {num_splits}: leave it out"
         )
     options = _options(
         dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap

@@ -8,7 +8,7 @@
 Calls that flashvar does not serve go to torch's own function, and `last_reason` has the reason. So
 do calls that a mode, a tensor subclass or another replacement of the function must see; of these,
 flashvar still serves the ones for which torch chooses flash attention, below the dispatcher
-(`torch_flash`).
+(`flash`).
 """
 
 from __future__ import annotations

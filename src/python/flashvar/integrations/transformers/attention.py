@@ -223,7 +223,7 @@ def _layout_of_mask(
         if mask.dtype != torch.bool and not mask.is_floating_point():
             raise DtypeError(
                 "attention_mask of 4 dimensions must be bool, or of a floating dtype to be added "
-                f"to the scores, got {mask.dtype}: cast a mask of ones and zeros with .bool()"
+                f"to the scores, found {mask.dtype}: cast a mask of ones and zeros with .bool()"
             )
         if mask.shape[-1] == 1:  # broadcast, as eager attention does
             keys = call.key.shape[2]
@@ -234,7 +234,7 @@ def _layout_of_mask(
         return padding_layout(mask[:, :keys], call.query.shape[2], causal, window)
     raise ShapeError(
         "attention_mask must have 2 dimensions (batch, keys) or 4 (batch, heads, seqlen_q, keys), "
-        f"got shape {tuple(mask.shape)}: add the missing ones with unsqueeze()"
+        f"found shape {tuple(mask.shape)}: add the missing ones with unsqueeze()"
     )
 
 

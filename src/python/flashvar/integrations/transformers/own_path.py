@@ -57,7 +57,7 @@ def own_path(
     for argument, (fact, instead) in ONLY_ITS_OWN.items():
         if others.get(argument) is not None:
             raise BackendUnavailableError(
-                f"{name} {fact}, got a call of flashvar ({reason}): {instead}"
+                f"{name} {fact}, found a call of flashvar ({reason}): {instead}"
             )
     keys = layout.keys
     call = call._replace(key=call.key[:, :, :keys], value=call.value[:, :, :keys])
@@ -75,7 +75,7 @@ def own_path(
         forward = getattr(file, "eager_attention_forward", None)
         if forward is None:
             raise BackendUnavailableError(
-                f"{name} has no eager attention to use instead of flashvar, got a call with "
+                f"{name} has no eager attention to use instead of flashvar, found a call with "
                 f"{' and '.join(only)}: leave that out, or load the model without flashvar "
                 f"({reason})"
             )

@@ -1,7 +1,8 @@
 """Registers flashvar as an attention implementation of the package transformers.
 
-    from flashvar.integrations import transformers as transformers
-    transformers.register()
+    import flashvar.integrations.transformers
+
+    flashvar.integrations.transformers.register()
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="flashvar")
 
 Importing the module registers nothing.
@@ -71,11 +72,11 @@ def _check(name: object, known: set[str]) -> None:
     """Refuse a name that would replace another implementation in every model of the process."""
     if not isinstance(name, str) or not name:
         raise InvalidInputError(
-            f"name must be a non-empty string, got {name!r}: leave it out for 'flashvar'"
+            f"name must be a non-empty string, found {name!r}: leave it out for 'flashvar'"
         )
     if name in known - _names:
         raise InvalidInputError(
-            f"name must be one that transformers does not use, got {name!r}: "
+            f"name must be one that transformers does not use, found {name!r}: "
             "leave it out for 'flashvar', or choose another"
         )
 

@@ -119,8 +119,8 @@ def _attention(
     else:
         masks = ", ".join((*_TOP_LEFT, *DENSE, *PACKED))
         raise InvalidInputError(
-            f"attn_bias must be None, a tensor or one of {masks}; got {kind}: materialize it into "
-            "a tensor"
+            f"attn_bias must be None, a tensor or one of {masks}; found {kind}: materialize it "
+            "into a tensor"
         )
     out, lse = found if isinstance(found, tuple) else (found, None)
     out = out.reshape(*query.shape[:-1], value.shape[-1])
@@ -132,7 +132,7 @@ def _in_four_dimensions(given: Any, query: torch.Tensor) -> torch.Tensor:
     check_strided("attn_bias", given)
     if given.dim() != query.dim():
         raise ShapeError(
-            f"attn_bias must have {query.dim()} dimensions, as query has, got {given.dim()}: "
+            f"attn_bias must have {query.dim()} dimensions, as query has, found {given.dim()}: "
             "add dimensions of size 1 for batch and heads"
         )
     return given.unsqueeze(1) if query.dim() == 3 else given.flatten(1, -3)
@@ -182,7 +182,7 @@ def _backwards(
     queries, keys = mask.q_seqinfo, mask.k_seqinfo
     if (len(q), len(k)) != (queries.seqstart_py[-1], keys.seqstart_py[-1]):
         raise ShapeError(
-            f"{kind} must be of all tokens, {len(q)} queries and {len(k)} keys, got sequences of "
+            f"{kind} must be of all tokens, {len(q)} queries and {len(k)} keys, found sequences of "
             f"{queries.seqstart_py[-1]} and {keys.seqstart_py[-1]}: leave other tokens out"
         )
     ends_q, ends_k = queries.seqstart.to(q.device), keys.seqstart.to(q.device)
@@ -204,7 +204,7 @@ def _check_packed(tensors: tuple[torch.Tensor, ...], kind: str) -> None:
     batches = [tensor.shape[0] for tensor in tensors]
     if batches != [1, 1, 1]:
         raise ShapeError(
-            f"{kind} needs a batch of 1, got {', '.join(map(str, batches))} in query, key and "
+            f"{kind} needs a batch of 1, found {', '.join(map(str, batches))} in query, key and "
             "value: concatenate the sequences along the second dimension"
         )
 
@@ -215,18 +215,18 @@ def _check(query: Any, key: Any, value: Any) -> None:
         check_strided(name, tensor)
         if tensor.dim() not in (3, 4, 5) or tensor.dim() != query.dim():
             raise ShapeError(
-                f"query, key and value must all have 3, 4 or 5 dimensions, got {name} of shape "
+                f"query, key and value must all have 3, 4 or 5 dimensions, found {name} of shape "
                 f"{tuple(tensor.shape)} with query {tuple(query.shape)}: [batch, seqlen, heads, "
                 "head_dim] is the common form"
             )
     if key.shape[1:-1] != value.shape[1:-1]:
         raise ShapeError(
-            f"key and value must have the same sequence length and heads, got "
+            f"key and value must have the same sequence length and heads, found "
             f"{tuple(key.shape)} and {tuple(value.shape)}: pass one value for each key"
         )
     if query.dim() == 5 and query.shape[2:4] != key.shape[2:4]:
         raise ShapeError(
-            "query, key and value of 5 dimensions must have the same groups and heads, got "
+            "query, key and value of 5 dimensions must have the same groups and heads, found "
             f"{tuple(query.shape)} and {tuple(key.shape)}: expand() the heads of key and value"
         )
 

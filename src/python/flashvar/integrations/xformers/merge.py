@@ -62,7 +62,7 @@ def _groups(outs: Parts) -> tuple[int, int] | None:
         check_strided("attn_split", one)
         if one.dim() - stacked not in (4, 5):
             raise ShapeError(
-                "attn_split must have parts of 4 or 5 dimensions, got a part of "
+                "attn_split must have parts of 4 or 5 dimensions, found a part of "
                 f"{one.dim() - stacked}: [batch, seqlen, heads, head_dim] is the common form"
             )
         if one.dim() - stacked == 5:

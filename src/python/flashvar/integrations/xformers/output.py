@@ -15,6 +15,6 @@ def check_dtype(output_dtype: Any, default: str) -> None:
     """Refuse an output_dtype that is none; without it the output has that of `default`."""
     if output_dtype is not None and not isinstance(output_dtype, torch.dtype):
         raise DtypeError(
-            f"output_dtype must be a torch.dtype, got {output_dtype!r}: leave it out for that of "
+            f"output_dtype must be a torch.dtype, found {output_dtype!r}: leave it out for that of "
             f"{default}"
         )

@@ -6,9 +6,9 @@ from typing import Literal, overload
 
 import torch
 
-from flashvar.ops.arguments import as_bool
+from flashvar.ops.arguments import as_bool, is_number
 from flashvar.ops.attention.call import call, rng_state_of
-from flashvar.ops.attention.options import is_number, window_pair
+from flashvar.ops.attention.options import window_pair
 from flashvar.ops.attention.problem import NO_TENSORS, pack_options, pack_tensors
 
 Layout = Literal["bshd", "bhsd", "bhsd->bshd"]

@@ -40,11 +40,11 @@ _SLOPES: Final = Inputs._fields.index("alibi_slopes")
 
 _INSTEAD: Final = "torch.nn.functional.scaled_dot_product_attention with SDPBackend.MATH there"
 _NO_SECOND: Final = (
-    "flashvar.attention has first derivatives only, got a request for the second (a backward "
+    "flashvar.attention has first derivatives only, found a request for the second (a backward "
     f"through create_graph=True, torch.func.grad of a gradient, a Hessian): use {_INSTEAD}"
 )
 _NO_FORWARD_MODE: Final = (
-    "flashvar.attention has no forward-mode derivative, got an input with a tangent (jvp, jacfwd "
+    "flashvar.attention has no forward-mode derivative, found an input with a tangent (jvp, jacfwd "
     f"or a dual tensor): use reverse mode, or {_INSTEAD}"
 )
 

@@ -96,7 +96,7 @@ def read(
         cache = Cache(k, v, table=block_table)
         if can_be_read(ends) and len(ends) and int(ends.max()) > cache.capacity:
             raise ShapeError(
-                f"block_table must have pages for {int(ends.max())} keys of a sequence, got room "
+                f"block_table must have pages for {int(ends.max())} keys of a sequence, found room "
                 f"for {cache.capacity}: add columns"
             )
     room = min(longest, cache.capacity)
@@ -111,7 +111,7 @@ def _check(
     check_strided("cu_seqlens_k", cu_seqlens_k)
     if k.shape[:-1] != v.shape[:-1]:
         raise ShapeError(
-            f"k and v must have the same shape except for the head dim, got {tuple(k.shape)} and "
+            f"k and v must have the same shape except for the head dim, found {tuple(k.shape)} and "
             f"{tuple(v.shape)}: pass one value for each key"
         )
     if table is None:
@@ -122,5 +122,5 @@ def _check(
     if k.dim() != 4 or table.dim() != 2 or table.shape[0] != batch:
         raise ShapeError(
             f"block_table must be [batch, pages] of {batch} sequences with k [pages, page_size, "
-            f"heads, head_dim], got {tuple(table.shape)} with {tuple(k.shape)}: reshape them"
+            f"heads, head_dim], found {tuple(table.shape)} with {tuple(k.shape)}: reshape them"
         )

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import torch
 
-from flashvar.ops.arguments import refuse_unknown_kinds
+from flashvar.ops.arguments import is_number, refuse_unknown_kinds
 from flashvar.ops.attention.autograd import differentiable
-from flashvar.ops.attention.options import check_options, is_number
+from flashvar.ops.attention.options import check_options
 from flashvar.ops.attention.plan import Plan, known, plan, remember
 from flashvar.ops.attention.problem import NO_TENSORS, OptionalTensors, Options, make_inputs
 from flashvar.ops.attention.sharding import register_sharding_rules

@@ -7,11 +7,11 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 from flashvar.errors import InvalidInputError, ShapeError
-from flashvar.ops.arguments import as_bool, check_strided, refuses_unknown_kinds
+from flashvar.ops.arguments import as_bool, check_strided, is_number, refuses_unknown_kinds
 from flashvar.ops.attention.cache import read
 from flashvar.ops.attention.call import call, rng_state_of
 from flashvar.ops.attention.dropout_mask import signed_probabilities
-from flashvar.ops.attention.options import is_number, plain_scale, window_pair, window_side
+from flashvar.ops.attention.options import plain_scale, window_pair, window_side
 from flashvar.ops.attention.problem import (
     NO_TENSORS,
     Inputs,
@@ -44,7 +44,7 @@ def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: SharedAr
     _check(arguments)
     if isinstance(q, torch.Tensor) and q.dim() == 4 and q.size(0) == 0:
         raise ShapeError(
-            f"the batch must hold at least 1 sequence, got q of shape {tuple(q.shape)}: skip the "
+            f"the batch must hold at least 1 sequence, found q of shape {tuple(q.shape)}: skip the "
             "call, or use flashvar.attention, which takes empty batches"
         )
     rng_state = rng_state_of(q, arguments.dropout_p)
@@ -70,12 +70,12 @@ def varlen(
     for name, offsets in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         if offsets is None:
             raise InvalidInputError(
-                f"packed sequences need {name}, got None: pass int32 offsets (batch + 1,), or call "
-                "the function without varlen for dense tensors"
+                f"packed sequences need {name}, found None: pass int32 offsets (batch + 1,), or "
+                "call the function without varlen for dense tensors"
             )
     if isinstance(cu_seqlens_q, torch.Tensor) and cu_seqlens_q.dim() == cu_seqlens_q.numel() == 1:
         raise ShapeError(
-            "the batch must hold at least 1 sequence, got cu_seqlens_q of shape (1,): skip the "
+            "the batch must hold at least 1 sequence, found cu_seqlens_q of shape (1,): skip the "
             "call, or use flashvar.attention_varlen, which takes empty batches"
         )
     bounds = (_bound(max_seqlen_q), _bound(max_seqlen_k))
@@ -97,7 +97,7 @@ def unpacked(name: str, packed: torch.Tensor, rank: int, count: int) -> tuple[to
     if packed.dim() != rank or packed.shape[-3] != count:
         lead = "batch, seqlen" if rank == 5 else "total"
         raise ShapeError(
-            f"{name} must have shape ({lead}, {count}, heads, head_dim), got "
+            f"{name} must have shape ({lead}, {count}, heads, head_dim), found "
             f"{tuple(packed.shape)}: stack the tensors with torch.stack(..., dim=-3)"
         )
     return tuple(packed.unbind(-3))
@@ -107,7 +107,7 @@ def _check(arguments: SharedArguments) -> None:
     numbers = is_number(arguments.softcap) and is_number(arguments.dropout_p)
     if numbers and arguments.softcap and arguments.dropout_p:
         raise InvalidInputError(
-            f"softcap cannot be combined with dropout, got softcap={arguments.softcap} and "
+            f"softcap cannot be combined with dropout, found softcap={arguments.softcap} and "
             f"dropout_p={arguments.dropout_p}: leave one out, or use flashvar.attention, which "
             "takes both"
         )

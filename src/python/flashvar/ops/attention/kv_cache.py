@@ -54,7 +54,7 @@ class Arguments(NamedTuple):
 
 
 _NO_REVERSE_MODE: Final = (
-    "flash_attn_with_kvcache has no derivatives, got a request for a gradient: use "
+    "flash_attn_with_kvcache has no derivatives, found a request for a gradient: use "
     "flash_attn_func of all keys, which has them"
 )
 
@@ -64,7 +64,7 @@ class _WithCache(Refused):
 
     no_reverse_mode = _NO_REVERSE_MODE
     no_forward_mode = (
-        "flash_attn_with_kvcache has no derivatives, got an input with a tangent: use "
+        "flash_attn_with_kvcache has no derivatives, found an input with a tangent: use "
         "flash_attn_func of all keys, detached"
     )
     written = (2, 3)  # k_cache and v_cache
@@ -168,12 +168,12 @@ def _check(given: Arguments) -> None:
     tensors = {"q": given.q, "k_cache": given.k_cache, "v_cache": given.v_cache}
     new = {"k": given.k, "v": given.v}
     if (given.k is None) is not (given.v is None):
-        raise InvalidInputError("k and v must come together, got one alone: pass both, or none")
+        raise InvalidInputError("k and v must come together, found one alone: pass both, or none")
     if given.k is not None:
         tensors |= {name: one for name, one in new.items() if one is not None}
         if given.cache_seqlens is None:
             raise InvalidInputError(
-                "k must come with cache_seqlens, got none: pass how many keys the cache holds"
+                "k must come with cache_seqlens, found none: pass how many keys the cache holds"
             )
     for name, one in tensors.items():
         check_strided(name, one)
@@ -181,19 +181,20 @@ def _check(given: Arguments) -> None:
             wrong = ShapeError if one.dim() != 4 else DtypeError
             raise wrong(
                 f"{name} must be [batch, seqlen, heads, head_dim] in the dtype of q, "
-                f"{given.q.dtype}, got {tuple(one.shape)} in {one.dtype}: reshape or cast it"
+                f"{given.q.dtype}, found {tuple(one.shape)} in {one.dtype}: reshape or cast it"
             )
     if (given.rotary_cos is None) is not (given.rotary_sin is None):
         raise InvalidInputError(
-            "rotary_cos and rotary_sin must come together, got one alone: pass both, or none"
+            "rotary_cos and rotary_sin must come together, found one alone: pass both, or none"
         )
     if given.rotary_cos is not None and given.k is None:
         raise InvalidInputError(
-            "rotary_cos must come with k and v, got none: rotate q with apply_rotary_emb"
+            "rotary_cos must come with k and v, found none: rotate q with apply_rotary_emb"
         )
     if given.block_table is not None and given.cache_batch_idx is not None:
         raise InvalidInputError(
-            "block_table must come without cache_batch_idx, got both: reorder the rows of the table"
+            "block_table must come without cache_batch_idx, found both: reorder the rows of the "
+            "table"
         )
     _check_sizes(given)
 
@@ -209,32 +210,32 @@ def _check_sizes(given: Arguments) -> None:
         rank = 2 if name == "block_table" else 1
         if one.dim() != rank or one.shape[0] != batch:
             raise ShapeError(
-                f"{name} must have {rank} dimensions, the first of {batch} sequences, got "
+                f"{name} must have {rank} dimensions, the first of {batch} sequences, found "
                 f"{tuple(one.shape)}: pass an entry for each sequence of q"
             )
     if given.k_cache.shape[:3] != given.v_cache.shape[:3]:
         raise ShapeError(
-            f"k_cache and v_cache must have the same shape except for the head dim, got "
+            f"k_cache and v_cache must have the same shape except for the head dim, found "
             f"{tuple(given.k_cache.shape)} and {tuple(given.v_cache.shape)}: give them one shape"
         )
     in_order = given.block_table is None and given.cache_batch_idx is None
     if in_order and given.k_cache.shape[0] < batch:
         raise ShapeError(
-            f"k_cache must have a slot for each of {batch} sequences, got "
+            f"k_cache must have a slot for each of {batch} sequences, found "
             f"{given.k_cache.shape[0]}: make it larger, or pass cache_batch_idx"
         )
     if given.k is None or given.v is None:
         return
     if given.k.shape[1] != given.v.shape[1]:
         raise ShapeError(
-            f"k and v must have as many rows, got {tuple(given.k.shape)} and "
+            f"k and v must have as many rows, found {tuple(given.k.shape)} and "
             f"{tuple(given.v.shape)}: pass one value for each key"
         )
     for name, one, cache in (("k", given.k, given.k_cache), ("v", given.v, given.v_cache)):
         if one.shape[0] != batch or one.shape[2:] != cache.shape[2:]:
             raise ShapeError(
                 f"{name} must have {batch} sequences of the heads and head dim of {name}_cache, "
-                f"{tuple(cache.shape)}, got {tuple(one.shape)}: reshape it"
+                f"{tuple(cache.shape)}, found {tuple(one.shape)}: reshape it"
             )
         if not is_compiling():
             check_own_memory(f"{name}_cache", cache)
@@ -258,7 +259,7 @@ def _check_lengths(given: Arguments, before: torch.Tensor, new: int, capacity: i
         if longest > capacity:
             what = "block_table addresses" if in_pages else "k_cache holds"
             raise ShapeError(
-                f"{what} at most {capacity} keys of a sequence, got {longest} with the new ones: "
+                f"{what} at most {capacity} keys of a sequence, found {longest} with the new ones: "
                 "make it larger"
             )
     if not on_host:
@@ -266,14 +267,14 @@ def _check_lengths(given: Arguments, before: torch.Tensor, new: int, capacity: i
     begins = 0 if given.cache_leftpad is None else given.cache_leftpad
     if bool(((before < 0) | (used < begins)).any()):
         raise ShapeError(
-            "cache_seqlens must not be negative or, with the new keys, below cache_leftpad, got "
+            "cache_seqlens must not be negative or, with the new keys, below cache_leftpad, found "
             f"{before.tolist()}: correct it"
         )
     slots, size = given.cache_batch_idx, given.k_cache.shape[1]
     if slots is not None and new and len(slots.unique()) < len(slots):
         raise InvalidInputError(
-            f"cache_batch_idx must differ from each other to write new keys, got {slots.tolist()}: "
-            "give every sequence a slot of its own"
+            f"cache_batch_idx must differ from each other to write new keys, found "
+            f"{slots.tolist()}: give every sequence a slot of its own"
         )
     if given.block_table is not None:
         pages = torch.arange(given.block_table.shape[1]) * size < used[:, None]
@@ -281,7 +282,7 @@ def _check_lengths(given: Arguments, before: torch.Tensor, new: int, capacity: i
     if slots is not None and bool(((slots < 0) | (slots >= given.k_cache.shape[0])).any()):
         name = "cache_batch_idx" if given.block_table is None else "block_table"
         raise ShapeError(
-            f"{name} must be from 0 to {given.k_cache.shape[0] - 1}, got {slots.tolist()}: pass "
+            f"{name} must be from 0 to {given.k_cache.shape[0] - 1}, found {slots.tolist()}: pass "
             "indices into the first dimension of k_cache"
         )
     return longest

@@ -18,17 +18,17 @@ def check_integers(name: str, tensor: torch.Tensor, length: int, device: torch.d
     """Check offsets or lengths: int32, contiguous, `length` entries."""
     if tensor.dtype != torch.int32:
         raise DtypeError(
-            f"{name} must be torch.int32, got {tensor.dtype}: call {name}.to(torch.int32)"
+            f"{name} must be torch.int32, found {tensor.dtype}: call {name}.to(torch.int32)"
         )
     _check_device(name, tensor, device)
     if tensor.dim() != 1 or tensor.shape[0] != length:
         raise ShapeError(
-            f"{name} must have shape ({length},), got {tuple(tensor.shape)}: pass batch + 1 "
+            f"{name} must have shape ({length},), found {tuple(tensor.shape)}: pass batch + 1 "
             "offsets, or batch lengths in seqused_k"
         )
     if tensor.stride(0) != 1 and length > 1:
         raise LayoutError(
-            f"{name} must be contiguous, got stride {tensor.stride(0)}: call {name}.contiguous()"
+            f"{name} must be contiguous, found stride {tensor.stride(0)}: call {name}.contiguous()"
         )
 
 
@@ -36,7 +36,7 @@ def sequences(cu_seqlens_q: torch.Tensor) -> int:
     """The number of sequences that the offsets describe."""
     if cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape[0] < 1:
         raise ShapeError(
-            "cu_seqlens_q must have shape (batch + 1,), got "
+            "cu_seqlens_q must have shape (batch + 1,), found "
             f"{tuple(cu_seqlens_q.shape)}: pass a 0 and then torch.cumsum of the lengths"
         )
     batch: int = cu_seqlens_q.shape[0] - 1
@@ -47,17 +47,17 @@ def check_slopes(slopes: torch.Tensor, batch: int, heads_q: int, device: torch.d
     """Check ALiBi slopes; returns their batch stride, 0 where the whole batch shares them."""
     if slopes.dtype != torch.float32:
         raise DtypeError(
-            f"alibi_slopes must be torch.float32, got {slopes.dtype}: call .float() on them"
+            f"alibi_slopes must be torch.float32, found {slopes.dtype}: call .float() on them"
         )
     _check_device("alibi_slopes", slopes, device)
     if tuple(slopes.shape) not in ((heads_q,), (batch, heads_q)):
         raise ShapeError(
-            f"alibi_slopes must have shape ({heads_q},) or ({batch}, {heads_q}), got "
+            f"alibi_slopes must have shape ({heads_q},) or ({batch}, {heads_q}), found "
             f"{tuple(slopes.shape)}: pass one slope for each query head"
         )
     if slopes.stride(-1) != 1 and heads_q > 1:
         raise LayoutError(
-            f"alibi_slopes must be contiguous in the heads, got strides {slopes.stride()}: "
+            f"alibi_slopes must be contiguous in the heads, found strides {slopes.stride()}: "
             "call alibi_slopes.contiguous()"
         )
     return 0 if slopes.dim() == 1 or slopes.shape[0] <= 1 else slopes.stride(0)
@@ -68,18 +68,18 @@ def check_rng(rng_state: torch.Tensor | None, dropout_p: float, device: torch.de
     if rng_state is None:
         if dropout_p > 0:
             raise InvalidInputError(
-                "dropout_p > 0 needs rng_state, got none: pass int64 [seed, offset] on the "
+                "dropout_p > 0 needs rng_state, found none: pass int64 [seed, offset] on the "
                 "device of q (flashvar.attention draws it when it is left out)"
             )
         return
     if rng_state.dtype != torch.int64:
         raise DtypeError(
-            f"rng_state must be torch.int64, got {rng_state.dtype}: pass [seed, offset] as int64"
+            f"rng_state must be torch.int64, found {rng_state.dtype}: pass [seed, offset] as int64"
         )
     _check_device("rng_state", rng_state, device)
     if tuple(rng_state.shape) != (2,) or rng_state.stride(0) != 1:
         raise ShapeError(
-            f"rng_state must be two contiguous numbers, got shape {tuple(rng_state.shape)}: "
+            f"rng_state must be two contiguous numbers, found shape {tuple(rng_state.shape)}: "
             "pass [seed, offset]"
         )
 
@@ -97,7 +97,7 @@ def check_bias(
         # A mask that is cast would add 0 and 1 to the scores, and hide nothing.
         mask = "pass zeros with -inf where the mask is False"
         raise DtypeError(
-            f"bias must have the dtype of q or float32, got {bias.dtype} with {q.dtype}: "
+            f"bias must have the dtype of q or float32, found {bias.dtype} with {q.dtype}: "
             f"{mask if bias.dtype == torch.bool else 'cast it with .to(q.dtype)'}"
         )
     _check_device("bias", bias, q.device)
@@ -112,12 +112,12 @@ def check_bias(
         or bias.shape[3] != seqlen_k
     ):
         raise ShapeError(
-            f"bias must have shape {wanted}, got {tuple(bias.shape)}: unsqueeze() missing "
+            f"bias must have shape {wanted}, found {tuple(bias.shape)}: unsqueeze() missing "
             "dimensions, and expand() the query dimension (an expanded one is not copied)"
         )
     if bias.stride(3) != 1 and seqlen_k > 1 and bias.numel():
         raise LayoutError(
-            f"bias must be contiguous in the keys (stride 1), got strides {bias.stride()}: "
+            f"bias must be contiguous in the keys (stride 1), found strides {bias.stride()}: "
             "call bias.contiguous()"
         )
     return bias_strides(bias)
@@ -127,18 +127,18 @@ def check_sinks(sinks: torch.Tensor, q: torch.Tensor, heads_q: int) -> str:
     """Check sinks; returns the name of their dtype."""
     if sinks.dtype not in _SINKS and sinks.dtype != q.dtype:
         raise DtypeError(
-            f"sinks must be float32, bfloat16 or float16, got {sinks.dtype}: cast them with "
+            f"sinks must be float32, bfloat16 or float16, found {sinks.dtype}: cast them with "
             ".float()"
         )
     _check_device("sinks", sinks, q.device)
     if tuple(sinks.shape) != (heads_q,):
         raise ShapeError(
-            f"sinks must have shape ({heads_q},), got {tuple(sinks.shape)}: pass one for each "
+            f"sinks must have shape ({heads_q},), found {tuple(sinks.shape)}: pass one for each "
             "query head"
         )
     if sinks.stride(0) != 1 and heads_q > 1:
         raise LayoutError(
-            f"sinks must be contiguous, got stride {sinks.stride(0)}: call sinks.contiguous()"
+            f"sinks must be contiguous, found stride {sinks.stride(0)}: call sinks.contiguous()"
         )
     return DTYPES[sinks.dtype]
 
@@ -168,17 +168,17 @@ def check_offsets(inputs: Inputs, max_seqlen_q: int | None, max_seqlen_k: int | 
         lengths = [stop - start for start, stop in pairwise(values)]
         if min(lengths, default=0) < 0:
             raise InvalidInputError(
-                f"{name} must not decrease, got {_some(values)}: pass 0 and the cumulative sum of "
-                "the lengths"
+                f"{name} must not decrease, found {_some(values)}: pass 0 and the cumulative sum "
+                "of the lengths"
             )
         if values[0] < 0 or values[-1] > rows.shape[0]:
             raise InvalidInputError(
-                f"{name} must stay within the {rows.shape[0]} packed rows, got "
+                f"{name} must stay within the {rows.shape[0]} packed rows, found "
                 f"{values[0]} to {values[-1]}: pass 0 and the cumulative sum of the lengths"
             )
         if bound is not None and max(lengths, default=0) > bound:
             raise InvalidInputError(
-                f"max_seqlen_{name[-1]} must be at least the longest sequence, got {bound} and a "
+                f"max_seqlen_{name[-1]} must be at least the longest sequence, found {bound} and a "
                 f"sequence of {max(lengths)}: pass int(lengths.max())"
             )
     if inputs.seqused_k is not None:
@@ -193,7 +193,7 @@ def _check_used(used: list[int], inputs: Inputs) -> None:
     for number, (one, length) in enumerate(zip(used, lengths, strict=False)):
         if not 0 <= one <= length:
             raise InvalidInputError(
-                f"seqused_k must be from 0 to the keys of each sequence, got {one} in sequence "
+                f"seqused_k must be from 0 to the keys of each sequence, found {one} in sequence "
                 f"{number} of {length} keys: pass how many of them count"
             )
 
@@ -205,6 +205,6 @@ def _some(values: list[int]) -> str:
 def _check_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
     if tensor.device != device:
         raise DeviceError(
-            f"{name} must be on the device of q ({device}), got {tensor.device}: "
+            f"{name} must be on the device of q ({device}), found {tensor.device}: "
             f"move it with .to(q.device)"
         )

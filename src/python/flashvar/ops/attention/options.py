@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import math
-import operator
-from numbers import Integral, Real
 from typing import Any, Final
 
 import torch
 
 from flashvar.errors import InvalidInputError
-from flashvar.ops.arguments import check_backend, check_layout
+from flashvar.ops.arguments import (
+    check_backend,
+    check_layout,
+    check_scale,
+    float32_scale,
+    is_integer,
+    is_number,
+    whole_number,
+)
 from flashvar.ops.attention.problem import Options
 
 # The order of the dimensions of q, k and v; after "->" that of the output, if it differs.
 LAYOUTS: Final = ("bshd", "bhsd", "bhsd->bshd")
+# The scale of a call without one, in messages.
+DEFAULT_SCALE: Final = "head_dim**-0.5"
 
-# A scale must fit in the largest finite float32; devices round numbers below the smallest to 0.
+# Devices round numbers below the smallest to 0.
 _FLOAT32_LIMIT: Final = float(torch.finfo(torch.float32).max)
 _FLOAT32_SMALLEST: Final = float(torch.finfo(torch.float32).tiny)
 # From here on float32 rounds dropout_p to 1: nothing is kept, and 1 / (1 - p) is infinite.
 _ALL_DROPPED: Final = 1 - 2**-25
-# Numbers may also come from numpy, and be symbols while a graph is traced.
-_INTEGERS: Final = (int, torch.SymInt, Integral)
-_NUMBERS: Final = (int, float, torch.SymFloat, torch.SymInt, Real)
 
 
 def check_options(options: Options) -> None:
@@ -35,39 +39,33 @@ def check_options(options: Options) -> None:
     for name in ("causal", "deterministic"):
         if type(getattr(options, name)) is not bool:
             raise InvalidInputError(
-                f"{name} must be True or False, got {getattr(options, name)!r}: pass a bool"
+                f"{name} must be True or False, found {getattr(options, name)!r}: pass a bool"
             )
-    layout, backend, scale = options.layout, options.backend, options.scale
-    check_layout(layout, LAYOUTS, "b batch, s sequence, h heads, d head dim")
-    check_backend(backend)
-    if scale is not None and not is_number(scale):
-        raise InvalidInputError(
-            f"scale must be a number, got {scale!r}: leave it out for head_dim**-0.5"
-        )
+    check_layout(options.layout, LAYOUTS, "b batch, s sequence, h heads, d head dim")
+    check_backend(options.backend)
+    check_scale(options.scale, DEFAULT_SCALE)
     sides: tuple[object, ...] = (options.window_left, options.window_right)
     for side in sides:
-        if not isinstance(side, _INTEGERS) or type(side) is bool or side < -1:
+        if not is_integer(side) or side < -1:  # type: ignore[operator]
             raise _window_error(side)
     softcap, dropout_p = options.softcap, options.dropout_p
     if not is_number(softcap) or not (
         softcap == 0 or _FLOAT32_SMALLEST <= softcap <= _FLOAT32_LIMIT
     ):
         raise InvalidInputError(
-            "softcap must be a finite number that float32 can hold, not negative, got "
+            "softcap must be a finite number that float32 can hold, not negative, found "
             f"{softcap!r}: pass 0.0 for none"
         )
     if not is_number(dropout_p) or not 0 <= dropout_p < _ALL_DROPPED:
         raise InvalidInputError(
-            "dropout_p must be a float32 probability from 0 to less than 1, got "
+            "dropout_p must be a float32 probability from 0 to less than 1, found "
             f"{dropout_p!r}: pass 0.0 for none"
         )
     for name in ("max_seqlen_q", "max_seqlen_k"):
         bound = getattr(options, name)
-        if bound is not None and (
-            not isinstance(bound, _INTEGERS) or type(bound) is bool or bound < 0
-        ):
+        if bound is not None and (not is_integer(bound) or bound < 0):
             raise InvalidInputError(
-                f"{name} must be a whole number, not negative, got {bound!r}: leave it out, or "
+                f"{name} must be a whole number, not negative, found {bound!r}: leave it out, or "
                 "pass int(lengths.max())"
             )
 
@@ -82,7 +80,7 @@ def window_pair(window_size: Any) -> tuple[Any, Any]:
         left, right = window_size
     except (TypeError, ValueError, RuntimeError):
         raise InvalidInputError(
-            f"window_size must be two integers (left, right), got {window_size!r}: "
+            f"window_size must be two integers (left, right), found {window_size!r}: "
             "pass (-1, -1) for no window"
         ) from None
     return left, right
@@ -96,17 +94,15 @@ def window_side(side: Any) -> Any:
     Raises:
         InvalidInputError: the side is not an integer.
     """
-    if not isinstance(side, _INTEGERS):
-        try:
-            side = operator.index(side)
-        except (TypeError, ValueError, RuntimeError):
-            raise _window_error(side) from None
-    return max(side, -1)
+    found = whole_number(side)
+    if found is None:
+        raise _window_error(side)
+    return max(found, -1)
 
 
 def _window_error(side: object) -> InvalidInputError:
     return InvalidInputError(
-        f"window_size must be two integers, each -1 (unbounded) or more, got {side!r}: "
+        f"window_size must be two integers, each -1 (unbounded) or more, found {side!r}: "
         "pass how many keys a query sees on each side of its own"
     )
 
@@ -114,12 +110,14 @@ def _window_error(side: object) -> InvalidInputError:
 def plain_scale(scale: Any) -> Any:
     """A scale as torch and FlashAttention 2 accept it: also a numpy number or a tensor.
 
-    Scales that they refuse, such as a tensor with a gradient or a list, are returned unchanged for
-    `check_options` to refuse.
+    Scales that they refuse, such as a tensor with a gradient or a list, and booleans are returned
+    unchanged for `check_options` to refuse.
     """
-    if scale is None or isinstance(scale, _NUMBERS):
+    if scale is None or is_number(scale):
         return scale
     if isinstance(scale, torch.Tensor) and (scale.requires_grad or scale.dim() > 0):
+        return scale
+    if isinstance(scale, bool) or str(getattr(scale, "dtype", "")) in ("bool", "torch.bool"):
         return scale
     try:
         return float(scale) if hasattr(scale, "__float__") else scale
@@ -135,16 +133,7 @@ def scale_of(scale: float | None, head_dim: int) -> float:
     """
     if scale is None:
         return float(head_dim**-0.5)
-    try:
-        value = float(scale)
-    except OverflowError:
-        value = math.inf
-    if not abs(value) <= _FLOAT32_LIMIT:
-        raise InvalidInputError(
-            f"scale must be a finite number that float32 can hold, got {scale!r}: "
-            "leave it out for head_dim**-0.5"
-        )
-    return value
+    return float32_scale(scale, DEFAULT_SCALE)
 
 
 def window_of(options: Options, seqlen_q: int, seqlen_k: int) -> tuple[int, int]:
@@ -164,8 +153,3 @@ def window_of(options: Options, seqlen_q: int, seqlen_k: int) -> tuple[int, int]
 def bound_of(longest: int | None, total: int) -> int:
     """An upper bound of the length of each packed sequence: `longest`, at most the total."""
     return total if longest is None else min(int(longest), total)
-
-
-def is_number(value: object) -> bool:
-    """Whether a value is a number: not a bool, and not a tensor, which may be on a device."""
-    return isinstance(value, _NUMBERS) and type(value) is not bool

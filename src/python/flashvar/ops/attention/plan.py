@@ -411,6 +411,6 @@ def _check_results(
     found = [(tuple(x.shape), x.dtype) for x in (out, grad_out, lse, grad_lse) if x is not None]
     raise InvalidInputError(
         f"out and lse must be {shape} of {dtype} and {lse_shape} of {lse_dtype} in the backward, "
-        f"and their gradients likewise, got {', '.join(map(str, found))}: return saved tensors "
+        f"and their gradients likewise, found {', '.join(map(str, found))}: return saved tensors "
         "from their hooks as they were"
     )

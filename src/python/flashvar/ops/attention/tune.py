@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from flashvar.cli.tune import Tuned
-from flashvar.errors import InvalidInputError
+from flashvar.errors import ConfigurationError
 from flashvar.ops.attention.spec import HEAD_DIM_MAX, HEAD_DIM_STEP
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ def run(
     """Time the tiles of each kernel on the device and keep the best.
 
     Raises:
-        InvalidInputError: no kernel supports the head dim.
+        ConfigurationError: no kernel supports the head dim.
     """
     for head_dim in chosen.head_dim:
         if head_dim % HEAD_DIM_STEP or not 0 < head_dim <= HEAD_DIM_MAX:
-            raise InvalidInputError(
-                f"a head dim must be a multiple of {HEAD_DIM_STEP} up to {HEAD_DIM_MAX}, got "
+            raise ConfigurationError(
+                f"a head dim must be a multiple of {HEAD_DIM_STEP} up to {HEAD_DIM_MAX}, found "
                 f"{head_dim}: tune the padded head dim"
             )
     from flashvar.backends.triton.attention import measure, tiles, tuned

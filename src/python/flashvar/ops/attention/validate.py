@@ -43,7 +43,7 @@ def inspect(inputs: Inputs, options: Options) -> Problem:
         batch, seqlen_q, heads_q, head_dim = dense_sizes("q", q, layout)
         if inputs.cu_seqlens_k is not None:
             raise InvalidInputError(
-                "cu_seqlens_k needs cu_seqlens_q, got a dense q with packed k and v: "
+                "cu_seqlens_k needs cu_seqlens_q, found a dense q with packed k and v: "
                 "pack q too, cu_seqlens_q = arange(batch + 1) * seqlen_q"
             )
     else:
@@ -71,7 +71,7 @@ def inspect(inputs: Inputs, options: Options) -> Problem:
     if inputs.bias is not None:
         if total_q is not None:
             raise InvalidInputError(
-                "bias cannot be combined with packed sequences, got both: pad the sequences, or "
+                "bias cannot be combined with packed sequences, found both: pad the sequences, or "
                 "use alibi_slopes"
             )
         bias = optional_tensors.check_bias(inputs.bias, q, (batch, heads_q, seqlen_q, seqlen_k))
@@ -194,12 +194,12 @@ def common_device(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.de
     """The device of all three."""
     if q.device != k.device or q.device != v.device:
         raise DeviceError(
-            f"q, k and v must be on one device, got q on {q.device}, k on {k.device} and v on "
+            f"q, k and v must be on one device, found q on {q.device}, k on {k.device} and v on "
             f"{v.device}: move them with .to(q.device)"
         )
     if q.device.type not in ("cpu", "cuda", "meta"):
         raise DeviceError(
-            f"q, k and v must be on a CUDA device or the CPU, got {q.device}: "
+            f"q, k and v must be on a CUDA device or the CPU, found {q.device}: "
             "move them with .to('cuda') or .to('cpu')"
         )
     return q.device
@@ -209,18 +209,18 @@ def common_dtype(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, in_kernels: 
     """The name of the dtype of all three, as in requests."""
     if q.dtype != k.dtype or q.dtype != v.dtype:
         raise DtypeError(
-            f"q, k and v must have one dtype, got {q.dtype}, {k.dtype} and {v.dtype}: "
+            f"q, k and v must have one dtype, found {q.dtype}, {k.dtype} and {v.dtype}: "
             "cast them with .to(q.dtype)"
         )
     dtype = DTYPES.get(q.dtype)
     if dtype is None:
         raise DtypeError(
-            f"q, k and v must be bfloat16 or float16 (float32 and float64 too on the CPU), got "
+            f"q, k and v must be bfloat16 or float16 (float32 and float64 too on the CPU), found "
             f"{q.dtype}: cast them with .to(torch.bfloat16)"
         )
     if in_kernels and dtype not in KERNEL_DTYPES:
         raise DtypeError(
-            f"q, k and v must be bfloat16 or float16 on a CUDA device, got {q.dtype}: cast them "
+            f"q, k and v must be bfloat16 or float16 on a CUDA device, found {q.dtype}: cast them "
             "with .to(torch.bfloat16), or name backend='reference', which is slow"
         )
     return dtype
@@ -230,7 +230,7 @@ def dense_sizes(name: str, tensor: torch.Tensor, layout: str) -> tuple[int, int,
     """Batch, sequence, heads and head dim."""
     if tensor.dim() != 4:
         raise ShapeError(
-            f"{name} must have 4 dimensions ({', '.join(layout)}), got {tensor.dim()}: "
+            f"{name} must have 4 dimensions ({', '.join(layout)}), found {tensor.dim()}: "
             f"{_shape(tensor)}: add the missing one with unsqueeze()"
         )
     batch, second, third, head_dim = tensor.shape
@@ -243,7 +243,7 @@ def packed_sizes(name: str, tensor: torch.Tensor) -> tuple[int, int, int]:
     """Total, heads and head dim."""
     if tensor.dim() != 3:
         raise ShapeError(
-            f"packed {name} must have 3 dimensions (total, heads, head_dim), got {tensor.dim()}: "
+            f"packed {name} must have 3 dimensions (total, heads, head_dim), found {tensor.dim()}: "
             f"{_shape(tensor)}: flatten(0, 1) joins batch and sequence"
         )
     total, heads, head_dim = tensor.shape
@@ -254,7 +254,7 @@ def check_pair(k: torch.Tensor, v: torch.Tensor) -> None:
     """Check that k and v have the same shape except for the head dim."""
     if k.dim() != v.dim() or tuple(v.shape[:-1]) != tuple(k.shape[:-1]):
         raise ShapeError(
-            "k and v must have the same shape except for the head dim, got k "
+            "k and v must have the same shape except for the head dim, found k "
             f"{_shape(k)} and v {_shape(v)}: pass one value vector for each key"
         )
 
@@ -263,12 +263,12 @@ def check_fit(batch: int, batch_k: int, head_dim: int, head_dim_k: int, layout: 
     """Check that q and k have the same batch size and head dim."""
     if batch_k != batch:
         raise ShapeError(
-            f"q, k and v must have the same batch size, got {batch} in q and {batch_k} in k: "
+            f"q, k and v must have the same batch size, found {batch} in q and {batch_k} in k: "
             "expand() the smaller one (an expanded dimension is not copied)"
         )
     if head_dim_k != head_dim:
         raise ShapeError(
-            f"q and k must have the same head dim, got {head_dim} in q and {head_dim_k} in k: "
+            f"q and k must have the same head dim, found {head_dim} in q and {head_dim_k} in k: "
             f"check that layout={layout!r} is the order of your dimensions"
         )
 
@@ -277,7 +277,7 @@ def check_heads(heads_q: int, heads_kv: int, layout: str) -> None:
     """Check that every key head serves the same number of query heads."""
     if heads_kv < 1 or heads_q < 1 or heads_q % heads_kv != 0:
         raise ShapeError(
-            "the heads of q must be a positive multiple of the heads of k and v, got "
+            "the heads of q must be a positive multiple of the heads of k and v, found "
             f"{heads_q} and {heads_kv}: repeat heads of q, or check that layout={layout!r} is the "
             "order of your dimensions"
         )
@@ -287,11 +287,12 @@ def check_head_dim(name: str, head_dim: int, in_kernels: bool) -> None:
     """Check a head dim: at least 1, and at most 256 in kernels."""
     if head_dim < 1:
         raise ShapeError(
-            f"the {name} must be at least 1, got {head_dim}: pass vectors with at least one element"
+            f"the {name} must be at least 1, found {head_dim}: pass vectors with at least one "
+            "element"
         )
     if in_kernels and head_dim > HEAD_DIM_MAX:
         raise ShapeError(
-            f"the {name} must be from 1 to {HEAD_DIM_MAX} on a CUDA device, got {head_dim}: "
+            f"the {name} must be from 1 to {HEAD_DIM_MAX} on a CUDA device, found {head_dim}: "
             "use torch.nn.functional.scaled_dot_product_attention, or name backend='reference'"
         )
 
@@ -300,7 +301,7 @@ def check_last_stride(name: str, tensor: torch.Tensor) -> None:
     """Check that rows are contiguous: kernels load neighboring elements together."""
     if tensor.stride(-1) != 1 and tensor.shape[-1] > 1 and tensor.numel():
         raise LayoutError(
-            f"{name} must be contiguous in its last dimension (stride 1), got strides "
+            f"{name} must be contiguous in its last dimension (stride 1), found strides "
             f"{tuple(tensor.stride())}: call {name}.contiguous() or transpose other dimensions"
         )
 

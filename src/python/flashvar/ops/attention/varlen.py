@@ -129,7 +129,7 @@ def attention_varlen(
     """
     if cu_seqlens_q is None:
         raise InvalidInputError(
-            "attention_varlen needs cu_seqlens_q, got None: call flashvar.attention for dense "
+            "attention_varlen needs cu_seqlens_q, found None: call flashvar.attention for dense "
             "tensors"
         )
     if cu_seqlens_k is None and isinstance(k, torch.Tensor) and k.dim() == 3:

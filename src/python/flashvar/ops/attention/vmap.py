@@ -59,7 +59,7 @@ def _refuse_packed(arguments: tuple[Any, ...]) -> None:
     inputs = Inputs._make(arguments[:_TENSORS])
     if inputs.cu_seqlens_q is not None or inputs.cu_seqlens_k is not None:
         raise BackendUnavailableError(
-            "attention of packed sequences cannot be mapped, got cu_seqlens under torch.vmap: "
+            "attention of packed sequences cannot be mapped, found cu_seqlens under torch.vmap: "
             "pack all sequences together, or loop over the calls"
         )
 

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any, Final
 
 from flashvar.cli.comma_lists import pairs, unique
-from flashvar.errors import InvalidInputError
+from flashvar.errors import ConfigurationError
 from flashvar.ops.attention.spec import BACKWARD, FORWARD, HEAD_DIM_MAX, HEAD_DIM_STEP
 from flashvar.ops.op import value_text
 from flashvar.ops.warmup_options import add_backward, add_dtype, add_sizes, training
@@ -84,19 +84,18 @@ def kinds(chosen: argparse.Namespace) -> list[Kind]:
     """The kinds of calls that the options select.
 
     Raises:
-        InvalidInputError: a head dim or a pair of features is not supported.
+        ConfigurationError: a head dim or a pair of features is not supported.
     """
     dims = unique(chosen.head_dim)
     for pair in dims:
         if not all(1 <= dim <= HEAD_DIM_MAX for dim in pair):
-            raise InvalidInputError(
-                f"a head dim must be from 1 to {HEAD_DIM_MAX}, got {'x'.join(map(str, pair))}: "
-                "correct it"
+            raise ConfigurationError(
+                f"a head dim must be from 1 to {HEAD_DIM_MAX}, found {value_text(pair)}: correct it"
             )
     features = frozenset(one for one in FEATURES if getattr(chosen, one))
     if {"bias", "varlen"} <= features:
-        raise InvalidInputError(
-            "bias cannot be combined with packed sequences, got --bias and --varlen: run warmup "
+        raise ConfigurationError(
+            "bias cannot be combined with packed sequences, found --bias and --varlen: run warmup "
             "for each"
         )
     causal = (*[True] * chosen.causal, *[False] * chosen.full) or (True, False)

@@ -106,7 +106,7 @@ def causal_conv1d(
         check_kinds({**tensors, **others}, activation, layout, backend)
     if type(return_final_state) is not bool:
         raise InvalidInputError(
-            f"return_final_state must be True or False, got {return_final_state!r}: pass one of "
+            f"return_final_state must be True or False, found {return_final_state!r}: pass one of "
             "them, and the columns as state_len"
         )
     if seq_idx is not None:
@@ -125,7 +125,7 @@ def causal_conv1d(
         columns = _columns(weight, initial_state, state_len)
     elif state_len is not None:
         raise InvalidInputError(
-            f"state_len is that of the final state, got {state_len!r} without it: pass "
+            f"state_len is that of the final state, found {state_len!r} without it: pass "
             "return_final_state=True, or leave it out"
         )
     given = (*arguments, activation is not None, columns, layout, backend)
@@ -146,7 +146,7 @@ def causal_conv1d(
 def _refuse_dtensors(tensors: dict[str, Any]) -> None:
     if not is_compiling() and are_dtensors("causal_conv1d", tensors):
         raise InvalidInputError(
-            "seq_idx must come with plain tensors, got DTensors: pass cu_seqlens, or call it in "
+            "seq_idx must come with plain tensors, found DTensors: pass cu_seqlens, or call it in "
             "torch.distributed.tensor.experimental.local_map"
         )
 

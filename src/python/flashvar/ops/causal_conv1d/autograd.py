@@ -93,11 +93,11 @@ class _Updated(Refused):
     """The results of an update, which have no derivatives."""
 
     no_reverse_mode = (
-        "causal_conv1d_update has no derivatives, got a request for a gradient: use "
+        "causal_conv1d_update has no derivatives, found a request for a gradient: use "
         "causal_conv1d with initial_state, which has them"
     )
     no_forward_mode = (
-        "causal_conv1d_update has no derivatives, got an input with a tangent: use "
+        "causal_conv1d_update has no derivatives, found an input with a tangent: use "
         "causal_conv1d with initial_state, which has them"
     )
     written = (2,)  # state
@@ -142,7 +142,7 @@ def update_at_autograd_key(keyset: Any, x: Any, state: Any, *others: Any) -> Any
     """The Autograd kernel of causal_conv1d_update."""
     if torch.is_grad_enabled() and state.requires_grad:
         raise InvalidInputError(
-            "state must not require a gradient to be written in place, got one that does: detach "
+            "state must not require a gradient to be written in place, found one that does: detach "
             "it, or use causal_conv1d with initial_state"
         )
     op = torch.ops.flashvar.causal_conv1d_update.default

@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, ShapeError
-from flashvar.ops.arguments import check_backend, check_layout, check_operand
+from flashvar.ops.arguments import check_backend, check_layout, check_operand, is_integer
 from flashvar.ops.causal_conv1d.problem import Convolution
 from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.sequences import check_cu_seqlens, check_one_for_each
@@ -25,7 +25,7 @@ def check_kinds(tensors: dict[str, Any], activation: Any, layout: Any, backend: 
     check_layout(layout, LAYOUTS, "b batch, t tokens, d channels")
     if not (activation is None or type(activation) is str) or activation not in ACTIVATIONS:
         raise InvalidInputError(
-            f"activation must be one of {', '.join(map(repr, ACTIVATIONS))}, got {activation!r}: "
+            f"activation must be one of {', '.join(map(repr, ACTIVATIONS))}, found {activation!r}: "
             "apply another one to the output"
         )
     check_backend(backend)
@@ -46,8 +46,8 @@ def check(
     shape = _shape_text(layout)
     if x.dim() != 3 and (x.dim() != 2 or cu_seqlens is None):
         raise ShapeError(
-            f"x must be {shape}, or packed with cu_seqlens {_shape_text(layout, packed=True)}, got "
-            f"{tuple(x.shape)}: unsqueeze or reshape it"
+            f"x must be {shape}, or packed with cu_seqlens {_shape_text(layout, packed=True)}, "
+            f"found {tuple(x.shape)}: unsqueeze or reshape it"
         )
     check_channels(x, weight, bias, residual, layout)
     if cu_seqlens is not None:
@@ -70,8 +70,8 @@ def check_update(
     """Refuse tensors of an update that do not fit together, as `check`."""
     if x.dim() not in (2, 3):
         raise ShapeError(
-            f"x must be [batch, dim] or {_shape_text(layout)}, got {tuple(x.shape)}: unsqueeze or "
-            "reshape it"
+            f"x must be [batch, dim] or {_shape_text(layout)}, found {tuple(x.shape)}: unsqueeze "
+            "or reshape it"
         )
     of_one = x if x.dim() == 3 else x.unsqueeze(1 if layout == "btd" else 2)
     if residual is not None and residual.shape != x.shape:
@@ -93,18 +93,18 @@ def check_channels(x: Any, weight: Any, bias: Any, residual: Any, layout: str) -
     dim = channels(x, layout)
     if weight.dim() != 2 or weight.shape[0] != dim:
         raise ShapeError(
-            f"weight must be [dim, width] with dim {dim} for x {tuple(x.shape)}, got "
+            f"weight must be [dim, width] with dim {dim} for x {tuple(x.shape)}, found "
             f"{tuple(weight.shape)}: squeeze the middle dimension of a Conv1d's weight, or check "
             f"that layout={layout!r} is the order of your dimensions"
         )
     if weight.shape[1] not in WIDTHS:
         raise ShapeError(
-            f"weight must have a width from {WIDTHS[0]} to {WIDTHS[-1]}, got {weight.shape[1]}: "
+            f"weight must have a width from {WIDTHS[0]} to {WIDTHS[-1]}, found {weight.shape[1]}: "
             "use torch.nn.functional.conv1d for other widths"
         )
     if bias is not None and tuple(bias.shape) != (dim,):
         raise ShapeError(
-            f"bias must be [dim], that is ({dim},), got {tuple(bias.shape)}: reshape it"
+            f"bias must be [dim], that is ({dim},), found {tuple(bias.shape)}: reshape it"
         )
     if residual is not None and residual.shape != x.shape:
         raise _residual_error(x, residual)
@@ -112,7 +112,7 @@ def check_channels(x: Any, weight: Any, bias: Any, residual: Any, layout: str) -
 
 def _residual_error(x: Any, residual: Any) -> ShapeError:
     return ShapeError(
-        f"residual must have the shape of x, {tuple(x.shape)}, got {tuple(residual.shape)}: "
+        f"residual must have the shape of x, {tuple(x.shape)}, found {tuple(residual.shape)}: "
         "expand() or transpose it"
     )
 
@@ -125,7 +125,7 @@ def check_state(name: str, state: Any, x: Any, weight: Any, layout: str, count: 
         first = "pool" if count is None else count
         raise ShapeError(
             f"{name} must be [{first}, {dim}, {past} or more columns], one for each sequence, the "
-            f"newest token last, got {tuple(state.shape)}: transpose it, or pass as many states "
+            f"newest token last, found {tuple(state.shape)}: transpose it, or pass as many states "
             "as there are sequences"
         )
 
@@ -133,15 +133,14 @@ def check_state(name: str, state: Any, x: Any, weight: Any, layout: str, count: 
 def check_state_len(state_len: Any, weight: Any, state: Any) -> None:
     """Refuse a number of columns that a final state cannot have."""
     past = weight.shape[1] - 1
-    whole = isinstance(state_len, (int, torch.SymInt)) and type(state_len) is not bool
-    if not whole or state_len < past:
+    if not is_integer(state_len) or state_len < past:
         raise ShapeError(
-            f"state_len must be at least width - 1, here {past}, got {state_len!r}: leave it out "
+            f"state_len must be at least width - 1, here {past}, found {state_len!r}: leave it out "
             f"for {past}"
         )
     if state is not None and state.dim() > 0 and state.shape[-1] != state_len:
         raise ShapeError(
-            f"state_len must be that of initial_state, {state.shape[-1]}, got {state_len}: "
+            f"state_len must be that of initial_state, {state.shape[-1]}, found {state_len}: "
             "leave it out"
         )
 
@@ -149,8 +148,8 @@ def check_state_len(state_len: Any, weight: Any, state: Any) -> None:
 def _check_alike(x: Any, floats: dict[str, Any], indices: dict[str, Any]) -> None:
     if x.dtype not in DTYPES:
         raise DtypeError(
-            f"x must be bfloat16, float16 or float32 (float64 too on the CPU), got {x.dtype}: cast "
-            "it with .to(torch.bfloat16)"
+            f"x must be bfloat16, float16 or float32 (float64 too on the CPU), found {x.dtype}: "
+            "cast it with .to(torch.bfloat16)"
         )
     wide = x.dtype == torch.float64
     for name, one in floats.items():
@@ -159,13 +158,13 @@ def _check_alike(x: Any, floats: dict[str, Any], indices: dict[str, Any]) -> Non
         if one.dtype not in DTYPES or (one.dtype == torch.float64) is not wide:
             wanted = "float64" if wide else "bfloat16, float16 or float32"
             raise DtypeError(
-                f"{name} must be {wanted} with {x.dtype} x, got {one.dtype}: cast it with "
+                f"{name} must be {wanted} with {x.dtype} x, found {one.dtype}: cast it with "
                 ".to(x.dtype)"
             )
     for name, one in (*floats.items(), *indices.items()):
         if one is not None and one.device != x.device:
             raise DeviceError(
-                f"{name} must be on the device of x, {x.device}, got {one.device}: move it with "
+                f"{name} must be on the device of x, {x.device}, found {one.device}: move it with "
                 ".to(x.device)"
             )
 

@@ -20,22 +20,22 @@ def check_seq_idx(x: torch.Tensor, seq_idx: Any, layout: str, others: dict[str, 
     given = [name for name, value in others.items() if value is not None and value is not False]
     if given:
         raise InvalidInputError(
-            f"seq_idx must come without {', '.join(others)}, got {given[0]} too: for states, pass "
-            "cu_seqlens instead of seq_idx"
+            f"seq_idx must come without {', '.join(others)}, found {given[0]} too: for states, "
+            "pass cu_seqlens instead of seq_idx"
         )
     rows = tuple(x.shape[:2] if layout == "btd" else x.shape[::2])
     if x.dim() != 3 or tuple(seq_idx.shape) != rows:
         raise ShapeError(
-            f"seq_idx must be [batch, seqlen] with x of three dimensions, got "
+            f"seq_idx must be [batch, seqlen] with x of three dimensions, found "
             f"{tuple(seq_idx.shape)} with {tuple(x.shape)}: name the sequence of each token"
         )
     if seq_idx.dtype not in (torch.int32, torch.int64):
         raise DtypeError(
-            f"seq_idx must be int32 or int64, got {seq_idx.dtype}: cast it with .int()"
+            f"seq_idx must be int32 or int64, found {seq_idx.dtype}: cast it with .int()"
         )
     if seq_idx.device != x.device:
         raise DeviceError(
-            f"seq_idx must be on the device of x, {x.device}, got {seq_idx.device}: move it with "
+            f"seq_idx must be on the device of x, {x.device}, found {seq_idx.device}: move it with "
             ".to(x.device)"
         )
     if can_be_read(seq_idx):
@@ -48,7 +48,7 @@ def _check_values(seq_idx: torch.Tensor) -> None:
         again = [one for one in runs if one >= 0 and runs.count(one) > 1]
         if again:
             raise InvalidInputError(
-                f"seq_idx must have the tokens of a sequence side by side, got {again[0]} in two "
+                f"seq_idx must have the tokens of a sequence side by side, found {again[0]} in two "
                 "places of a row: sort the tokens, or give the second part a name of its own"
             )
 
@@ -85,12 +85,12 @@ def check_packed(x: Any, cu_seqlens: Any) -> None:
     for name, one in (("x", x), ("cu_seqlens", cu_seqlens)):
         check_strided(name, one)
     if x.dim() != 2:
-        raise ShapeError(f"x must be packed [total, dim], got {tuple(x.shape)}: squeeze it")
+        raise ShapeError(f"x must be packed [total, dim], found {tuple(x.shape)}: squeeze it")
     check_cu_seqlens(cu_seqlens, "x", x, 1)
     if cu_seqlens.device != x.device:
         raise DeviceError(
-            f"cu_seqlens must be on the device of x, {x.device}, got {cu_seqlens.device}: move it "
-            "with .to(x.device)"
+            f"cu_seqlens must be on the device of x, {x.device}, found {cu_seqlens.device}: move "
+            "it with .to(x.device)"
         )
     if can_be_read(cu_seqlens):
         check_offsets(cu_seqlens, min(x.shape[0], int(cu_seqlens[-1])))

@@ -117,7 +117,9 @@ def _convolution(contender: str, layout: Literal["btd", "bdt"], ends: torch.Tens
         )
     if contender == "fla":
         if layout == "bdt":
-            raise LayoutError("FLA takes adjacent channels, got adjacent tokens: transpose x first")
+            raise LayoutError(
+                "FLA takes adjacent channels, found adjacent tokens: transpose x first"
+            )
         of_fla = import_module("fla.modules.convolution").causal_conv1d
         return lambda x, weight: of_fla(x, weight, activation="silu", cu_seqlens=ends)[0]
     original = import_module("causal_conv1d").causal_conv1d_fn

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any, Final
 
 from flashvar.cli.comma_lists import numbers, unique
-from flashvar.errors import InvalidInputError
+from flashvar.errors import ConfigurationError
 from flashvar.ops.causal_conv1d.spec import BACKWARD, FORWARD, SPEC, UPDATE
 from flashvar.ops.warmup_options import (
     add_backward,
@@ -63,12 +63,12 @@ def kinds(chosen: argparse.Namespace) -> list[Kind]:
     """The kinds of calls that the options select.
 
     Raises:
-        InvalidInputError: a width that no kernel has.
+        ConfigurationError: a width that no kernel has.
     """
     widths = unique(chosen.width)
     for width in widths:
         if width not in _WIDTHS:
-            raise InvalidInputError(f"expected a width from 2 to 4, got {width}: correct it")
+            raise ConfigurationError(f"expected a width from 2 to 4, found {width}: correct it")
     return [
         Kind(dtype, width, chosen.bias, chosen.varlen, gradients)
         for width, dtype, gradients in product(widths, unique(chosen.dtype), training(chosen))

@@ -142,13 +142,13 @@ def _checked(
         return out, final_state if return_final_state else None
     if initial_state is None:
         raise InvalidInputError(
-            "initial_state must be given with state_indices, which are its rows, got None: pass "
+            "initial_state must be given with state_indices, which are its rows, found None: pass "
             "the pool of states"
         )
     if _has_gradients(given):
         raise InvalidInputError(
             "tensors must require no gradient with state_indices, which updates states in place, "
-            "got one that does: call it under torch.no_grad(), or pass the states themselves"
+            "found one that does: call it under torch.no_grad(), or pass the states themselves"
         )
     if shards:
         check_written_shards(initial_state, state_indices, *of_inputs)

@@ -27,12 +27,12 @@ from flashvar.ops.profiling import recorded
 
 _INSTEAD: Final = "write the recurrence in torch's own functions there"
 _NO_SECOND: Final = (
-    "gated_delta_rule has first derivatives only, got a request for the second (a backward "
+    "gated_delta_rule has first derivatives only, found a request for the second (a backward "
     f"through create_graph=True, torch.func.grad of a gradient, a Hessian): {_INSTEAD}"
 )
 _NO_FORWARD_MODE: Final = (
-    "gated_delta_rule has no forward-mode derivative, got an input with a tangent (jvp, jacfwd or "
-    f"a dual tensor): use reverse mode, or {_INSTEAD}"
+    "gated_delta_rule has no forward-mode derivative, found an input with a tangent (jvp, jacfwd "
+    f"or a dual tensor): use reverse mode, or {_INSTEAD}"
 )
 # Tensors of a forward: the states, and the others in the order of the schemas.
 _TENSORS: Final = 9
@@ -96,11 +96,11 @@ class _Updated(Refused):
     """The results of an update, which have no derivatives."""
 
     no_reverse_mode = (
-        "gated_delta_rule_update has no derivatives, got a request for a gradient: call "
+        "gated_delta_rule_update has no derivatives, found a request for a gradient: call "
         "gated_delta_rule without state_indices, which has them"
     )
     no_forward_mode = (
-        "gated_delta_rule_update has no derivatives, got an input with a tangent: call it with "
+        "gated_delta_rule_update has no derivatives, found an input with a tangent: call it with "
         "plain tensors"
     )
     written = (1,)  # states
@@ -159,8 +159,8 @@ def update_at_autograd_key(keyset: Any, states: Any, *arguments: Any) -> Any:
     """The Autograd kernel of gated_delta_rule_update."""
     if torch.is_grad_enabled() and states.requires_grad:
         raise InvalidInputError(
-            "states must not require a gradient to be written in place, got one that does: detach "
-            "them, or call gated_delta_rule without state_indices"
+            "states must not require a gradient to be written in place, found one that does: "
+            "detach them, or call gated_delta_rule without state_indices"
         )
     op = torch.ops.flashvar.gated_delta_rule_update.default
     out = below_autograd(op, keyset, (states, *arguments))

@@ -13,7 +13,7 @@ from flashvar.errors import (
     LayoutError,
     ShapeError,
 )
-from flashvar.ops.arguments import check_backend, check_operand
+from flashvar.ops.arguments import check_backend, check_operand, check_scale, float32_scale
 from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.gated_delta_rule.problem import Inputs
 from flashvar.ops.sequences import (
@@ -25,7 +25,7 @@ from flashvar.ops.sequences import (
 
 # "kv": states are [..., K, V]; "vk": [..., V, K].
 STATE_LAYOUTS: Final = ("kv", "vk")
-_FLOAT32_LIMIT: Final = float(torch.finfo(torch.float32).max)
+_DEFAULT_SCALE: Final = "K ** -0.5"
 _REQUIRED: Final = ("q", "k", "v", "beta")
 
 
@@ -40,17 +40,11 @@ def check_kinds(
     for name, value in switches.items():
         if not isinstance(value, bool):
             raise InvalidInputError(
-                f"{name} must be True or False, got {value!r}: leave it out for False"
+                f"{name} must be True or False, found {value!r}: leave it out for False"
             )
-    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (int, float))):
-        raise InvalidInputError(
-            f"scale must be a number, got {type(scale).__name__}: leave it out for K ** -0.5"
-        )
-    if scale is not None and not abs(scale) <= _FLOAT32_LIMIT:
-        raise InvalidInputError(
-            f"scale must be a finite number that float32 can hold, got {scale!r}: leave it out for "
-            "K ** -0.5"
-        )
+    check_scale(scale, _DEFAULT_SCALE)
+    if scale is not None:
+        float32_scale(scale, _DEFAULT_SCALE)
     check_backend(backend)
 
 
@@ -58,7 +52,7 @@ def check_state_layout(layout: Any) -> None:
     """Refuse an unknown order of a state's dimensions."""
     if type(layout) is not str or layout not in STATE_LAYOUTS:
         raise LayoutError(
-            f"state_layout must be one of {', '.join(map(repr, STATE_LAYOUTS))}, got {layout!r}: "
+            f"state_layout must be one of {', '.join(map(repr, STATE_LAYOUTS))}, found {layout!r}: "
             'name the order of the last two dimensions of states, "kv" for [..., K, V]'
         )
 
@@ -69,7 +63,7 @@ def check(inputs: Inputs) -> None:
     _check_gates(inputs)
     if inputs.allow_neg_eigval and not inputs.beta_sigmoid:
         raise InvalidInputError(
-            "allow_neg_eigval must come with beta_sigmoid=True, whose result it doubles, got "
+            "allow_neg_eigval must come with beta_sigmoid=True, whose result it doubles, found "
             "beta_sigmoid=False: pass beta up to 2 itself"
         )
     if inputs.cu_seqlens is not None:
@@ -83,38 +77,38 @@ def _check_rows(inputs: Inputs) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 4:
             raise ShapeError(
-                f"{name} must be [batch, seqlen, heads, head_dim], got {tuple(x.shape)}: "
+                f"{name} must be [batch, seqlen, heads, head_dim], found {tuple(x.shape)}: "
                 "packed sequences have batch 1, add it with .unsqueeze(0)"
             )
         if x.dtype not in DTYPES:
             raise DtypeError(
-                f"{name} must be bfloat16, float16 or float32 (float64 too on the CPU), got "
+                f"{name} must be bfloat16, float16 or float32 (float64 too on the CPU), found "
                 f"{x.dtype}: cast it with .to(torch.bfloat16)"
             )
         if x.dtype != q.dtype:
             raise DtypeError(
-                f"q, k and v must have one dtype, got {q.dtype} and, in {name}, {x.dtype}: "
+                f"q, k and v must have one dtype, found {q.dtype} and, in {name}, {x.dtype}: "
                 f"cast it with .to({q.dtype})"
             )
         if x.shape[-1] == 0:
             raise ShapeError(
-                f"the head dim of {name} must be at least 1, got {tuple(x.shape)}: "
+                f"the head dim of {name} must be at least 1, found {tuple(x.shape)}: "
                 "check the projection that made it"
             )
     if k.shape != q.shape:
         raise ShapeError(
-            f"q and k must have one shape, got {tuple(q.shape)} and {tuple(k.shape)}: "
+            f"q and k must have one shape, found {tuple(q.shape)} and {tuple(k.shape)}: "
             "only v may have more heads and another head dim"
         )
     if v.shape[:2] != q.shape[:2]:
         raise ShapeError(
-            f"v must have the batch and seqlen of q, {tuple(q.shape[:2])}, got "
+            f"v must have the batch and seqlen of q, {tuple(q.shape[:2])}, found "
             f"{tuple(v.shape[:2])}: check that the order is [batch, seqlen, heads, head_dim]"
         )
     qk_heads, heads = q.shape[2], v.shape[2]
     if (heads if qk_heads == 0 else heads % qk_heads) != 0:
         raise ShapeError(
-            f"the heads of v must be a multiple of those of q and k, got {heads} and {qk_heads}: "
+            f"the heads of v must be a multiple of those of q and k, found {heads} and {qk_heads}: "
             "repeat heads of v, or check that the order is [batch, seqlen, heads, head_dim]"
         )
 
@@ -133,24 +127,24 @@ def _check_gates(inputs: Inputs) -> None:
             continue
         if tuple(x.shape) != shape:
             raise ShapeError(
-                f"{_public(name)} must be {form}, that is {shape} with v {tuple(v.shape)}, got "
+                f"{_public(name)} must be {form}, that is {shape} with v {tuple(v.shape)}, found "
                 f"{tuple(x.shape)}: check the order of its dimensions"
             )
         wide = torch.promote_types(q.dtype, torch.float32)
         if x.dtype not in (q.dtype, wide):
             kinds = " or ".join(dict.fromkeys((str(wide), str(q.dtype))))
             raise DtypeError(
-                f"{_public(name)} must be {kinds} with {q.dtype} q, k and v, got {x.dtype}: "
+                f"{_public(name)} must be {kinds} with {q.dtype} q, k and v, found {x.dtype}: "
                 f"cast it with .to({wide})"
             )
     if inputs.a_log is not None and inputs.g is None:
         raise InvalidInputError(
-            "g must be given with A_log, which makes a gate of it, got None: pass the raw gate, "
+            "g must be given with A_log, which makes a gate of it, found None: pass the raw gate, "
             "or leave A_log out for no gate"
         )
     if inputs.dt_bias is not None and inputs.a_log is None:
         raise InvalidInputError(
-            "dt_bias must come with A_log, got A_log=None: pass A_log, or leave dt_bias out and "
+            "dt_bias must come with A_log, found A_log=None: pass A_log, or leave dt_bias out and "
             "pass the gate itself, g in log space"
         )
 
@@ -158,7 +152,7 @@ def _check_gates(inputs: Inputs) -> None:
 def _check_device(name: str, x: torch.Tensor | None, q: torch.Tensor) -> None:
     if x is not None and x.device != q.device:
         raise DeviceError(
-            f"q and {name} must be on one device, got {q.device} and {x.device}: "
+            f"q and {name} must be on one device, found {q.device} and {x.device}: "
             f"move {name} with .to(q.device)"
         )
 
@@ -179,13 +173,13 @@ def check_initial_state(inputs: Inputs, state: torch.Tensor, layout: str) -> Non
     if tuple(state.shape) != expected:
         raise ShapeError(
             f"initial_state must be [sequences, heads of v, {', '.join(layout.upper())}], that is "
-            f"{expected}, got {tuple(state.shape)}: pass one state for each sequence, and name "
+            f"{expected}, found {tuple(state.shape)}: pass one state for each sequence, and name "
             "the order of its dimensions in state_layout"
         )
     wide = torch.promote_types(inputs.q.dtype, torch.float32)
     if state.dtype != wide:
         raise DtypeError(
-            f"initial_state must be {wide} with {inputs.q.dtype} q, k and v, got {state.dtype}: "
+            f"initial_state must be {wide} with {inputs.q.dtype} q, k and v, found {state.dtype}: "
             f"cast it with .to({wide})"
         )
     _check_device("initial_state", state, inputs.q)
@@ -196,14 +190,14 @@ def check_pool(inputs: Inputs, pool: torch.Tensor, indices: torch.Tensor, layout
     if pool.dim() != 4 or tuple(pool.shape) != state_shape(inputs, pool.shape[0], layout):
         form = ("pool", *state_shape(inputs, 0, layout)[1:])
         raise ShapeError(
-            f"initial_state must be [{', '.join(map(str, form))}] with state_indices, got "
+            f"initial_state must be [{', '.join(map(str, form))}] with state_indices, found "
             f"{tuple(pool.shape)}: name the order of its dimensions in state_layout"
         )
     wide = torch.promote_types(inputs.q.dtype, torch.float32)
     if pool.dtype not in (wide, inputs.q.dtype):
         raise DtypeError(
             f"initial_state must be {wide} or {inputs.q.dtype}, the dtype of q, with "
-            f"state_indices, got {pool.dtype}: make the pool in one of them"
+            f"state_indices, found {pool.dtype}: make the pool in one of them"
         )
     check_one_for_each("state_indices", indices, inputs.sequences)
     check_own_memory("initial_state", pool)
@@ -221,7 +215,7 @@ def check_values(inputs: Inputs) -> None:
     g = inputs.g
     if g is not None and inputs.a_log is None and g.numel() and bool((g > 0).any()):
         raise InvalidInputError(
-            f"g must be at most 0, the logarithm of a decay, got {float(g[g > 0][0])}: pass "
+            f"g must be at most 0, the logarithm of a decay, found {float(g[g > 0][0])}: pass "
             "decay.log(), or A_log where g is the raw gate"
         )
     if inputs.cu_seqlens is not None:

@@ -77,7 +77,7 @@ def call(cell: UpdateCell, contender: str, device: torch.device) -> Call:
     if contender == "fla":
         if (cell.state_layout, cell.state_dtype) != ("kv", "fp32"):
             raise LayoutError(
-                "FLA's states are K-major in fp32 here, got "
+                "FLA's states are K-major in fp32 here, found "
                 f"{cell.state_layout} in {cell.state_dtype}: leave it out of this cell"
             )
         of_fla = import_module("fla.ops.gated_delta_rule").fused_recurrent_gated_delta_rule

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any, Final
 
 from flashvar.cli.comma_lists import pairs, unique
-from flashvar.errors import InvalidInputError
+from flashvar.errors import ConfigurationError
 from flashvar.ops.gated_delta_rule.spec import (
     BACKWARD,
     FORWARD,
@@ -16,6 +16,7 @@ from flashvar.ops.gated_delta_rule.spec import (
     SPEC,
     UPDATE,
 )
+from flashvar.ops.op import value_text
 from flashvar.ops.warmup_options import (
     add_backward,
     add_dtype,
@@ -76,14 +77,14 @@ def kinds(chosen: argparse.Namespace) -> list[Kind]:
     """The kinds of calls that the options select.
 
     Raises:
-        InvalidInputError: a head dim that no kernel takes.
+        ConfigurationError: a head dim that no kernel takes.
     """
     dims = unique(chosen.head_dim)
     for k, v in dims:
         if min(k, v) < 1 or (chosen.backward and k > MAX_BACKWARD_HEAD_DIM):
-            raise InvalidInputError(
+            raise ConfigurationError(
                 f"expected K and V from 1, and K to {MAX_BACKWARD_HEAD_DIM} for gradients, "
-                f"got {k}x{v}: correct it"
+                f"found {value_text((k, v))}: correct it"
             )
     return [
         Kind(dtype, k, v, chosen.raw, chosen.varlen, gradients)

@@ -39,7 +39,7 @@ def listed(name: str, parts: Any) -> list[Any]:
         check_strided(name, parts, _DENSE)
         if parts.dim() == 0:
             raise ShapeError(
-                f"{name} must have the parts in its first dimension, got a tensor without "
+                f"{name} must have the parts in its first dimension, found a tensor without "
                 "dimensions: pass a sequence of tensors, or torch.stack() of it"
             )
         try:
@@ -51,7 +51,7 @@ def listed(name: str, parts: Any) -> list[Any]:
         return list(parts)
     part = name.removesuffix("s")
     raise InvalidInputError(
-        f"{name} must be a sequence of tensors or one tensor with the parts in front, got "
+        f"{name} must be a sequence of tensors or one tensor with the parts in front, found "
         f"{type(parts).__name__}: pass [{part}_a, {part}_b]"
     )
 
@@ -65,7 +65,7 @@ def check_kinds(outs: Sequence[Any], lses: Sequence[Any], layout: Any, backend: 
     """Refuse what the dispatcher could not hand on: no tensors, other kinds, unknown options."""
     if not outs:
         raise ShapeError(
-            "outs must have at least one part, got none: pass the output and log-sum-exp of at "
+            "outs must have at least one part, found none: pass the output and log-sum-exp of at "
             "least one attention"
         )
     check_layout(layout, LAYOUTS, "b batch, s sequence, h heads, d head dim")
@@ -87,23 +87,23 @@ def check(outs: Sequence[Any], lses: Sequence[Any], stacked: bool, layout: str) 
         ahead = "parts, " if stacked else ""
         raise ShapeError(
             f"outs must be [{ahead}batch, seqlen, heads, head_dim] or packed [{ahead}total, heads, "
-            f"head_dim], got {tuple(first.shape)}: reshape it, and pass parts as a sequence or "
+            f"head_dim], found {tuple(first.shape)}: reshape it, and pass parts as a sequence or "
             "stacked in front"
         )
     packed = first.dim() - front == 3
     if packed and layout != "bshd":
         raise LayoutError(
-            f"packed outs are [total, heads, head_dim], which is layout 'bshd', got {layout!r}: "
+            f"packed outs are [total, heads, head_dim], which is layout 'bshd', found {layout!r}: "
             "leave layout out"
         )
     if stacked and first.shape[0] == 0:
         raise ShapeError(
-            f"outs must have at least one part, got {tuple(first.shape)}: pass the output and "
+            f"outs must have at least one part, found {tuple(first.shape)}: pass the output and "
             "log-sum-exp of at least one attention"
         )
     if len(outs) != len(lses):
         raise ShapeError(
-            f"outs and lses must have the same length, got {len(outs)} and {len(lses)}: pass one "
+            f"outs and lses must have the same length, found {len(outs)} and {len(lses)}: pass one "
             "log-sum-exp for each output"
         )
     _check_alike("outs", outs)
@@ -115,13 +115,13 @@ def check(outs: Sequence[Any], lses: Sequence[Any], stacked: bool, layout: str) 
     if tuple(lses[0].shape) != expected:
         form = "[heads, total]" if packed else "[batch, heads, seqlen]"
         raise ShapeError(
-            f"lses must be {form} with outs {tuple(first.shape)}, that is {expected}, got "
+            f"lses must be {form} with outs {tuple(first.shape)}, that is {expected}, found "
             f"{tuple(lses[0].shape)}: transpose it, or check that layout={layout!r} is the order "
             "of your dimensions"
         )
     if first.device != lses[0].device:
         raise DeviceError(
-            f"outs and lses must be on one device, got {first.device} and {lses[0].device}: "
+            f"outs and lses must be on one device, found {first.device} and {lses[0].device}: "
             "move them with .to(outs[0].device)"
         )
 
@@ -133,17 +133,17 @@ def _check_alike(name: str, tensors: Sequence[Any]) -> None:
             continue
         if x.shape != first.shape:
             raise ShapeError(
-                f"{name} must have one shape, got {tuple(first.shape)} and, in part {index}, "
+                f"{name} must have one shape, found {tuple(first.shape)} and, in part {index}, "
                 f"{tuple(x.shape)}: pass parts of the same queries"
             )
         if x.dtype != first.dtype:
             raise DtypeError(
-                f"{name} must have one dtype, got {first.dtype} and, in part {index}, {x.dtype}: "
+                f"{name} must have one dtype, found {first.dtype} and, in part {index}, {x.dtype}: "
                 f"cast them with .to({name}[0].dtype)"
             )
         if x.device != first.device:
             raise DeviceError(
-                f"{name} must be on one device, got {first.device} and, in part {index}, "
+                f"{name} must be on one device, found {first.device} and, in part {index}, "
                 f"{x.device}: move them with .to({name}[0].device)"
             )
 
@@ -151,13 +151,13 @@ def _check_alike(name: str, tensors: Sequence[Any]) -> None:
 def _check_dtypes(out: Any, lse: Any) -> None:
     if out.dtype not in DTYPES:
         raise DtypeError(
-            f"outs must be bfloat16, float16 or float32 (float64 too on the CPU), got {out.dtype}: "
-            "cast them with .to(torch.bfloat16)"
+            f"outs must be bfloat16, float16 or float32 (float64 too on the CPU), found "
+            f"{out.dtype}: cast them with .to(torch.bfloat16)"
         )
     wide = out.dtype == torch.float64
     if lse.dtype != torch.float32 and not (wide and lse.dtype == torch.float64):
         raise DtypeError(
-            f"lses must be float32{' or float64' if wide else ''} with {out.dtype} outs, got "
+            f"lses must be float32{' or float64' if wide else ''} with {out.dtype} outs, found "
             f"{lse.dtype}: take them from attention(return_lse=True), or cast them with .float()"
         )
 

@@ -10,7 +10,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
 from flashvar.cli.comma_lists import numbers, unique
-from flashvar.errors import InvalidInputError
+from flashvar.errors import ConfigurationError
 from flashvar.ops.merge_states.spec import BACKWARD, FORWARD, SPEC
 from flashvar.ops.warmup_options import add_backward, add_dtype, add_sizes, training
 from flashvar.selection.request import Request
@@ -96,13 +96,13 @@ def kinds(chosen: argparse.Namespace) -> list[Kind]:
     """The kinds of calls that the options select.
 
     Raises:
-        InvalidInputError: a head dim or a number of parts below 1.
+        ConfigurationError: a head dim or a number of parts below 1.
     """
     dtypes = unique(chosen.dtype)
     head_dims, parts = unique(chosen.head_dim), unique(chosen.parts)
     for name, number in (*(("head dim", n) for n in head_dims), *(("part", n) for n in parts)):
         if number < 1:
-            raise InvalidInputError(f"expected at least one {name}, got {number}: correct it")
+            raise ConfigurationError(f"expected at least one {name}, found {number}: correct it")
     numbers_of_parts = [(count, False) for count in parts]
     if chosen.stacked:
         numbers_of_parts.append((_STACKED, True))

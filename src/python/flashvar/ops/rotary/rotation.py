@@ -8,14 +8,13 @@ torch.func, forward mode, tensor subclasses, and gradients of the tables.
 
 from __future__ import annotations
 
-import operator
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
-from flashvar.ops.arguments import as_bool, check_strided, count
+from flashvar.ops.arguments import as_bool, check_strided, count, whole_number
 from flashvar.ops.dispatch_modes import are_plain, is_compiling
 from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.sequences import shares_memory
@@ -62,7 +61,7 @@ def checked(
     check_strided("x", x)
     if x.dtype not in DTYPES:
         raise DtypeError(
-            "x must be bfloat16, float16, float32 or float64, got "
+            "x must be bfloat16, float16, float32 or float64, found "
             f"{x.dtype}: cast it with .to(cos.dtype)"
         )
     form = "[batch, seqlen, heads, head_dim]"
@@ -71,12 +70,12 @@ def checked(
         _check_integers("cu_seqlens", cu_seqlens, x)
         if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] == 0:
             raise ShapeError(
-                f"cu_seqlens must be [batch + 1], got {tuple(cu_seqlens.shape)}: "
+                f"cu_seqlens must be [batch + 1], found {tuple(cu_seqlens.shape)}: "
                 "pass where each packed sequence begins, and the total"
             )
     if x.dim() != (4 if cu_seqlens is None else 3):
         raise ShapeError(
-            f"x must be {form}, got {tuple(x.shape)}: "
+            f"x must be {form}, found {tuple(x.shape)}: "
             "reshape it, and pass cu_seqlens only for packed sequences"
         )
     check_tables(x, cos, sin)
@@ -88,7 +87,7 @@ def checked(
     if longest is not None and offset + longest > cos.shape[0]:
         raise ShapeError(
             f"cos and sin must cover positions up to {offset + longest}, of sequences as long as "
-            f"{longest} from position {offset}, got {cos.shape[0]}: pass longer tables"
+            f"{longest} from position {offset}, found {cos.shape[0]}: pass longer tables"
         )
     flags = as_bool("interleaved", interleaved), as_bool("conjugate", conjugate)
     return Rotation(cos, sin, offsets, cu_seqlens, offset, *flags)
@@ -100,17 +99,17 @@ def check_tables(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
         check_strided(name, table)
         if table.dtype not in DTYPES:
             raise DtypeError(
-                f"{name} must be bfloat16, float16, float32 or float64, got {table.dtype}: "
+                f"{name} must be bfloat16, float16, float32 or float64, found {table.dtype}: "
                 "cast it with .to(x.dtype)"
             )
         if table.device != x.device:
             raise DeviceError(
-                f"{name} must be on the device of x, {x.device}, got {table.device}: "
+                f"{name} must be on the device of x, {x.device}, found {table.device}: "
                 "move it with .to(x.device)"
             )
     if cos.shape != sin.shape or cos.dim() != 2 or 2 * cos.shape[1] > x.shape[-1]:
         raise ShapeError(
-            f"cos and sin must have one shape (positions, at most {x.shape[-1] // 2}), got "
+            f"cos and sin must have one shape (positions, at most {x.shape[-1] // 2}), found "
             f"{tuple(cos.shape)} and {tuple(sin.shape)}: pass one entry for each pair"
         )
 
@@ -119,12 +118,12 @@ def _check_integers(name: str, tensor: object, x: torch.Tensor) -> None:
     check_strided(name, tensor)
     if tensor.dtype not in _INTEGERS:  # type: ignore[attr-defined]
         raise DtypeError(
-            f"{name} must be int32 or int64, got {tensor.dtype}: "  # type: ignore[attr-defined]
+            f"{name} must be int32 or int64, found {tensor.dtype}: "  # type: ignore[attr-defined]
             "cast it with .to(torch.int32)"
         )
     if tensor.device != x.device:  # type: ignore[attr-defined]
         raise DeviceError(
-            f"{name} must be on the device of x, {x.device}, got "
+            f"{name} must be on the device of x, {x.device}, found "
             f"{tensor.device}: move it with .to(x.device)"  # type: ignore[attr-defined]
         )
 
@@ -137,23 +136,21 @@ def _split_offsets(
         _check_integers("seqlen_offsets", given, x)
         if given.dim() > 1 or (given.numel() != 1 and given.shape[0] != batch):
             raise ShapeError(
-                f"seqlen_offsets must be an integer or [batch] = [{batch}], got "
+                f"seqlen_offsets must be an integer or [batch] = [{batch}], found "
                 f"{tuple(given.shape)}: pass one position for each sequence"
             )
         return given.expand(batch), 0
-    if not isinstance(given, (int, torch.SymInt)):
-        try:
-            given = operator.index(given)
-        except TypeError:
-            raise InvalidInputError(
-                f"seqlen_offsets must be an integer or a tensor of them, got "
-                f"{type(given).__name__}: pass the position of the first row"
-            ) from None
-    if given < 0:
+    offset = whole_number(given)
+    if offset is None:
         raise InvalidInputError(
-            f"seqlen_offsets must be at least 0, got {given}: pass the position of the first row"
+            f"seqlen_offsets must be an integer or a tensor of them, found "
+            f"{type(given).__name__}: pass the position of the first row"
         )
-    return None, given
+    if offset < 0:
+        raise InvalidInputError(
+            f"seqlen_offsets must be at least 0, found {offset}: pass the position of the first row"
+        )
+    return None, offset
 
 
 def check_writable(x: torch.Tensor) -> None:
@@ -162,7 +159,7 @@ def check_writable(x: torch.Tensor) -> None:
     # The compiler and transforms know no memory.
     if expanded or (not is_compiling() and _transforms() is None and shares_memory(x)):
         raise LayoutError(
-            f"x must not share memory between entries to be rotated in place, got shape "
+            f"x must not share memory between entries to be rotated in place, found shape "
             f"{tuple(x.shape)} with strides {x.stride()}: pass x.clone(), or inplace=False"
         )
 

@@ -89,7 +89,7 @@ def _check_positions(x: torch.Tensor, rotation: Rotation) -> None:
     outside = ((positions < 0) | (positions >= rotation.cos.shape[0])) & inside
     if bool(outside.any()):
         raise ShapeError(
-            f"cos and sin must have every position of the sequences, got {rotation.cos.shape[0]} "
+            f"cos and sin must have every position of the sequences, found {rotation.cos.shape[0]} "
             f"positions and a row at {int(positions[outside][0])}: pass longer tables, or correct "
             "seqlen_offsets"
         )
@@ -199,7 +199,7 @@ def _refuse_second_rotation(x: torch.Tensor) -> None:
     if root.is_leaf and root.requires_grad:
         raise InvalidInputError(
             "x must not be an input of a function that is checkpointed, to be rotated in place, "
-            "got a leaf in a backward: rotate x.clone() in that function, or pass inplace=False"
+            "found a leaf in a backward: rotate x.clone() in that function, or pass inplace=False"
         )
 
 
@@ -215,7 +215,7 @@ def _swapped(x: torch.Tensor, rotated: torch.Tensor) -> torch.Tensor:
     except RuntimeError as error:
         raise InvalidInputError(
             "x is one of several views that were made at once, and must not be kept for a "
-            f"backward, to be rotated in place; got one that is ({error}): pass inplace=False"
+            f"backward, to be rotated in place; found one that is ({error}): pass inplace=False"
         ) from error
     return x
 

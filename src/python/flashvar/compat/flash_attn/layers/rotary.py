@@ -48,10 +48,10 @@ def rotate_half(x: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
     check_strided("x", x)
     if x.dim() == 0 or x.shape[-1] % 2:
         raise ShapeError(
-            f"x must have an even last dimension, got {tuple(x.shape)}: pass the part to rotate"
+            f"x must have an even last dimension, found {tuple(x.shape)}: pass the part to rotate"
         )
     if x.dtype == torch.bool:
-        raise DtypeError("x must be of numbers, got torch.bool: cast it, as with .float()")
+        raise DtypeError("x must be of numbers, found torch.bool: cast it, as with .float()")
     if as_bool("interleaved", interleaved):
         return torch.stack((-x[..., 1::2], x[..., 0::2]), -1).flatten(-2)
     first, second = x.chunk(2, -1)
@@ -77,7 +77,7 @@ def apply_rotary_emb_torch(
         check_strided(name, tensor)
         if tensor.device != x.device:
             raise DeviceError(
-                f"{name} must be on the device of x, {x.device}, got {tensor.device}: "
+                f"{name} must be on the device of x, {x.device}, found {tensor.device}: "
                 "move it with .to(x.device)"
             )
     rows = x.shape[:-2]
@@ -88,7 +88,7 @@ def apply_rotary_emb_torch(
     if not fits:
         raise ShapeError(
             f"cos and sin must be [seqlen, pairs] or [batch, seqlen, pairs] with x [batch, "
-            f"seqlen, heads, head_dim], got {tuple(cos.shape)} and {tuple(sin.shape)} with "
+            f"seqlen, heads, head_dim], found {tuple(cos.shape)} and {tuple(sin.shape)} with "
             f"{tuple(x.shape)}: pass one row for each of x, and one entry for each pair"
         )
     width = 2 * cos.shape[-1]
@@ -187,7 +187,7 @@ def _heads_of(qkv: torch.Tensor, num_heads_q: int | None) -> tuple[int, int]:
             return num_heads_q, others // 2
     raise ShapeError(
         "qkv must be [batch, seqlen, 3, heads, head_dim], or [batch, seqlen, num_heads_q + 2 * "
-        f"heads_kv, head_dim] with num_heads_q, got {tuple(qkv.shape)} with num_heads_q="
+        f"heads_kv, head_dim] with num_heads_q, found {tuple(qkv.shape)} with num_heads_q="
         f"{num_heads_q}: say how many of the heads are queries"
     )
 
@@ -218,7 +218,7 @@ def apply_rotary_emb_kv_(
     check_strided("kv", kv)
     if kv.dim() != 5 or kv.shape[2] != 2:
         raise ShapeError(
-            f"kv must be [batch, seqlen, 2, heads, head_dim], got {tuple(kv.shape)}: "
+            f"kv must be [batch, seqlen, 2, heads, head_dim], found {tuple(kv.shape)}: "
             "stack keys and values with torch.stack((k, v), 2)"
         )
     rotation = checked(
@@ -249,7 +249,7 @@ def _even_count(dim: object) -> int:
     if isinstance(dim, (int, float)) and dim > 0 and dim % 2 == 0:
         return int(dim)
     raise InvalidInputError(
-        f"dim must be a positive even number of entries, got {dim!r}: "
+        f"dim must be a positive even number of entries, found {dim!r}: "
         "pass the head dim, or the part of it to rotate"
     )
 
@@ -261,7 +261,7 @@ def _number(name: str, value: Any) -> float:
     except (TypeError, ValueError, RuntimeError):
         pass
     raise InvalidInputError(
-        f"{name} must be a number, got {type(value).__name__}: pass a float, or leave it out"
+        f"{name} must be a number, found {type(value).__name__}: pass a float, or leave it out"
     )
 
 
@@ -410,7 +410,7 @@ class RotaryEmbedding(torch.nn.Module):  # type: ignore[misc]
         check_strided("qkv", qkv)
         if qkv.dim() < 4:
             raise ShapeError(
-                "qkv must have 4 or 5 dimensions, [batch, seqlen, (3,) heads, head_dim], got "
+                "qkv must have 4 or 5 dimensions, [batch, seqlen, (3,) heads, head_dim], found "
                 f"{tuple(qkv.shape)}: unsqueeze what is missing"
             )
         if not isinstance(seqlen_offset, torch.Tensor):
@@ -424,7 +424,7 @@ class RotaryEmbedding(torch.nn.Module):  # type: ignore[misc]
         cos, sin = self._cos_cached, self._sin_cached
         if cos is None or sin is None:
             raise InvalidInputError(
-                "max_seqlen must be given where seqlen_offset is a tensor, got None: pass the "
+                "max_seqlen must be given where seqlen_offset is a tensor, found None: pass the "
                 "largest position of all sequences"
             )
         cos_k, sin_k = self._cos_k_cached, self._sin_k_cached

@@ -43,7 +43,7 @@ def reduce_scatter_raw(input_: torch.Tensor, process_group: Any, async_op: bool 
     world = dist.get_world_size(process_group)
     if _rows(input_) % world:
         raise ShapeError(
-            f"input_ must have a multiple of {world} rows, one part for each process, got "
+            f"input_ must have a multiple of {world} rows, one part for each process, found "
             f"{tuple(input_.shape)}: pad it"
         )
     out = input_.new_empty((input_.shape[0] // world, *input_.shape[1:]))
@@ -60,7 +60,7 @@ def all_reduce_raw(input_: torch.Tensor, process_group: Any, async_op: bool = Fa
 
 def _rows(tensor: torch.Tensor) -> int:
     if tensor.dim() == 0:
-        raise ShapeError("input_ must have rows, got a number: pass input_[None]")
+        raise ShapeError("input_ must have rows, found a number: pass input_[None]")
     rows: int = tensor.shape[0]
     return rows
 

@@ -14,11 +14,11 @@ from flashvar_factory.release import proof
 
 def document(digest: str) -> str:
     """The SBOM of a wheel whose CUDA runtime has this hash."""
-    bill = fabricated.bill(fabricated.manifest())
-    for one in bill["components"]:
+    sbom = fabricated.sbom_of(fabricated.manifest())
+    for one in sbom["components"]:
         if one["name"] == "cudart-static":
             one["hashes"][0]["content"] = digest * 64
-    return json.dumps(bill)
+    return json.dumps(sbom)
 
 
 def test_one_runtime_for_each_platform() -> None:
