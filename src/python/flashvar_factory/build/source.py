@@ -1,4 +1,4 @@
-"""Identifies the sources: git revision, and a hash of everything that reaches the compiler."""
+"""Identifies the sources: git revision, and a hash of the code that reaches the compiler."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from flashvar.binaries.manifest import Source, Toolkit
+from flashvar_factory.build import code
 from flashvar_factory.config.expand import Build
 
 CMAKE: Final = "cmake"
@@ -66,11 +67,20 @@ def tagged(root: Path, tag: str) -> str | None:
 
 
 def changed(root: Path, revision: str, names: Sequence[str]) -> list[str] | None:
-    """The files in `names` that differ between a commit and HEAD; None for an unknown commit."""
+    """The files in `names` whose code differs between a commit and HEAD; None: unknown commit."""
     commit = _commit(root, revision)
     if commit is None:
         return None
-    return _run(root, "diff", "--name-only", commit, "HEAD", "--", *names).splitlines()
+    listing = _run(root, "diff", "--name-only", "--no-renames", "-z", commit, "HEAD", "--", *names)
+    files = [name for name in listing.split("\0") if name]
+    return [name for name in files if _code(root, commit, name) != _code(root, "HEAD", name)]
+
+
+def _code(root: Path, commit: str, name: str) -> bytes | None:
+    """The code of a file in a commit; None where the commit does not have it."""
+    command = ["git", "-C", str(root), "cat-file", "blob", f"{commit}:{name}"]
+    done = subprocess.run(command, capture_output=True)
+    return None if done.returncode else code.of(name, done.stdout)
 
 
 def _commit(root: Path, name: str) -> str | None:
@@ -103,9 +113,9 @@ def factory() -> str:
 def _hash(root: Path, plan: str) -> str:
     digest = hashlib.sha256()
     for top, path in _files(root):
-        name = path.relative_to(top).as_posix().encode()
-        content = path.read_bytes()
-        digest.update(b"%s\0%d\0" % (name, len(content)) + content)
+        name = path.relative_to(top).as_posix()
+        content = code.of(name, path.read_bytes())
+        digest.update(b"%s\0%d\0" % (name.encode(), len(content)) + content)
     digest.update(plan.encode())
     return digest.hexdigest()
 
