@@ -102,8 +102,8 @@ flashvar_causal_conv1d_bwd(const flashvar_causal_conv1d_bwd_params* params);
 FLASHVAR_API flashvar_status
 flashvar_causal_conv1d_update(const flashvar_causal_conv1d_update_params* params);
 
-/* Writes to `size` the bytes of workspace that a call needs: of a backward up to 4 % of those of x,
- * else 0. */
+/* Writes to `size` the bytes of workspace that a call needs: of a backward a few percent of those
+ * of x if sequences are long, more if they are short; else 0. */
 FLASHVAR_API flashvar_status flashvar_causal_conv1d_fwd_workspace(
     const flashvar_causal_conv1d_fwd_params* params, uint64_t* size);
 FLASHVAR_API flashvar_status flashvar_causal_conv1d_bwd_workspace(

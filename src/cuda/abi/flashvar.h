@@ -13,9 +13,9 @@
  *   flashvar_<op>(params)                         enqueues on the stream and returns
  *   flashvar_<op>_workspace(params, &bytes)       the device memory that it needs
  *   flashvar_<op>_explain(params, text, size)     which kernels it would launch, and why
- * The last two need no device and read no device memory: of addresses there, _workspace asks which
- * are NULL, and _explain also how they are aligned. Where a field is an array in host memory, its
- * op's header says so; all three functions may read it.
+ * The last two need no device and read no device memory. Of addresses there, they check which are
+ * NULL, and some how they are aligned. Where a field is an array in host memory, its op's header
+ * says so; all three functions may read it.
  */
 #ifndef FLASHVAR_H
 #define FLASHVAR_H

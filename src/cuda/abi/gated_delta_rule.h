@@ -99,8 +99,8 @@ typedef struct flashvar_gated_delta_rule_bwd_params {
                              written. Varlen: rows of no sequence stay as they are */
   flashvar_tensor grad_k;
   flashvar_tensor grad_v;
-  flashvar_grad_gate grad_g; /* likewise, as the next; data may be NULL: not wanted */
-  flashvar_grad_gate grad_beta;
+  flashvar_grad_gate grad_g;         /* like g, written; data may be NULL: not wanted */
+  flashvar_grad_gate grad_beta;      /* like beta, written; required if there are rows */
   flashvar_grad_gate grad_a_log;     /* [heads]; written. data may be NULL: not wanted, as in the
                                         next two */
   flashvar_grad_gate grad_dt_bias;   /* [heads]; written */
@@ -113,7 +113,7 @@ typedef struct flashvar_gated_delta_rule_bwd_params {
 FLASHVAR_API flashvar_status
 flashvar_gated_delta_rule_bwd(const flashvar_gated_delta_rule_bwd_params* params);
 
-/* About 138 KiB a chunk and head for head dims 128 and 128. */
+/* About 133 KiB a chunk and head for head dims 128 and 128, more with segments. */
 FLASHVAR_API flashvar_status flashvar_gated_delta_rule_bwd_workspace(
     const flashvar_gated_delta_rule_bwd_params* params, uint64_t* size);
 

@@ -17,11 +17,11 @@ namespace flashvar::attention {
 // to 1. Measured on an H200: docs/hopper-ledger.md, forward, version 3.
 inline constexpr float kRescaleThreshold = 8.f;
 
-// Lower bound of the maximum that exponents are relative to, in units of log2. Products of scores
-// with scale_log2 round by at most 1 down to here. Masks that add -1e9 or a dtype's lowest number
-// make lower ones, which overflow, or round by so much that P would be infinite in 16 bits, and NaN
-// once it is rescaled by 0. With the bound, P of such scores is 0: a row that has no others counts
-// as a row without a visible key, as with -inf.
+// Lower bound of the maximum that exponents are relative to, in units of log2. Down to this bound,
+// score * scale_log2 rounds by at most 1. Lower maxima come from masks that add -1e9 or a dtype's
+// lowest number. Such products overflow, or round by so much that P would be infinite in 16 bits,
+// and NaN once it is rescaled by 0. With the bound, P of such scores is 0: a row that has no others
+// counts as a row without a visible key, as with -inf.
 inline constexpr float kMinRunningMax = -0x1p24f;
 
 template <int kRows_>

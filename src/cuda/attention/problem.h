@@ -29,8 +29,8 @@ struct BiasView {
   }
 };
 
-// Score modifiers: operations on q . k before the mask, and dropout, applied to P
-// after the softmax. Kernels compiled with kModifiers evaluate them; the others use `scale` alone.
+// Score modifiers: operations on q . k before the mask, and dropout, applied to P after the
+// softmax. Kernels compiled with kModifiers evaluate them; the others need the scale alone.
 struct ScoreModifiers {
   float scale;                 // of q . k; may be negative or 0
   float softcap;               // largest magnitude of a capped score; 0: none

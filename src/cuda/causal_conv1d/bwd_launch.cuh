@@ -1,5 +1,5 @@
-// Launches the backward, on every architecture: all gradients; or parts of those of weights and
-// biases, then the sums of the parts.
+// Launches the backward, on every architecture: one kernel with all gradients; or with partial sums
+// of those of weights and biases, then sums_kernel.
 #pragma once
 #include <algorithm>
 
@@ -108,7 +108,7 @@ struct BwdLaunch {
     if (chosen.layout.tokens_inner) {
       using Config = Tokens<kWidth, kOfTokens>;
       BwdTokensArgs args{problem, chosen.tokens};
-      // Blocks of single elements do not load the next channel ahead, so they have one each.
+      // With single elements no next channel is loaded ahead, so a group has one channel.
       if constexpr (kOfTokens > 1) {
         int multiprocessors = 0;
         cudaError_t const error =

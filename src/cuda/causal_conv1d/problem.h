@@ -6,7 +6,7 @@
 
 namespace flashvar::causal_conv1d {
 
-// A tensor of any dtype and strides, in elements. The stride of a dimension of size 1 is 0.
+// A tensor of any dtype; strides are in elements. The stride of a dimension of size 1 is 0.
 struct Tensor {
   void* data;  // null: there is none
   int64_t strides[3];

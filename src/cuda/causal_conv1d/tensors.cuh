@@ -1,4 +1,4 @@
-// Loads elements of tensors whose dtype is a run-time value, as fp32.
+// Loads and stores elements of tensors whose dtype is a run-time value, as fp32.
 #pragma once
 #include <cstdint>
 

@@ -3,7 +3,8 @@
 
 namespace flashvar {
 
-// As an object that no constructor has run for. The launch asks for sizeof(Shared) bytes.
+// The dynamic shared memory as a Shared whose constructor has not run. The launch asks for
+// sizeof(Shared) bytes.
 template <class Shared>
 __device__ __forceinline__ Shared& dynamic_shared() {
   static_assert(alignof(Shared) <= 16);

@@ -9,9 +9,9 @@ namespace flashvar {
 
 struct KernelFacts {
   char row[64];           // name of the kernel table's row; all strings end with 0
-  char kernel[32];        // name of the device function
-  char family[16];        // the instructions it uses: "wgmma" or "mma.sync"
-  char when[160];         // which calls the row's kernels of this family serve
+  char kernel[32];        // name of the device function, and which variant of it
+  char family[16];        // the instructions it uses: "wgmma", "mma.sync" or "simt"
+  char when[160];         // which calls launch it
   int32_t threads;        // per block
   int32_t shared_memory;  // dynamic, bytes per block
   int32_t tile[4];        // block sizes in the op's own order; 0 where unused

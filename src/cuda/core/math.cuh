@@ -15,7 +15,7 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
-// 1 / (1 + e^-x), approximated: exact to about 2^-21 of it down to x = -87, and 0 below.
+// 1 / (1 + e^-x): the relative error is about 2^-21 for x >= -87; 0 below.
 __device__ __forceinline__ float sigmoid_approx(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.f + exp2_approx(x * (-1.f / kLn2))));

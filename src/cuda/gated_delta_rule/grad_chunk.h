@@ -42,8 +42,8 @@ static_assert(sizeof(GradRecord) == 20 * 1024);
 // in column blocks, swizzled as by SWIZZLE_128B.
 inline constexpr int kSquareBytes = kChunk * kChunk * 2;
 
-// Sums per token that the gradients of gates and beta are computed from (gates_kernel). What they
-// are of: GateRows (sm80) and RowSums (sm90), which hold them by warps.
+// Sums per token, from which gates_kernel computes the gradients of gates and beta. GateRows (sm80)
+// and RowSums (sm90), their parts by warps, say what each is the sum of.
 struct GateSums {
   float gates[kChunk], later[kChunk], columns[kChunk];
   float states;
@@ -60,7 +60,7 @@ struct GradWorkspace {
   unsigned char* residuals_low;  // low part of R^T; careful chunks only
   // [slot][head][tile]: low part of dV, [token][column], not swizzled; careful chunks only.
   unsigned char* grad_values_low;
-  GateSums* sums;       // [slot][head]; then what rows_kernel keeps, of head dims above 128
+  GateSums* sums;       // [slot][head]; above head dim 128 rows_kernel's fp32 dQ and dK follow
   float* grad_a_log;    // [slot][head]: the chunk's contribution
   float* grad_dt_bias;  // likewise
   int32_t tiles;

@@ -1,5 +1,5 @@
-// Parts of rows_kernel for both families, which computes dQ and dK: its work items, the vectors of
-// a record in shared memory, reductions.
+// Parts, for both families, of rows_kernel, which computes dQ and dK: its work items, the vectors
+// of a record in shared memory, reductions.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -11,7 +11,7 @@ namespace flashvar::merge_states {
 
 inline constexpr int kThreads = 256;
 inline constexpr int kTileRows = 256;     // most rows of a block
-inline constexpr int kGrownRows = 128;    // most rows of a tile larger than row_step()
+inline constexpr int kGrownRows = 128;    // a tile grows from row_step() to at most so many rows
 inline constexpr int kWindow = 2048;      // weights in shared memory: of all rows and some parts
 inline constexpr int kRowsAtOnce = 2;     // rows that a thread of the forward has in flight
 inline constexpr int kBwdRowsAtOnce = 2;  // likewise of the backward

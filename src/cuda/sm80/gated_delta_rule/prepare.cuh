@@ -61,7 +61,7 @@ using SquareRows = Accumulator<16, kChunk>;
 // The warp's 16 rows of products of Q and K, before they are normalised.
 struct RowProducts {
   SquareRows qk, kk;
-  Accumulator<16, 16> qq;  // of its own rows only: the squares are on the diagonal
+  Accumulator<16, 16> qq;  // q . q of its rows: the squared norms are on the diagonal
 
   // `q`, `k`: the tiles' addresses. One loop, so that each operand is loaded once.
   template <class Config>

@@ -26,8 +26,8 @@ struct BlockColumn {
   }
 };
 
-// Computes the first matrix of a head's record in the warp's shared memory. kRare: also of a wide
-// chunk, and the low part instead if `low` is set.
+// Computes the first matrix of a head's record in the warp's shared memory. kRare: supports wide
+// gates, and `low`, which asks for the low part instead.
 template <class Record, bool kRare>
 class SolutionWriter {
   using Of = Solution<Record>;

@@ -28,6 +28,7 @@ struct BiasLayout {
   static constexpr int kUnitBytes = 8 * kElementBytes;
   static constexpr int kUnits = kColumns / 8;  // of a query
   static constexpr int kLineUnits = 128 / kUnitBytes;
+  // Queries whose units share a line of 128 bytes, and the number of different XOR patterns.
   static constexpr int kLineQueries = kLineUnits > kUnits ? kLineUnits / kUnits : 1;
   static constexpr int kPatterns = kLineUnits < 8 / kLineQueries ? kLineUnits : 8 / kLineQueries;
 

@@ -146,7 +146,7 @@ __device__ __forceinline__ void advance_by_tokens(
   using Dtype = typename Config::Dtype;
   constexpr int kDim = Config::kDim;
   if constexpr (Config::kOutput) {
-    // Q is loaded. The output's warpgroup releases it after updates().full, below.
+    // Q is loaded. The output's warpgroup releases it after updates_barriers().full, below.
     ptx::mbarrier_wait(smem.out_stage_barriers(out_stage.stage()).full, out_stage.phase());
     step_by_tokens<Dtype, kDim>(problem, work, state, tiles, smem.out_stage(out_stage.stage()),
                                 tile_v, row);
@@ -213,7 +213,7 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     if (kPassFirst) pass_state();
     gemm_rs<Dtype, 64, kDim / 16, Rows, false>(predicted, packed_state, Rows(tiles));
     if (kPassFirst) {
-      ptx::wgmma_wait<0>();  // before the loads: packed_state has their registers
+      ptx::wgmma_wait<0>();  // before the loads below, which reuse packed_state's registers
     } else {
       pass_state();  // while the GEMM runs
     }
@@ -226,7 +226,7 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     values.template subtract<Dtype>(predicted, a);
     pack_scaled(packed, predicted, descale);
     gemm_triangle<dtype::fp16, false, false>(update, packed, tiles + Config::kUpdate);
-    // While the GEMM runs, all of whose instructions are issued: decay of the state.
+    // All instructions of the GEMM are issued. While it runs, the state is decayed.
     ptx::wgmma_fence_operand(state);
     TokenFactors const b(vectors + Offsets::b);
     float const decay = load_float(vectors + Offsets::decay);
@@ -265,8 +265,8 @@ __device__ __forceinline__ void run_segment(const FwdArgs& args, const SegmentWo
   for (uint32_t i = 0; i < Config::kOutStages; ++i) {
     ScoresTile::zero(smem.out_stage(i) + Config::kScores);
   }
-  // After the barrier mbarriers are initialised; column blocks that are never loaded, and what P
-  // has above the diagonal, are zeroed.
+  // Visible after it: the initialised mbarriers, and the zeros of column blocks that are never
+  // loaded and of P above the diagonal.
   __syncthreads();
   // The shuffle tells the compiler that the index is warp-uniform, so that descriptors are in
   // uniform registers.

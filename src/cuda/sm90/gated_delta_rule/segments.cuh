@@ -41,8 +41,8 @@ __device__ __forceinline__ void run_inner_segment(const FwdArgs& args, const Inn
 
 // Grid, on one axis: sequences x heads x column tiles of V, for the output of first segments; then
 // boundaries x heads x column tiles, those of V followed by those of the transition, for inner
-// segments. Blocks of the latter kind without work do not wait for the preceding grid: those of the
-// former kind do, so that this grid is not complete before it is.
+// segments. Blocks of inner segments without work exit without griddepcontrol.wait: those of first
+// segments wait, so this grid completes after the preceding one.
 template <class First, class Inner>
 __global__ void __launch_bounds__(First::kThreads, 1)
     segment_kernel(const __grid_constant__ FwdArgs args) {
