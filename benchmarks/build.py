@@ -21,9 +21,7 @@ from typing import Final
 from benchmarks.environment import ROOT
 from benchmarks.report import BenchmarkError, Options, Report, Row, chosen
 
-_IGNORED: Final = shutil.ignore_patterns(
-    ".*", "build", "dist", "benchmarks", "tests", "docs", "__pycache__"
-)
+_OUTSIDE: Final = frozenset({"build", "dist", "benchmarks", "tests", "docs"})  # at the top
 # Where the factory keeps a toolkit from PyPI.
 _TOOLKIT: Final = ROOT / "build" / "toolkit"
 _KERNEL_HEADER: Final = "src/cuda/*/attention/fwd.cuh"
@@ -85,7 +83,7 @@ def run(options: Options) -> Report:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="flashvar-bench-") as folder:
         tree = Path(folder, "tree")
-        shutil.copytree(ROOT, tree, ignore=_IGNORED)
+        copy_sources(ROOT, tree)
         if _TOOLKIT.is_dir():
             (tree / "build").mkdir()
             (tree / "build" / _TOOLKIT.name).symlink_to(_TOOLKIT)
@@ -102,6 +100,16 @@ def run(options: Options) -> Report:
         columns=("step", "command", "seconds"),
         lines=[(str(r["step"]), str(r["command"]), f"{r['seconds']:.1f}") for r in rows],
     )
+
+
+def copy_sources(root: Path, tree: Path) -> None:
+    """Copy what a build reads: neither what was built, nor what is only tested or read."""
+
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        outside = _OUTSIDE if Path(folder) == root else frozenset({"__pycache__"})
+        return {name for name in names if name.startswith(".") or name in outside}
+
+    shutil.copytree(root, tree, ignore=ignored)
 
 
 def _run(command: Sequence[str], tree: Path) -> float:
