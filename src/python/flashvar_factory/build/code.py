@@ -13,34 +13,43 @@ from typing import Final
 __all__ = ["of"]
 
 _CPP: Final = frozenset({".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp"})
-# Tokens in which // and /* begin no comment come first: numbers, because of their ' separators.
+# What is kept comes first: in it // and /* begin no comment, and spaces count. Numbers, because of
+# their ' separators; a line that goes on, because an empty line after it ends a macro.
 _CPP_TOKEN: Final = re.compile(
     rb"""
     (?P<kept> [0-9](?:[eEpP][+-]|['\w.])* | (?:u8|[uUL])?R"(?P<end>[^(\s]{0,16})\(.*?\)(?P=end)"
-            | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*' | [A-Za-z_]\w* )
-    | //(?:\\\n|[^\n])* | /\*.*?\*/
+            | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*' | [A-Za-z_]\w*
+            | \#[ \t]*include[ \t]*<[^>\n]*> | \\\n )
+    | (?: \s | //(?:\\\n|[^\n])* | /\*.*?\*/ )+
     """,
     re.VERBOSE | re.DOTALL,
 )
+_COMMENT: Final = re.compile(rb"/\*.*?\*/|//(?:\\\n|[^\n])*", re.DOTALL)
 
 
 def of(name: str, content: bytes) -> bytes:
     """The code of a file, to be compared; what is neither C++, CUDA nor Python is returned whole.
 
-    Two files of equal code may differ in comments, empty lines, and spaces around a line; Python
-    files in docstrings and in all that its syntax tree does not have.
+    Two files of equal code may differ in comments, empty lines and indentation; Python files in
+    docstrings, and in all that their syntax trees do not have.
     """
     suffix = PurePath(name).suffix
     if suffix in _CPP:
-        without = _CPP_TOKEN.sub(lambda match: match["kept"] or b" ", content)
-        lines = (line.strip() for line in without.splitlines())
-        return b"\n".join(line for line in lines if line)
+        return _CPP_TOKEN.sub(_shortened, content.replace(b"\r\n", b"\n")).strip()
     if suffix == ".py":
         try:
             return _of_python(content)
         except (SyntaxError, ValueError):
             return content
     return content
+
+
+def _shortened(match: re.Match[bytes]) -> bytes:
+    """A token as it is; of spaces and comments whether the line ends, which decides directives."""
+    kept = match["kept"]
+    if kept is not None:
+        return kept
+    return b"\n" if b"\n" in _COMMENT.sub(b"", match[0]) else b" "
 
 
 def _of_python(content: bytes) -> bytes:
