@@ -47,6 +47,17 @@ def test_a_release_in_a_fresh_clone(case: Case, capsys: pytest.CaptureFixture[st
     assert git(case.root, "status", "--porcelain") == ""
 
 
+def test_comments_may_differ_from_the_record(
+    case: Case, capsys: pytest.CaptureFixture[str]
+) -> None:
+    same_version(case)  # its hash is of other sources: see TREES
+    changed("src/cuda/abi/info.cc", "// Said better.\n")(case)
+    check(case)
+    said = capsys.readouterr().err
+    assert "changed src/cuda" not in said
+    assert "is of sources" not in said
+
+
 def flip_in_both(case: Case) -> None:
     with case.both("binary") as path:
         flip(path)

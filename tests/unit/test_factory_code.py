@@ -28,6 +28,12 @@ DIFFERENT = [
     ("a.cu", "char a = '\\'';  int b;\n", "char a = '\\'';  int c;\n"),
     ("a.cu", "#define A \\\n\nint a;\n", "#define A \\\nint a;\n"),
     ("a.cu", "#define A \\\n  // no more\nint a;\n", "#define A \\\nint a;\n"),
+    ("a.cu", "#define A \\ \n\nint a;\n", "#define A \\ \nint a;\n"),
+    ("a.cu", "// one \\ \nint a;\n", "int a;\n"),
+    ("a.cu", "int a; /* one\n*/ #define A 1\n", "int a;\n#define A 1\n"),
+    ("a.cu", "# include /**/ <a//b>\n", "# include /**/ <a//c>\n"),
+    ("a.cu", "#if __has_include(<a//b>)\n", "#if __has_include(<a//c>)\n"),
+    ("a.cu", "#error don't // one\n", "#error don't // two\n"),
     ("a.cu", 'auto a = R"( one\n)";\n', 'auto a = R"(one\n)";\n'),
     ("a.cu", "#include <a//b.h>\n", "#include <a//c.h>\n"),
     ("a.cu", "#define f(x) 1\n", "#define f (x) 1\n"),
@@ -42,18 +48,14 @@ DIFFERENT = [
 ]
 
 
-def of(name: str, text: str) -> bytes:
-    return code.of(name, text.encode())
-
-
 @pytest.mark.parametrize(("name", "one", "other"), ALIKE)
 def test_comments_are_no_code(name: str, one: str, other: str) -> None:
-    assert of(name, one) == of(name, other)
+    assert code.is_same(name, one.encode(), other.encode())
 
 
 @pytest.mark.parametrize(("name", "one", "other"), DIFFERENT)
 def test_code_is_told_apart(name: str, one: str, other: str) -> None:
-    assert of(name, one) != of(name, other)
+    assert not code.is_same(name, one.encode(), other.encode())
 
 
 def test_changed_files_are_those_of_other_code(tmp_path: Path) -> None:
@@ -73,5 +75,8 @@ def test_changed_files_are_those_of_other_code(tmp_path: Path) -> None:
     git("init", "-q")
     first = commit(comment="int a;  // one\n", code="int a;\n", gone="int a;\n", same="int a;\n")
     commit(comment="// two\nint a;\n", code="int b;\n", gone=None, new="// nothing\n")
-    assert source.changed(tmp_path, first, ["."]) == ["code.cu", "gone.cu", "new.cu"]
-    assert source.changed(tmp_path, "0" * 40, ["."]) is None
+    names = ["code.cu", "comment.cu", "gone.cu", "new.cu"]
+    assert source.touched(tmp_path, first, ["."]) == names
+    changed = [name for name in names if source.has_other_code(tmp_path, first, name)]
+    assert changed == ["code.cu", "gone.cu", "new.cu"]
+    assert source.touched(tmp_path, "0" * 40, ["."]) is None

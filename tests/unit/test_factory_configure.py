@@ -191,7 +191,5 @@ def test_the_hash_follows_the_sources(tmp_path: Path) -> None:
 
     first = hashed()
     assert hashed() == first
-    (root / "src/cuda/a.cuh").write_text('// new\n__version__ = "1.0"\n', encoding="utf-8")
-    assert hashed() == first  # comments are not compiled
-    (root / "src/cuda/a.cuh").write_text("int changed;\n", encoding="utf-8")
+    (root / "src/cuda/a.cuh").write_text("// changed\n", encoding="utf-8")
     assert hashed() != first

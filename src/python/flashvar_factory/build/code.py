@@ -1,6 +1,7 @@
-"""What a compiler reads of a source file: its code, without comments and empty lines.
+"""Whether two contents of a source file are the same code.
 
-So a comment can be rewritten without a new binary, and without new GPU runs.
+So a comment can be rewritten without new GPU runs. Numbers of lines are no part of the code: what
+asks for them, as __LINE__ does, does not decide kernels.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 from pathlib import PurePath
 from typing import Final
 
-__all__ = ["of"]
+__all__ = ["is_same"]
 
 _CPP: Final = frozenset({".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp"})
 # What is kept comes first: in it // and /* begin no comment, and spaces count. Numbers, because of
@@ -19,22 +20,28 @@ _CPP_TOKEN: Final = re.compile(
     rb"""
     (?P<kept> [0-9](?:[eEpP][+-]|['\w.])* | (?:u8|[uUL])?R"(?P<end>[^(\s]{0,16})\(.*?\)(?P=end)"
             | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*' | [A-Za-z_]\w*
-            | \#[ \t]*include[ \t]*<[^>\n]*> | \\\n )
-    | (?: \s | //(?:\\\n|[^\n])* | /\*.*?\*/ )+
+            | \\[ \t]*\n )
+    | (?: \s | //(?:\\[ \t]*\n|[^\n])* | /\*.*?\*/ )+
     """,
     re.VERBOSE | re.DOTALL,
 )
-_COMMENT: Final = re.compile(rb"/\*.*?\*/|//(?:\\\n|[^\n])*", re.DOTALL)
+_COMMENT: Final = re.compile(rb"/\*.*?\*/|//(?:\\[ \t]*\n|[^\n])*", re.DOTALL)
+# Names of headers and messages, in which the pattern would see comments.
+_UNREAD: Final = re.compile(rb"include[^\"]{0,80}?<[^>\n]*/[/*]|#[ \t]*(?:error|warning)")
 
 
-def of(name: str, content: bytes) -> bytes:
-    """The code of a file, to be compared; what is neither C++, CUDA nor Python is returned whole.
+def is_same(name: str, one: bytes, other: bytes) -> bool:
+    """Whether two contents of a file are the same code.
 
-    Two files of equal code may differ in comments, empty lines and indentation; Python files in
-    docstrings, and in all that their syntax trees do not have.
+    Of C++ and CUDA, comments, empty lines and indentation may differ; of Python also docstrings,
+    and all that syntax trees do not have. Any other file is compared as it is.
     """
+    return one == other or _code(name, one) == _code(name, other)
+
+
+def _code(name: str, content: bytes) -> bytes:
     suffix = PurePath(name).suffix
-    if suffix in _CPP:
+    if suffix in _CPP and not _UNREAD.search(content):
         return _CPP_TOKEN.sub(_shortened, content.replace(b"\r\n", b"\n")).strip()
     if suffix == ".py":
         try:
@@ -62,7 +69,7 @@ def _of_python(content: bytes) -> bytes:
 
 
 def _is_text(node: ast.AST) -> bool:
-    """Whether a statement is a literal text, as docstrings are."""
+    """Whether a statement is a literal text, as docstrings are: none is read as data."""
     return (
         isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)

@@ -1,4 +1,4 @@
-"""Identifies the sources: git revision, and a hash of the code that reaches the compiler."""
+"""Identifies the sources: git revision, and a hash of everything that reaches the compiler."""
 
 from __future__ import annotations
 
@@ -66,21 +66,26 @@ def tagged(root: Path, tag: str) -> str | None:
     return _commit(root, f"refs/tags/{tag}")
 
 
-def changed(root: Path, revision: str, names: Sequence[str]) -> list[str] | None:
-    """The files in `names` whose code differs between a commit and HEAD; None: unknown commit."""
+def touched(root: Path, revision: str, names: Sequence[str]) -> list[str] | None:
+    """The files in `names` that differ between a commit and HEAD; None for an unknown commit."""
     commit = _commit(root, revision)
     if commit is None:
         return None
     listing = _run(root, "diff", "--name-only", "--no-renames", "-z", commit, "HEAD", "--", *names)
-    files = [name for name in listing.split("\0") if name]
-    return [name for name in files if _code(root, commit, name) != _code(root, "HEAD", name)]
+    return [name for name in listing.split("\0") if name]
 
 
-def _code(root: Path, commit: str, name: str) -> bytes | None:
-    """The code of a file in a commit; None where the commit does not have it."""
+def has_other_code(root: Path, revision: str, name: str) -> bool:
+    """Whether the code of a file differs between a commit and HEAD, or the file is in one alone."""
+    one, other = (_content(root, commit, name) for commit in (revision, "HEAD"))
+    return one is None or other is None or not code.is_same(name, one, other)
+
+
+def _content(root: Path, commit: str, name: str) -> bytes | None:
+    """The content of a file in a commit; None where git has none."""
     command = ["git", "-C", str(root), "cat-file", "blob", f"{commit}:{name}"]
     done = subprocess.run(command, capture_output=True)
-    return None if done.returncode else code.of(name, done.stdout)
+    return None if done.returncode else done.stdout
 
 
 def _commit(root: Path, name: str) -> str | None:
@@ -113,9 +118,9 @@ def factory() -> str:
 def _hash(root: Path, plan: str) -> str:
     digest = hashlib.sha256()
     for top, path in _files(root):
-        name = path.relative_to(top).as_posix()
-        content = code.of(name, path.read_bytes())
-        digest.update(b"%s\0%d\0" % (name.encode(), len(content)) + content)
+        name = path.relative_to(top).as_posix().encode()
+        content = path.read_bytes()
+        digest.update(b"%s\0%d\0" % (name, len(content)) + content)
     digest.update(plan.encode())
     return digest.hexdigest()
 

@@ -213,14 +213,14 @@ def _reasons(root: Path, need: Need, record: Record) -> Iterator[str]:
         if one.revision is None or one.dirty is not False:
             yield f"its binary of {one.architecture} is of no commit"
             return
-        files = source.changed(root, one.revision, need.sources)
-        if files is None:
+        touched = source.touched(root, one.revision, need.sources)
+        if touched is None:
             yield f"commit {one.revision} is not in this clone (git fetch --unshallow)"
-        elif files:
+        elif files := [name for name in touched if source.has_other_code(root, one.revision, name)]:
             more = f" and {len(files) - _SHOWN} more" if len(files) > _SHOWN else ""
             yield f"since its commit {one.revision[:12]} changed {', '.join(files[:_SHOWN])}{more}"
         for described in need.released:
-            yield from _differences(one, described, record.platform)
+            yield from _differences(one, described, record.platform, other_comments=bool(touched))
 
 
 def _tests_of(name: str) -> re.Pattern[str]:
@@ -228,7 +228,9 @@ def _tests_of(name: str) -> re.Pattern[str]:
     return re.compile(f"test_{re.escape(name)}[_.]")
 
 
-def _differences(one: Binary, described: Manifest, platform: str) -> Iterator[str]:
+def _differences(
+    one: Binary, described: Manifest, platform: str, *, other_comments: bool
+) -> Iterator[str]:
     """What the binary that ran and the one that is released do not share."""
     if one.toolkit != described.toolkit.machine_code:
         made = described.toolkit.machine_code
@@ -236,7 +238,7 @@ def _differences(one: Binary, described: Manifest, platform: str) -> Iterator[st
     built = (one.version, one.code_kinds, platform)
     if built != (described.version, described.code_kinds, described.platform):
         return  # a build of other parts, e.g. with PTX: its hash covers these
-    if one.sources != described.source.hash:
+    if not other_comments and one.sources != described.source.hash:
         yield (
             f"its binary is of sources {one.sources[:12]}, the release's of "
             f"{described.source.hash[:12]}"
