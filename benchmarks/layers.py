@@ -36,7 +36,7 @@ def run(options: Options) -> Report:
     wanted = chosen(tuple(CONTENDERS), options.contenders, option="--contender")
     rows = worker_pool.run(
         chosen(tuple(cells), options.only),
-        options.processes,
+        0,  # other processes would slow first calls down
         prepare=partial(_prepare, cells, wanted),
         measure=partial(_measure, cells, options.seconds),
         lost=partial(_lost, cells, wanted),
@@ -136,6 +136,8 @@ def _prepare(cells: Mapping[str, LayerCell], wanted: Sequence[str], names: Seque
                 for _ in range(cells[name].warm_up - 1):
                     call()
                 prepared.calls[contender] = call
+            except torch.cuda.OutOfMemoryError:
+                raise  # says nothing of the contender: the case is lost
             except Exception as error:  # what a contender does not serve is an answer
                 prepared.skipped[contender] = reason(error)
 

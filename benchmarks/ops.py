@@ -13,7 +13,6 @@ from benchmarks.report import Options, Report, Row, chosen, reason
 from flashvar.cli.speed import OURS, Call, Cell, OpSpeed, timed_ops
 
 Case: TypeAlias = tuple[str, OpSpeed, Cell]  # the op's name first
-Cells: TypeAlias = Mapping[str, Case]
 
 
 def run(options: Options) -> Report:
@@ -21,22 +20,27 @@ def run(options: Options) -> Report:
 
     A cell is named by its op, or that function of it, and its own name.
     """
-    cells: Cells = {
+    cases = _cases()
+    known = tuple(dict.fromkeys(peer for _, op, _ in cases.values() for peer in (OURS, *op.PEERS)))
+    wanted = chosen(known, options.contenders, option="--contender")
+    rows = worker_pool.run(
+        chosen(tuple(cases), options.only),
+        options.processes,
+        prepare=partial(_prepare, wanted),
+        measure=partial(_measure, wanted, options.seconds),
+        lost=partial(_lost, wanted),
+    )
+    lines = [_line(row) for row in rows if "skipped" not in row]
+    return Report(rows=rows, columns=_COLUMNS, lines=lines)
+
+
+def _cases() -> Mapping[str, Case]:
+    """All cases by name. Each process makes them: modules, which ops are, cannot be sent."""
+    return {
         f"{name}: {cell.name}": (name, op, cell)
         for name, op in timed_ops().items()
         for cell in (*op.CELLS, *op.MORE_CELLS)
     }
-    known = tuple(dict.fromkeys(peer for _, op, _ in cells.values() for peer in (OURS, *op.PEERS)))
-    wanted = chosen(known, options.contenders, option="--contender")
-    rows = worker_pool.run(
-        chosen(tuple(cells), options.only),
-        options.processes,
-        prepare=partial(_prepare, cells, wanted),
-        measure=partial(_measure, cells, wanted, options.seconds),
-        lost=partial(_lost, cells, wanted),
-    )
-    lines = [_line(row) for row in rows if "skipped" not in row]
-    return Report(rows=rows, columns=_COLUMNS, lines=lines)
 
 
 _COLUMNS: Final = ("cell", "contender", "ms", "10^12 a second", "flashvar's to it")
@@ -47,10 +51,10 @@ def current_device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def _prepare(cells: Cells, wanted: Sequence[str], names: Sequence[str]) -> None:
-    """Has every contender compile and tune what it needs in this process, and keeps no tensors."""
+def _prepare(wanted: Sequence[str], names: Sequence[str]) -> None:
+    """Have every contender compile and tune what it needs in this process, and keep no tensors."""
     for name in names:
-        _ready(cells[name], wanted)
+        _ready(_cases()[name], wanted)
         torch.cuda.empty_cache()  # the other processes need the memory
 
 
@@ -64,6 +68,8 @@ def _ready(case: Case, wanted: Sequence[str]) -> tuple[dict[str, Call], list[Row
             call = op.call(cell, contender, current_device())
             call()
             calls[contender] = call
+        except torch.cuda.OutOfMemoryError:
+            raise  # says nothing of the contender: the case is lost
         except Exception as error:  # what a contender does not serve is an answer
             skipped.append({**_described(case), "contender": contender, "skipped": reason(error)})
     return calls, skipped
@@ -74,14 +80,14 @@ def _described(case: Case) -> Row:
     return {"op": name, "unit": op.TITLE.rpartition(", ")[2], "cell": cell.name}
 
 
-def _lost(cells: Cells, wanted: Sequence[str], name: str, why: str) -> list[Row]:
-    case = cells[name]
+def _lost(wanted: Sequence[str], name: str, why: str) -> list[Row]:
+    case = _cases()[name]
     who = [one for one in (OURS, *case[1].PEERS) if one in wanted]
     return [{**_described(case), "contender": one, "skipped": why} for one in who]
 
 
-def _measure(cells: Cells, wanted: Sequence[str], seconds: float, name: str) -> list[Row]:
-    rows = _timed(cells[name], wanted, seconds)
+def _measure(wanted: Sequence[str], seconds: float, name: str) -> list[Row]:
+    rows = _timed(_cases()[name], wanted, seconds)
     torch.cuda.empty_cache()  # the other processes need the memory
     return rows
 

@@ -18,6 +18,10 @@ class BenchmarkError(Exception):
     """The benchmark cannot run as asked: what was expected, what was found, what to do."""
 
 
+# Why a case was not measured, as its rows say it in the column skipped.
+INTERRUPTED: Final = "KeyboardInterrupt: the run was interrupted"
+
+
 @dataclass(frozen=True)
 class Options:
     """What the command line asked for; empty tuples leave the choice to the benchmark."""
@@ -45,6 +49,10 @@ class Report:
     def last_tables(self) -> str:
         """The closing tables, an empty line between them."""
         return "\n\n".join(aligned(lines) for lines in self.closing if lines)
+
+    def is_whole(self) -> bool:
+        """Whether no interrupt kept cases from being measured."""
+        return all(row.get("skipped") != INTERRUPTED for row in self.rows)
 
     def notes(self) -> list[str]:
         """Why contenders did not run, each reason once."""

@@ -6,8 +6,9 @@ where Python finds it, so from a working tree:
     PYTHONPATH=src/python python benchmarks/run.py attention --json out.json --only hdim64
 
 `--prepare N` compiles what Triton and torch compile in N processes at once, and then measures.
-A run that is interrupted writes what it has measured. Tables are printed last; `draw.py` draws
-pictures from the files; `--compare` sets two side by side.
+An interrupted run of attention, models, shapes, ops or layers writes what it has measured to
+OUT.partial.json and ends with 130. Tables are printed last; `draw.py` draws pictures from the
+files; `--compare` sets two side by side.
 The JSON file, schema 2, here as `result_file.read` gives it:
 
     {
@@ -104,13 +105,16 @@ _WITH_CONTENDERS: Final = ("attention", "models", "shapes")
 _TAKEN_BY: Final = {
     "contender": (*_WITH_CONTENDERS, "ops", "layers"),
     "seconds": (*_WITH_CONTENDERS, "ops", "layers", "integrations"),
-    "prepare": (*_WITH_CONTENDERS, "ops", "layers"),
+    "prepare": (*_WITH_CONTENDERS, "ops"),
     "threshold": (),
 }
 
 
 def main() -> int:
-    """Command line; 0, 1 where a comparison finds what got worse, 2 where it cannot be done."""
+    """Command line; 0, 1 where a comparison finds what got worse, 2 where it cannot be done.
+
+    130 where the run was interrupted.
+    """
     parser = _parser()
     arguments = parser.parse_args()
     if wrong := _misplaced(arguments, parser):
@@ -126,7 +130,7 @@ def main() -> int:
     print("\n".join([report.table(), *report.notes()]))
     if last := report.last_tables():
         print(f"\n{last}")
-    return 0
+    return 0 if report.is_whole() else 130
 
 
 def _run(arguments: argparse.Namespace) -> Report:
@@ -158,7 +162,8 @@ def _run(arguments: argparse.Namespace) -> Report:
             "took_seconds": round(perf_counter() - start, 1),
             "rows": report.rows,
         }
-        result_file.write(arguments.json, result)
+        whole, partial = arguments.json, arguments.json.with_suffix(".partial.json")
+        result_file.write(whole if report.is_whole() else partial, result)
     return report
 
 
@@ -244,9 +249,8 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="N",
-        help="attention, models, shapes, ops, layers: N processes first prepare the cases at the "
-        "same time, then measure one after the other (0: one process does both; needs the least "
-        "memory)",
+        help="attention, models, shapes, ops: N processes first prepare the cases at the same "
+        "time, then measure one after the other (0: one process does both; needs the least memory)",
     )
     parser.add_argument(
         "--compare",

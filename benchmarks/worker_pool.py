@@ -8,21 +8,21 @@ when nobody else works.
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import pairwise
 from multiprocessing import get_context
 from time import perf_counter
 from typing import Final
 
-from benchmarks.report import Row, reason
+from benchmarks.report import INTERRUPTED, Row, reason
 
 # Compiling in a worker must not start workers of its own.
 _ALONE: Final = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-_INTERRUPTED: Final = "KeyboardInterrupt: the run was interrupted"
 
 
 def run(
@@ -35,11 +35,12 @@ def run(
     """The rows of all cases in their order.
 
     Args:
-        names: the cases. After an interrupt, those that are not measured yet are lost.
+        names: the cases.
         processes: how many work; with 0 this one does, and prepares a case when its turn comes.
         prepare: makes cases ready in the process that it is called in.
         measure: the rows of a case that the process has prepared.
-        lost: the rows of a case that broke, or whose process ended, with the reason.
+        lost: the rows of a case that broke, whose process ended, or that was not measured yet
+            when the run was interrupted, with the reason.
     """
     if processes == 0:
         return _each([(name, partial(_both, prepare, measure)) for name in names], lost)
@@ -49,34 +50,50 @@ def run(
         for share in shares(names, processes):
             context = get_context("spawn")  # CUDA does not survive a fork
             worker = stack.enter_context(ProcessPoolExecutor(1, mp_context=context))
-            workers.append((worker, share, worker.submit(prepare, share)))
-        start = perf_counter()
-        wait([prepared for _, _, prepared in workers])
-        seconds = perf_counter() - start
-        print(
-            f"prepared {len(names)} cases in {len(workers)} processes: {seconds:.0f} s",
-            file=sys.stderr,
-        )
+            number = worker.submit(os.getpid)
+            workers.append((worker, number, share, worker.submit(prepare, share)))
+        with _ended_by_an_interrupt([number for _, number, _, _ in workers]):
+            start = perf_counter()
+            wait([prepared for _, _, _, prepared in workers])
+            seconds = perf_counter() - start
+            print(
+                f"prepared {len(names)} cases in {len(workers)} processes: {seconds:.0f} s",
+                file=sys.stderr,
+            )
         works = [
             (name, partial(_next, worker, prepared, measure))
-            for worker, share, prepared in workers
+            for worker, _, share, prepared in workers
             for name in share
         ]
-        return _each(works, lost)
+        return _each(works, lost, [number for _, number, _, _ in workers])
+
+
+@contextmanager
+def _ended_by_an_interrupt(numbers: Sequence[Future[int]]) -> Iterator[None]:
+    """End the processes of these numbers on an interrupt: else the pool waits for their work."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        for number in numbers:
+            if number.done():
+                os.kill(number.result(), signal.SIGTERM)
+        raise
 
 
 def _each(
     works: Sequence[tuple[str, Callable[[str], list[Row]]]],
     lost: Callable[[str, str], list[Row]],
+    numbers: Sequence[Future[int]] = (),
 ) -> list[Row]:
-    """The rows of all cases: what was measured before an interrupt is kept."""
+    """The rows of all cases; after an interrupt, which ends the processes, the rest are lost."""
     rows: list[Row] = []
     for index, (name, work) in enumerate(works):
         try:
-            rows += _try(work, name, lost)
+            with _ended_by_an_interrupt(numbers):
+                rows += _try(work, name, lost)
         except KeyboardInterrupt:
             print(f"interrupted in {name}: what was measured before is kept", file=sys.stderr)
-            return rows + [row for one, _ in works[index:] for row in lost(one, _INTERRUPTED)]
+            return rows + [row for one, _ in works[index:] for row in lost(one, INTERRUPTED)]
     return rows
 
 

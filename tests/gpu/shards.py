@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -43,7 +44,13 @@ def main() -> int:
     """Start the shards, wait for all, report and merge."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("-j", "--processes", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--devices", type=int, default=1, help="the first so many, in turn")
+    parser.add_argument(
+        "--devices",
+        type=int,
+        default=1,
+        help="use the first N devices, which processes are assigned to in rotation",
+        metavar="N",
+    )
     parser.add_argument("--results", type=Path, metavar="FILE", help="the record of all, as JSON")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
     parser.add_argument("--again", action="store_true", help="run the failed files of the record")
@@ -89,7 +96,13 @@ def main() -> int:
         target = options.results if whole else Path(folder, "all.json")
         parts = sorted(Path(folder).glob("*.json"))
         run = Path(folder, "all.json") if before else target
-        merged = merge(run, parts) if parts else {"cases": [], "counts": {}}
+        try:
+            merged = merge(run, parts) if parts else {"cases": [], "counts": {}}
+        except ValueError as error:
+            apart = Path(tempfile.mkdtemp(prefix="shards-"))
+            shutil.copytree(folder, apart, dirs_exist_ok=True)
+            print(f"the shards cannot be merged: {error}; their records are in {apart}")
+            return 1
         if before and target == options.results:
             try:
                 merged = replace_failed(before, merged)

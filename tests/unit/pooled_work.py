@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +19,10 @@ def prepare(names: Sequence[str]) -> None:
 
 
 def measure(name: str) -> list[dict[str, Any]]:
-    """Who measured what; a case named "deadly" ends the process."""
+    """Who measured what; "deadly" ends the process, "slow" interrupts who waits for it."""
+    if name == "slow":
+        os.kill(os.getppid(), signal.SIGINT)
+        time.sleep(600)
     if name == "deadly":
         os._exit(3)
     return [{"case": name, "process": os.getpid(), "ready": " ".join(_ready)}]

@@ -242,6 +242,15 @@ def test_an_interrupt_keeps_what_was_measured() -> None:
     assert all("the run was interrupted" in row["skipped"] for row in rows[1:])
 
 
+def test_an_interrupt_ends_the_processes() -> None:
+    worker_pool = import_module("benchmarks.worker_pool")
+    work = (pooled_work.prepare, pooled_work.measure, pooled_work.lost)
+    rows = worker_pool.run(["a", "slow", "c"], 3, *work)  # "slow" would take ten minutes
+    assert rows[0]["ready"] == "a"
+    assert [row["case"] for row in rows[1:]] == ["slow", "c"]
+    assert all("the run was interrupted" in row["skipped"] for row in rows[1:])
+
+
 def test_shares_are_neighbours() -> None:
     shares = import_module("benchmarks.worker_pool").shares
     assert shares(list("abcdefg"), 3) == [["a", "b"], ["c", "d"], ["e", "f", "g"]]

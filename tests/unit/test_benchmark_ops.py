@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -71,6 +72,22 @@ def test_every_cell_has_rates_of_all_who_serve_it(benchmark: ModuleType) -> None
             assert found[op, cell, "copy"]["to_contender"] == 0.5
     for peer in ("fla", "flash-qla", "causal-conv1d"):
         assert any(name == peer and "skipped" in row for (_, _, name), row in found.items()), peer
+
+
+def test_other_processes_can_have_the_work(
+    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+
+    def pool(names: list[str], processes: int, **work: Any) -> list[Any]:
+        assert processes == 3
+        sent.extend(pickle.loads(pickle.dumps(work)).values())
+        return sent[2](names[0], "a reason")  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(benchmark.worker_pool, "run", pool)
+    rows = benchmark.run(Options(processes=3)).rows
+    assert {row["skipped"] for row in rows} == {"a reason"}
+    assert len(sent) == 3
 
 
 def test_the_chosen_are_measured(benchmark: ModuleType) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -58,3 +60,24 @@ def test_a_failed_run_leaves_the_old_result(tmp_path: Path) -> None:
         assert bench("import", "--only", "nope", "--json", str(target)).returncode == 2
     assert old.read_text(encoding="utf-8") == "{}"
     assert not new.exists()
+
+
+def test_an_interrupted_run_leaves_the_old_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    path = list(sys.path)
+    run, report = import_module("benchmarks.run"), import_module("benchmarks.report")
+    sys.path[:] = path  # which the runner changes, for it is a program
+    lost = {"case": "b", "contender": "c", "skipped": report.INTERRUPTED}
+    rows = [{"case": "a", "contender": "c"}, lost]
+    made = report.Report(rows=rows, columns=("case",), lines=[("a",)])
+    monkeypatch.setattr(import_module("benchmarks.size"), "run", lambda options: made)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    target = tmp_path / "result.json"
+    target.write_text("{}", encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["run.py", "size", "--json", str(target)])
+    assert run.main() == 130
+    assert target.read_text(encoding="utf-8") == "{}"
+    kept = import_module("benchmarks.result_file").read(tmp_path / "result.partial.json")
+    assert kept["rows"] == rows

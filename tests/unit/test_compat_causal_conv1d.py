@@ -123,8 +123,12 @@ def test_names_of_fewer_tokens_go_behind_offsets() -> None:
     offsets = {"cu_seq_lens_q": torch.tensor([0, *LENGTHS]).cumsum(0).int()}
     found = ours.causal_conv1d_fn(x, weight, bias, names, **offsets)
     assert torch.equal(found, ours.causal_conv1d_fn(x, weight, bias, **offsets))
-    with pytest.raises(flashvar.ShapeError, match=r"seq_idx must be \[batch, seqlen\]"):
-        ours.causal_conv1d_fn(x, weight, bias, names)
+    more = torch.cat([names, names], 1)
+    for wrong, others in ((names, {}), (more, offsets)):
+        with pytest.raises(flashvar.ShapeError, match=r"seq_idx must be \[batch, seqlen\]"):
+            ours.causal_conv1d_fn(x, weight, bias, wrong, **others)
+    with pytest.raises(flashvar.InvalidInputError, match=r"seq_idx must be a torch\.Tensor, found list"):
+        ours.causal_conv1d_fn(x, weight, bias, names.tolist(), **offsets)
 
 
 @pytest.mark.parametrize("columns", [3, 4, 6])

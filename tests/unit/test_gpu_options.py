@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from benchmarks import result_file
@@ -138,6 +139,63 @@ def test_files_that_failed_run_again(recorded: dict[str, Any], tmp_path: Path, p
     assert done.returncode == 1
     assert "binaries: expected [{'architecture': 'sm_80'}]" in done.stdout
     assert result_file.read(target)["cases"] == [failed]
+
+
+class Device(NamedTuple):
+    """A device of a name."""
+
+    name: str
+    memory: int = 80
+
+
+class System(NamedTuple):
+    """What `gather` says of devices."""
+
+    devices: tuple[Any, ...]
+
+
+@pytest.mark.parametrize(
+    ("names", "visible", "count", "expected"),
+    [
+        ("A", None, 1, [{}]),
+        ("AA", None, 2, ["0,1", "1,0"]),
+        ("AAAB", None, 3, ["0,1,2", "1,2,0", "2,0,1"]),
+        ("AA", "3,5", 2, ["3,5", "5,3"]),
+        ("AB", None, 2, None),
+        ("AA", None, 3, None),
+        ("AA", None, 0, None),
+        ("AA", None, -1, None),
+    ],
+)
+def test_devices_of_the_processes(
+    names: str, visible: str | None, count: int, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "gpu"))
+    shards = import_module("shards")
+    found = System(tuple(Device(name) for name in names))
+    monkeypatch.setattr("flashvar.machine.system.gather", lambda: found)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    if expected is None:
+        with pytest.raises(SystemExit, match=f"--devices: expected {count} equal devices, found"):
+            shards._devices(count)
+        return
+    words = [one if one == {} else {"CUDA_VISIBLE_DEVICES": one} for one in expected]
+    assert shards._devices(count) == words
+
+
+def test_shards_of_different_systems_are_not_merged(tmp_path: Path) -> None:
+    sys.path.insert(0, str(ROOT / "tests" / "gpu"))
+    from record import merge
+
+    parts = [tmp_path / "1.json", tmp_path / "2.json"]
+    for part, torch in zip(parts, ("2.10", "2.11"), strict=True):
+        system = {"torch": torch, "visible_devices": part.stem}
+        document = {"binaries": [], "system": system, "forced_architecture": None}
+        result_file.write(part, {**document, "cases": [], "ended_early": False})
+    with pytest.raises(ValueError, match=r"system: expected .*2\.10.*, found .*2\.11"):
+        merge(tmp_path / "all.json", parts)
 
 
 def test_shares_take_equally_long() -> None:

@@ -133,14 +133,14 @@ def is_number(value: object) -> bool:
 
 
 def is_integer(value: object) -> bool:
-    """Whether a value is a number without a fraction by its type, as `is_number`."""
+    """Whether the type of a value is an integer type; bool is not, nor is a tensor."""
     return isinstance(value, _INTEGERS) and type(value) is not bool
 
 
 def whole_number(value: Any) -> Any:
     """An integer as Python's, also from numpy or a tensor of one element; None for other values.
 
-    A boolean is none, in a tensor neither, although Python would take it for 0 or 1.
+    Booleans are not numbers here, not even in a tensor.
     """
     if type(value) is bool or (isinstance(value, torch.Tensor) and value.dtype == torch.bool):
         return None

@@ -24,7 +24,7 @@ from flashvar.compat.not_served import Refusal
 from flashvar.compat.rebinding import Rebinding, rebindable
 from flashvar.compat.stand_in import StandIn, modules_of
 from flashvar.errors import IntegrationError
-from flashvar.ops.arguments import as_bool, count
+from flashvar.ops.arguments import as_bool, check_tensor, count
 from flashvar.ops.causal_conv1d import api
 from flashvar.ops.causal_conv1d.sequence_ids import check_packed, last_tokens
 
@@ -67,12 +67,14 @@ def causal_conv1d_fn(
         final_states_out: Where to write them.
         activation: None, "silu" or "swish".
         cu_seq_lens_q: Offsets of packed sequences, which models of transformers pass under this
-            name; not used beside a seq_idx of as many tokens as x. If they are of fewer tokens than
-            x, the others stand in front, before the first sequence.
+            name. Beside a seq_idx they are used only if it has fewer tokens than x. If they are of
+            fewer tokens than x, the others stand in front, before the first sequence.
     """
     options: dict[str, Any] = {"activation": activation, "layout": "bdt"}
+    if seq_idx is not None:
+        check_tensor("seq_idx", seq_idx)
     # The columns of a cache in front of x are no tokens of the seq_idx that came with the tokens.
-    if seq_idx is not None and (cu_seq_lens_q is None or seq_idx.shape[-1] == x.shape[-1]):
+    if seq_idx is not None and (cu_seq_lens_q is None or seq_idx.shape[-1] >= x.shape[-1]):
         options["seq_idx"] = seq_idx
     elif cu_seq_lens_q is not None:
         ends = cu_seq_lens_q + (x.shape[-1] - cu_seq_lens_q[-1:])

@@ -25,11 +25,11 @@ def update(
 ) -> torch.Tensor:
     """As flashvar.causal_conv1d_update, with derivatives where autograd recorded the state.
 
-    Such states come of a forward outside torch.no_grad() whose model goes on to decode. A pool and
-    circular buffers are refused there, and so is a state that is a leaf.
+    Models that decode outside torch.no_grad() have such states. A pool and circular buffers are
+    refused there, and so is a state that is a leaf.
     """
-    in_place = state_indices is not None or state_positions is not None
-    if in_place or not _is_recorded(state):
+    addressed = state_indices is not None or state_positions is not None
+    if addressed or not _is_recorded(state):
         return api.causal_conv1d_update(
             x,
             state,
@@ -61,7 +61,7 @@ def update(
 
 
 def _is_recorded(state: Any) -> bool:
-    """Whether autograd records what is written in place to a state of any kind."""
+    """Whether autograd recorded the operations that made a state."""
     return (
         torch.is_grad_enabled()
         and isinstance(state, torch.Tensor)
