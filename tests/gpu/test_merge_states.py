@@ -311,7 +311,7 @@ def test_a_graph_is_replayed(backend: str) -> None:
 @ON_DEVICE
 def test_the_binary_says_how_rows_are_read(backend: str) -> None:
     if backend != "cuda":
-        pytest.skip("asks a compiled binary")
+        pytest.skip("needs a compiled binary")
     from flashvar.backends.cuda import merge_states as cuda
 
     outs, lses = made(2, (1, 4, 2), 64, torch.bfloat16)

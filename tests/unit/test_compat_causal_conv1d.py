@@ -127,7 +127,9 @@ def test_names_of_fewer_tokens_go_behind_offsets() -> None:
     for wrong, others in ((names, {}), (more, offsets)):
         with pytest.raises(flashvar.ShapeError, match=r"seq_idx must be \[batch, seqlen\]"):
             ours.causal_conv1d_fn(x, weight, bias, wrong, **others)
-    with pytest.raises(flashvar.InvalidInputError, match=r"seq_idx must be a torch\.Tensor, found list"):
+    with pytest.raises(
+        flashvar.InvalidInputError, match=r"seq_idx must be a torch\.Tensor, found list"
+    ):
         ours.causal_conv1d_fn(x, weight, bias, names.tolist(), **offsets)
 
 

@@ -78,6 +78,21 @@ def test_reasons_of_skipped_cases_are_counted(tmp_path: Path) -> None:
     assert rows == ["| no GPU | 1 to 3 | 2 of 2 |", "| left | 2 | 1 of 2 |"]
 
 
+def test_what_support_says_of_the_records() -> None:
+    """No case failed; cases of context_parallel without flashvar's kernels forced cuDNN."""
+    folder = ROOT / import_module("support").RESULTS
+    found = [result_file.read(path) for path in sorted(folder.glob("*.json"))]
+    counts = [one["counts"] for one in found if "counts" in one]
+    assert counts
+    assert all("failed" not in one for one in counts)
+    cases = [case for one in found if "ranks" in one for case in one["cases"]]
+    active = [case for case in cases if case["mode"] != "plain"]
+    assert active
+    assert all(case["right"] for case in active)
+    others = [case["case"] for case in active if case["forwards_of_flashvar"] == 0]
+    assert all(name.endswith("CUDNN_ATTENTION") for name in others), others
+
+
 def test_an_op_without_an_axis_leaves_its_cell_empty() -> None:
     lines = import_module("variants").kernels(ROOT).splitlines()
     assert {line.count("|") for line in lines} == {lines[0].count("|")}
