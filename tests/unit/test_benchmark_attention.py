@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -242,13 +243,24 @@ def test_an_interrupt_keeps_what_was_measured() -> None:
     assert all("the run was interrupted" in row["skipped"] for row in rows[1:])
 
 
-def test_an_interrupt_ends_the_processes() -> None:
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C interrupts, as it does in a program: workers of pytest-xdist ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
+def test_an_interrupt_ends_the_processes(tmp_path: Path) -> None:
     worker_pool = import_module("benchmarks.worker_pool")
     work = (pooled_work.prepare, pooled_work.measure, pooled_work.lost)
-    rows = worker_pool.run(["a", "slow", "c"], 3, *work)  # "slow" would take ten minutes
+    slow = f"slow {tmp_path / 'ended'}"
+    rows = worker_pool.run(["a", slow, "c"], 3, *work)
     assert rows[0]["ready"] == "a"
-    assert [row["case"] for row in rows[1:]] == ["slow", "c"]
+    assert [row["case"] for row in rows[1:]] == [slow, "c"]
     assert all("the run was interrupted" in row["skipped"] for row in rows[1:])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_shares_are_neighbours() -> None:
