@@ -155,8 +155,8 @@ def _described(cell: LayerCell) -> Row:
     }
 
 
-def _skipped(cell: LayerCell, why: Mapping[str, str]) -> list[Row]:
-    return [{**_described(cell), "contender": one, "skipped": said} for one, said in why.items()]
+def _skipped(cell: LayerCell, reasons: Mapping[str, str]) -> list[Row]:
+    return [{**_described(cell), "contender": who, "skipped": why} for who, why in reasons.items()]
 
 
 def _lost(cells: Mapping[str, LayerCell], wanted: Sequence[str], name: str, why: str) -> list[Row]:

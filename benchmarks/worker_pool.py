@@ -50,9 +50,9 @@ def run(
         for share in shares(names, processes):
             context = get_context("spawn")  # CUDA does not survive a fork
             worker = stack.enter_context(ProcessPoolExecutor(1, mp_context=context))
-            number = worker.submit(os.getpid)
-            workers.append((worker, number, share, worker.submit(prepare, share)))
-        with _ended_by_an_interrupt([number for _, number, _, _ in workers]):
+            pid = worker.submit(os.getpid)
+            workers.append((worker, pid, share, worker.submit(prepare, share)))
+        with _ended_by_an_interrupt([pid for _, pid, _, _ in workers]):
             start = perf_counter()
             wait([prepared for _, _, _, prepared in workers])
             seconds = perf_counter() - start
@@ -65,31 +65,31 @@ def run(
             for worker, _, share, prepared in workers
             for name in share
         ]
-        return _each(works, lost, [number for _, number, _, _ in workers])
+        return _each(works, lost, [pid for _, pid, _, _ in workers])
 
 
 @contextmanager
-def _ended_by_an_interrupt(numbers: Sequence[Future[int]]) -> Iterator[None]:
-    """End the processes of these numbers on an interrupt: else the pool waits for their work."""
+def _ended_by_an_interrupt(pids: Sequence[Future[int]]) -> Iterator[None]:
+    """End these processes on an interrupt: else the pool waits for their work."""
     try:
         yield
     except KeyboardInterrupt:
-        for number in numbers:
-            if number.done():
-                os.kill(number.result(), signal.SIGTERM)
+        for pid in pids:
+            if pid.done():
+                os.kill(pid.result(), signal.SIGTERM)
         raise
 
 
 def _each(
     works: Sequence[tuple[str, Callable[[str], list[Row]]]],
     lost: Callable[[str, str], list[Row]],
-    numbers: Sequence[Future[int]] = (),
+    pids: Sequence[Future[int]] = (),
 ) -> list[Row]:
     """The rows of all cases; after an interrupt, which ends the processes, the rest are lost."""
     rows: list[Row] = []
     for index, (name, work) in enumerate(works):
         try:
-            with _ended_by_an_interrupt(numbers):
+            with _ended_by_an_interrupt(pids):
                 rows += _try(work, name, lost)
         except KeyboardInterrupt:
             print(f"interrupted in {name}: what was measured before is kept", file=sys.stderr)

@@ -4,8 +4,8 @@
     python tests/gpu/shards.py -j 56 --devices 4 --results results.json
 
 Most of the time goes into Triton's compiler, which the processes share out (shares.py); the tests
-marked `large`, which fill the device's memory, run after the others. Words after `--` go to pytest.
-Ends with 1 where a test failed.
+marked `large`, which fill the device's memory, run after the others. Arguments after `--` go to
+pytest. Ends with 1 where a test failed.
 
     python tests/gpu/shards.py -j 14 --results results.json --again
 
@@ -54,7 +54,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, metavar="FILE", help="the record of all, as JSON")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
     parser.add_argument("--again", action="store_true", help="run the failed files of the record")
-    parser.add_argument("pytest", nargs="*", help="words for pytest")
+    parser.add_argument("pytest", nargs="*", help="arguments of pytest")
     options = parser.parse_args()
     paths, before = [str(_HERE)], None
     if options.again:

@@ -14,8 +14,9 @@ from typing import Final
 __all__ = ["is_same"]
 
 _CPP: Final = frozenset({".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp"})
-# What is kept comes first: in it // and /* begin no comment, and spaces count. Numbers, because of
-# their ' separators; a line that goes on, because an empty line after it ends a macro.
+# Tokens that are kept come first: inside them // and /* begin no comment, and spaces count. Numbers
+# are among them because of their ' separators, and line splices because an empty line after one
+# ends a macro.
 _CPP_TOKEN: Final = re.compile(
     rb"""
     (?P<kept> [0-9](?:[eEpP][+-]|['\w.])* | (?:u8|[uUL])?R"(?P<end>[^(\s]{0,16})\(.*?\)(?P=end)"
@@ -26,7 +27,7 @@ _CPP_TOKEN: Final = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _COMMENT: Final = re.compile(rb"/\*.*?\*/|//(?:\\[ \t]*\n|[^\n])*", re.DOTALL)
-# Names of headers and messages, in which the pattern would see comments.
+# Files with // in a header's name, or with a message of the preprocessor, are compared whole.
 _UNREAD: Final = re.compile(rb"include[^\"]{0,80}?<[^>\n]*/[/*]|#[ \t]*(?:error|warning)")
 
 
@@ -52,7 +53,10 @@ def _code(name: str, content: bytes) -> bytes:
 
 
 def _shortened(match: re.Match[bytes]) -> bytes:
-    """A token as it is; of spaces and comments whether the line ends, which decides directives."""
+    """A kept token, or what stands for spaces and comments: a line end or a space.
+
+    Line ends are told from spaces because they end directives.
+    """
     kept = match["kept"]
     if kept is not None:
         return kept
