@@ -74,7 +74,8 @@ import signal
 import sys
 from pathlib import Path
 from time import perf_counter
-from typing import Final
+from types import FrameType
+from typing import Final, NoReturn
 
 # Run as a file, Python searches this folder: `build` and the other modules here would hide others.
 sys.path.pop(0)
@@ -119,7 +120,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if wrong := _misplaced(arguments, parser):
         parser.error(wrong)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: rows are kept
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         if arguments.compare:
             return _compare(arguments)
@@ -131,6 +132,12 @@ def main() -> int:
     if last := report.last_tables():
         print(f"\n{last}")
     return 0 if report.is_whole() else 130
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """End as by Ctrl-C, which keeps rows. `timeout` signals twice: the second does not end that."""
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _run(arguments: argparse.Namespace) -> Report:

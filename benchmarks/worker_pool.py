@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import pairwise
 from multiprocessing import get_context
 from time import perf_counter
 from typing import Final
@@ -60,11 +59,12 @@ def run(
                 f"prepared {len(names)} cases in {len(workers)} processes: {seconds:.0f} s",
                 file=sys.stderr,
             )
-        works = [
-            (name, partial(_next, worker, prepared, measure))
+        measures = {
+            name: partial(_next, worker, prepared, measure)
             for worker, _, share, prepared in workers
             for name in share
-        ]
+        }
+        works = [(name, measures[name]) for name in names]
         return _each(works, lost, [pid for _, pid, _, _ in workers])
 
 
@@ -125,7 +125,5 @@ def _try(
 
 
 def shares(names: Sequence[str], count: int) -> list[list[str]]:
-    """At most `count` shares of neighbours, of sizes that differ by one at most; none is empty."""
-    count = min(count, len(names))
-    edges = [len(names) * index // count for index in range(count + 1)]
-    return [list(names[a:b]) for a, b in pairwise(edges)]
+    """At most `count` shares, dealt in turn, as neighbours take about the same time."""
+    return [list(names[index::count]) for index in range(min(count, len(names)))]

@@ -222,11 +222,11 @@ def test_a_pool_prepares_together_and_measures_in_order() -> None:
     work = (pooled_work.prepare, pooled_work.measure, pooled_work.lost)
     rows = worker_pool.run(["a", "b", "c", "deadly", "d", "broken"], 3, *work)
     assert [row["case"] for row in rows] == ["a", "b", "c", "deadly", "d", "broken"]
-    assert [row.get("ready") for row in rows] == ["a b", "a b", "c deadly", None, None, None]
-    assert rows[0]["process"] == rows[1]["process"] != rows[2]["process"]
+    assert [row.get("ready") for row in rows] == ["a deadly", "b d", None, None, "b d", None]
+    assert rows[1]["process"] == rows[4]["process"] != rows[0]["process"]
     assert "terminated abruptly" in rows[3]["skipped"]
-    # One that cannot be prepared takes its neighbours of the process with it, and says why.
-    assert rows[4]["skipped"] == rows[5]["skipped"] == "ValueError: it cannot be prepared"
+    # One that cannot be prepared takes the others of its process with it, and says why.
+    assert rows[2]["skipped"] == rows[5]["skipped"] == "ValueError: it cannot be prepared"
 
 
 def test_an_interrupt_keeps_what_was_measured() -> None:
@@ -263,7 +263,7 @@ def test_an_interrupt_ends_the_processes(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_shares_are_neighbours() -> None:
+def test_shares_are_dealt_in_turn() -> None:
     shares = import_module("benchmarks.worker_pool").shares
-    assert shares(list("abcdefg"), 3) == [["a", "b"], ["c", "d"], ["e", "f", "g"]]
+    assert shares(list("abcdefg"), 3) == [["a", "d", "g"], ["b", "e"], ["c", "f"]]
     assert shares(["a"], 16) == [["a"]]

@@ -62,6 +62,18 @@ def test_a_failed_run_leaves_the_old_result(tmp_path: Path) -> None:
     assert not new.exists()
 
 
+def test_a_second_signal_does_not_end_the_cleanup(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    path = list(sys.path)
+    run = import_module("benchmarks.run")
+    sys.path[:] = path  # which the runner changes, for it is a program
+    later: dict[int, object] = {}
+    monkeypatch.setattr(signal, "signal", later.__setitem__)
+    with pytest.raises(KeyboardInterrupt):
+        run._interrupt(signal.SIGTERM, None)
+    assert later == {signal.SIGTERM: signal.SIG_IGN}
+
+
 def test_an_interrupted_run_leaves_the_old_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
