@@ -160,15 +160,43 @@ def test_sizes(dim: int, seqlen: int, batch: int, kind: str) -> None:
     check(*made(dim, seqlen, 4, 4, torch.float32, kind, batch=batch), 4)
 
 
+@pytest.mark.parametrize("columns", [0, 3])
+@pytest.mark.parametrize("ends", [(), ENDS], ids=["batch", "packed"])
+@pytest.mark.parametrize(
+    ("dim", "seqlen", "batch"), [(9, 41, 3), (70, 1, 2), (13, 1030, 2), (66, 255, 1)], ids=str
+)
+def test_rows_that_begin_within_a_chunk(
+    dim: int, seqlen: int, batch: int, ends: tuple[int, ...], columns: int, library: HostLibrary,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Of every channel and batch entry elsewhere; with few blocks, which go on to more channels."""
+    library.install(monkeypatch, blocks=1, multiprocessors=1)
+    for dtype in (torch.bfloat16, torch.float32):
+        check(*made(dim, seqlen, 4, columns, dtype, "tokens", ends, batch), columns)
+
+
+def test_no_row_sees_the_next_ones_nan() -> None:
+    conv, _ = made(24, 41, 4, 3, torch.bfloat16, "tokens")
+    conv.x[0, :, ::2] = NAN
+    conv.x[1, :, 1::2] = NAN
+    grad_y, grad_final = torch.ones_like(conv.x), torch.ones(2, 24, 3).bfloat16()
+    y, final = forward(conv, None, 3)
+    grad_x = backward(conv, grad_y, grad_final).x
+    for one in (y, grad_x, final.transpose(1, 2)):
+        assert one[0, :, 1::2].isfinite().all()
+        assert one[1, :, ::2].isfinite().all()
+
+
 @DTYPES
 @pytest.mark.parametrize("columns", [0, 3])
-@pytest.mark.parametrize("ends", [(), (0, 256, 700, 1024, 1030, 2400)], ids=["batch", "packed"])
+@pytest.mark.parametrize("ends", [(), (0, 256, 700, 1024, 1030, 2401)], ids=["batch", "packed"])
+@pytest.mark.parametrize("kind", ["tokens", "padded tokens"])
 def test_blocks_of_many_tiles(
-    ends: tuple[int, ...], columns: int, dtype: torch.dtype, library: HostLibrary,
+    kind: str, ends: tuple[int, ...], columns: int, dtype: torch.dtype, library: HostLibrary,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     library.install(monkeypatch, blocks=1)
-    check(*made(9, 2600, 4, columns, dtype, "padded tokens", ends), columns)
+    check(*made(9, 2600, 4, columns, dtype, kind, ends), columns)
 
 
 @pytest.mark.parametrize("kind", ["channels", "tokens"])
@@ -306,3 +334,10 @@ def test_the_binary_explains_a_call() -> None:
         "simt: along channels, element by element, for the address of x does not allow 8 bytes"
     )
     assert "the order of dimensions of x" in said["neither"]
+    conv, _ = made(24, 41, 4, 0, torch.bfloat16, "tokens")
+    y, final = torch.empty_like(conv.x), conv.x.new_empty(2, 24, 0)
+    assert cuda.explain_forward(CHOSEN, conv, None, y, final) == said["tokens"]
+    beside = conv._replace(x=conv.x[:, 1:])
+    assert cuda.explain_forward(CHOSEN, beside, None, y[:, :-1], final) == (
+        "simt: along tokens, element by element, for the address of x does not allow 16 bytes"
+    )

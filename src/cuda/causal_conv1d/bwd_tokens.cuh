@@ -63,8 +63,9 @@ __device__ __forceinline__ void add_grad_final(const BwdProblem& problem, const 
                                                const TokenWork& at, int number,
                                                float (&results)[kElements]) {
   TokenCoordinate const coordinate = table.thread_coordinate(number);
+  OwnElements const own = table.own_elements(problem, number);
 #pragma unroll 1
-  for (int e = 0; e < kElements; ++e) {
+  for (int e = own.first; e < own.end; ++e) {
     Span const span = table.span(problem, coordinate.batch, coordinate.token + e);
     int64_t const column = coordinate.token + e - span.end + problem.final_columns;
     if (column < 0) continue;
@@ -292,7 +293,12 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksPerSM)
         chunk.pack(results);
         // Equivalent to `exists`, but needs no register of its own.
         if ((ptx::pin(marks) & Tiles::kNone) == 0) {
-          chunk.template store<true>(grad_x + tile.offset(Config::kGradX, stage), 1);
+          Word* const to = grad_x + tile.offset(Config::kGradX, stage);
+          if (kElements == 1 || plain) {
+            chunk.template store<true>(to, 1);
+          } else {
+            store_own(chunk, table.own_elements(args, number), to);
+          }
         }
       }
     }

@@ -85,7 +85,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
       load(stage, number + kAhead, stage + kAhead);
       ptx::cp_async_commit();
 
-      if (__any_sync(0xffffffffu, (marks & Tiles::kByToken) != 0)) {
+      bool const plain = !__any_sync(0xffffffffu, (marks & Tiles::kByToken) != 0);
+      if (!plain) {
         for_each_token<kPast, kElements>(args, table, at, number, marks, values,
                                          [&](int e, const float (&past)[kPast], float newest) {
                                            y_values[e] = filter.convolved(past, newest);
@@ -113,7 +114,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
       }
       C chunk;
       chunk.pack(y_values);
-      chunk.template store<true>(y + table.offset(kY, stage), exists);
+      Word* const to = y + table.offset(kY, stage);
+      if (kElements == 1 || plain) {
+        chunk.template store<true>(to, exists);
+      } else if (exists) {
+        store_own(chunk, table.own_elements(args, number), to);
+      }
     }
   }
 }

@@ -5,6 +5,7 @@
 #include <initializer_list>
 
 #include "causal_conv1d/problem.h"
+#include "causal_conv1d/tiles.h"
 #include "core/text.h"
 
 namespace flashvar::causal_conv1d {
@@ -18,6 +19,7 @@ struct Operand {
 struct Layout {
   bool tokens_inner;  // tokens are contiguous; else channels are, or neither
   bool chunks;        // whether a thread loads several elements at once
+  RowStarts starts;   // of contiguous tokens that are loaded so
   // If not: which operand prevents it, and why.
   const char* operand = nullptr;
   const char* what = nullptr;
@@ -30,23 +32,33 @@ struct Layout {
     bool const tokens = problem.seqlen > 1 && (problem.dim == 1 || written[1] < written[2]);
     int const chunk = chunk_of(tokens);
     auto stop = [&](const char* operand, const char* what) {
-      return Layout{tokens, false, operand, what};
+      return Layout{tokens, false, {}, operand, what};
     };
-    int64_t const length = tokens ? problem.seqlen : problem.dim;
-    if (length * bytes % chunk != 0) return stop("x", "the length of a row");
+    if (!tokens && problem.dim * bytes % chunk != 0) return stop("x", "the length of a row");
+    // Rows of channels begin at multiples of a chunk, those of tokens anywhere, but at the same
+    // distance from one in all tensors.
+    auto const starts = [&](const Tensor& of) { return starts_of(of, tokens, bytes, chunk); };
+    RowStarts const wanted = tokens ? starts(operands.begin()->tensor) : RowStarts{};
     for (const Operand& one : operands) {
       if (one.tensor.data == nullptr) continue;
-      const int64_t (&strides)[3] = one.tensor.strides;
       if (one.tensor.dtype != dtype) return stop(one.name, "the dtype");
-      if (strides[tokens ? 1 : 2] != 1) return stop(one.name, "the order of dimensions");
-      if (reinterpret_cast<uintptr_t>(one.tensor.data) % chunk != 0) {
-        return stop(one.name, "the address");
+      if (one.tensor.strides[tokens ? 1 : 2] != 1) {
+        return stop(one.name, "the order of dimensions");
       }
-      if ((strides[0] | strides[tokens ? 2 : 1]) * bytes % chunk != 0) {
-        return stop(one.name, "a stride");
-      }
+      RowStarts const found = starts(one.tensor);
+      if (found.first != wanted.first) return stop(one.name, "the address");
+      if (!(found == wanted)) return stop(one.name, "a stride");
     }
-    return {tokens, true};
+    return {tokens, true, wanted};
+  }
+
+  // `bytes`: of an element; `chunk`: of what a thread loads at once.
+  static RowStarts starts_of(const Tensor& tensor, bool tokens, int bytes, int chunk) {
+    auto const elements = static_cast<uint64_t>(chunk / bytes);
+    auto const modulo = [&](uint64_t count) { return static_cast<uint32_t>(count % elements); };
+    return {modulo(reinterpret_cast<uintptr_t>(tensor.data) / bytes),
+            modulo(static_cast<uint64_t>(tensor.strides[0])),
+            modulo(static_cast<uint64_t>(tensor.strides[tokens ? 2 : 1]))};
   }
 
   void explain(int chunk, Text& text) const {

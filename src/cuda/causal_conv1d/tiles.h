@@ -54,10 +54,31 @@ struct ChannelTiles {
   int64_t count(const Problem& problem) const { return row_blocks(problem) * column_blocks; }
 };
 
+// Where rows of contiguous tokens begin, in elements after a multiple of the bytes that a thread
+// loads at once: of batch entry b and channel c, first + b * batch + c * channel, modulo the
+// elements of these bytes. The same for all tensors of a call.
+struct RowStarts {
+  uint32_t first, batch, channel;
+
+  __host__ __device__ bool operator==(const RowStarts& other) const {
+    return first == other.first && batch == other.batch && channel == other.channel;
+  }
+  // Elements of `stride`, a power of two, from one channel to the next with the same starts.
+  int period_log2(int stride) const {
+    int log2 = 0;
+    while ((channel << log2) % stride != 0) ++log2;
+    return log2;
+  }
+};
+
 // Contiguous tokens: a group of `lanes` threads holds a tile of tokens of one channel and iterates
 // over a chunk, `tiles` consecutive tiles, counted over the whole batch. The groups of a block have
-// adjacent channels of the same chunk. Where blocks are fewer than channels need, each goes on to
-// further channels of its chunk.
+// nearby channels of the same chunk, whose rows have the same starts. Where blocks are fewer than
+// channels need, each goes on to further channels of its chunk.
+//
+// A row's first tile begins at the address, a multiple of what a thread loads at once, at or before
+// the row's start. So the first elements of a row's first tile, and the last ones of its last, may
+// belong to other rows.
 struct TokenTiles {
   int64_t blocks;
   int64_t per_channel;      // tiles of a channel, over the whole batch
@@ -65,17 +86,22 @@ struct TokenTiles {
   uint32_t channel_blocks;  // blocks, adjacent in the grid, that share tokens
   int32_t lanes_log2;       // at most 5
   int32_t tiles;            // of a chunk
+  int32_t apart_log2;       // distance between the channels of a block's neighboring groups
+  RowStarts starts;
 
-  static TokenTiles make(const Problem& problem, int elements, int max_tiles) {
+  static TokenTiles make(const Problem& problem, int elements, int max_tiles,
+                         const RowStarts& starts = {}) {
     TokenTiles tiles{};
-    while (tiles.lanes_log2 < 5 && int64_t{elements} << tiles.lanes_log2 < problem.seqlen) {
+    tiles.starts = starts;
+    tiles.apart_log2 = starts.period_log2(elements);
+    int64_t const length = problem.seqlen + (starts == RowStarts{} ? 0 : elements - 1);
+    while (tiles.lanes_log2 < 5 && int64_t{elements} << tiles.lanes_log2 < length) {
       ++tiles.lanes_log2;
     }
     int64_t const tokens = int64_t{elements} << tiles.lanes_log2;
-    tiles.per_row = static_cast<int32_t>((problem.seqlen + tokens - 1) / tokens);
+    tiles.per_row = static_cast<int32_t>((length + tokens - 1) / tokens);
     tiles.per_channel = problem.batch * tiles.per_row;
-    int64_t const groups = kThreads >> tiles.lanes_log2;
-    tiles.channel_blocks = static_cast<uint32_t>((problem.dim + groups - 1) / groups);
+    tiles.channel_blocks = tiles.of_all_starts((problem.dim + tiles.groups() - 1) / tiles.groups());
     tiles.tiles = max_tiles;
     while (tiles.tiles > 1 && tiles.chunks() * tiles.channel_blocks < kBlocks) tiles.tiles /= 2;
     tiles.blocks = tiles.chunks() * tiles.channel_blocks;
@@ -98,7 +124,7 @@ struct TokenTiles {
       int64_t const time = waves * (each * tiles + kStart);
       if (time >= best) continue;
       best = time;
-      channel_blocks = static_cast<uint32_t>((of_chunk + each - 1) / each);
+      channel_blocks = of_all_starts((of_chunk + each - 1) / each);
     }
     blocks = chunks() * channel_blocks;
   }
@@ -106,7 +132,15 @@ struct TokenTiles {
   // Whether a block has all tokens of its channels.
   __host__ __device__ bool is_whole() const { return blocks == channel_blocks; }
   __host__ __device__ int32_t lanes() const { return 1 << lanes_log2; }
+  __host__ __device__ int32_t groups() const { return kThreads >> lanes_log2; }
   __host__ __device__ int64_t chunks() const { return (per_channel + tiles - 1) / tiles; }
+
+ private:
+  // Rounds a number of blocks up to equally many for each start that rows have.
+  uint32_t of_all_starts(int64_t count) const {
+    int64_t const period = int64_t{1} << apart_log2;
+    return static_cast<uint32_t>((count + period - 1) >> apart_log2 << apart_log2);
+  }
 };
 
 }  // namespace flashvar::causal_conv1d

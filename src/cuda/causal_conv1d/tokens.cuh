@@ -22,26 +22,33 @@ struct TokenWork {
   int32_t count;
   bool exists;  // the channel
 
-  // Distance from a block's channels to its next channels.
+  // Distance from a block's channels to its next channels, whose rows have the same starts.
   static __device__ __forceinline__ int64_t channel_step(const TokenTiles& tiles) {
-    return int64_t{tiles.channel_blocks} * (kThreads >> tiles.lanes_log2);
+    return int64_t{tiles.channel_blocks} * tiles.groups();
   }
   // Goes on to the block's next channels; false, for the whole block, if there are none.
   __device__ __forceinline__ bool next_channels(const Problem& problem, const TokenTiles& tiles) {
     channel += channel_step(tiles);
     exists = channel < problem.dim;
-    return channel - (threadIdx.x >> tiles.lanes_log2) < problem.dim;
+    return channel - (threadIdx.x >> tiles.lanes_log2 << tiles.apart_log2) < problem.dim;
   }
 
   __device__ __forceinline__ TokenWork(const Problem& problem, const TokenTiles& tiles)
       : lane(ptx::pin_by_shuffle(threadIdx.x & (tiles.lanes() - 1))),
         lanes(tiles.lanes()),
         chunk(blockIdx.x / tiles.channel_blocks),
-        channel(int64_t{blockIdx.x % tiles.channel_blocks} * (kThreads >> tiles.lanes_log2) +
-                (threadIdx.x >> tiles.lanes_log2)),
+        channel(channel_of(blockIdx.x % tiles.channel_blocks, tiles)),
         first(chunk * tiles.tiles),
         count(static_cast<int>(min(int64_t{tiles.tiles}, tiles.per_channel - first))),
         exists(channel < problem.dim) {}
+
+ private:
+  // The channel of the thread's group in block `block` of a chunk.
+  static __device__ __forceinline__ int64_t channel_of(uint32_t block, const TokenTiles& tiles) {
+    int64_t const group =
+        int64_t{block >> tiles.apart_log2} * tiles.groups() + (threadIdx.x >> tiles.lanes_log2);
+    return group << tiles.apart_log2 | (block & ((1u << tiles.apart_log2) - 1));
+  }
 };
 
 // A batch entry, and the index of a tile in it.
@@ -50,9 +57,16 @@ struct TileNumber {
   int32_t tile;
 };
 
-// A tile's batch entry, and its first token there.
+// A tile's batch entry, and its first token there: negative where the row starts within a chunk.
 struct TokenCoordinate {
   int64_t batch, token;
+};
+
+// Those of a thread's elements in a tile that are tokens of its row: [first, end).
+struct OwnElements {
+  int32_t first, end;
+
+  __device__ __forceinline__ bool contain(int e) const { return first <= e && e < end; }
 };
 
 // A table of the block's tiles in shared memory, computed once for all of its channels: the tiles'
@@ -169,7 +183,7 @@ class TileTable {
     for (int64_t i = index + 1 + threadIdx.x; i < problem.sequences; i += kThreads) {
       int64_t const row = load(problem.cu_seqlens, i);
       if (row >= end + kAfter) break;
-      mark_near(row, begin / kElements);
+      mark_near(max(row, int64_t{0}), begin);
     }
     __syncthreads();  // all sequences are marked
   }
@@ -190,6 +204,13 @@ class TileTable {
   __device__ __forceinline__ TokenCoordinate thread_coordinate(int number) const {
     TokenCoordinate const tile = coordinate(number);
     return {tile.batch, tile.token + at_.lane * kElements};
+  }
+  __device__ __forceinline__ OwnElements own_elements(const Problem& problem, int number) const {
+    if constexpr (kElements == 1) return {0, 1};
+    int64_t const token = thread_coordinate(number).token,
+                  left = max(problem.seqlen - token, int64_t{0});
+    return {static_cast<int32_t>(max(-token, int64_t{0})),
+            static_cast<int32_t>(min(left, int64_t{kElements}))};
   }
 
   // The sequence of a token of the block's tiles.
@@ -222,8 +243,17 @@ class TileTable {
     // In 32 bits: a 64-bit division takes more instructions.
     uint32_t const tile = first.tile + (kBackward ? at_.count - 1 - number : number);
     uint32_t const batches = tile / static_cast<uint32_t>(tiles_.per_row);
-    return {first.batch + batches,
-            int64_t{tile - batches * tiles_.per_row} * (at_.lanes * kElements)};
+    int64_t const batch = first.batch + batches;
+    return {batch,
+            int64_t{tile - batches * tiles_.per_row} * (at_.lanes * kElements) - start(batch)};
+  }
+  // Elements of other rows before the first token in the first tile of a batch entry.
+  __device__ __forceinline__ int32_t start(int64_t batch) const {
+    if constexpr (kElements == 1) return 0;
+    const RowStarts& starts = tiles_.starts;
+    uint32_t const elements = starts.first + static_cast<uint32_t>(batch) * starts.batch +
+                              static_cast<uint32_t>(at_.channel) * starts.channel;
+    return static_cast<int32_t>(elements % kElements);
   }
   // The mark of a sequence that begins at `row`, for the thread whose first element is `token`.
   __device__ __forceinline__ uint32_t mark(int64_t row, int64_t token) const {
@@ -231,14 +261,14 @@ class TileTable {
     if (bit <= 0 || bit >= kBits) return 0;
     return 1u << bit | ((by_token_ >> bit & 1) != 0 ? kByToken : 0);
   }
-  // Marks the start of a sequence for all threads that read near it. `before`: number of chunks
-  // before the block's first.
-  __device__ __forceinline__ void mark_near(int64_t row, int64_t before) {
-    int64_t chunk = (max(row, int64_t{0}) + kPast - 1) / kElements;
-    for (; chunk >= before; --chunk) {
-      uint32_t const bits = mark(row, chunk * kElements);
+  // Marks the start of a sequence for all threads that read near it. `begin`: the first element of
+  // the block's tiles.
+  __device__ __forceinline__ void mark_near(int64_t row, int64_t begin) {
+    int64_t const last = row - begin + kPast - 1;  // the last element that may be near
+    if (last < 0) return;
+    for (int64_t index = last / kElements; index >= 0; --index) {
+      uint32_t const bits = mark(row, begin + index * kElements);
       if (bits == 0) return;
-      int64_t const index = chunk - before;
       if (index >= int64_t{at_.count} * at_.lanes) continue;
       auto const of_block = static_cast<int>(index) >> tiles_.lanes_log2;
       int const number = kBackward ? at_.count - 1 - of_block : of_block;
@@ -391,22 +421,39 @@ __device__ __forceinline__ void take_next(const float (&own)[kElements],
   }
 }
 
-// For warps that go token by token: calls f(e, past, newest) for each element. The past elements
-// are of its own sequence only; before the sequence's start they are those of its state, or 0.
-// `values`: the elements before the thread's own, then its own.
+// Stores the elements of a chunk that are the thread's own.
+template <class Chunk>
+__device__ __forceinline__ void store_own(const Chunk& chunk, const OwnElements& own,
+                                          typename Chunk::Word* to) {
+  if (own.first == 0 && own.end == Chunk::kElements) {
+    chunk.template store<true>(to, 1);
+    return;
+  }
+  typename Chunk::Word words[Chunk::kElements];
+  memcpy(words, chunk.words, Chunk::kBytes);
+#pragma unroll
+  for (int e = 0; e < Chunk::kElements; ++e) {
+    if (own.contain(e)) to[e] = words[e];
+  }
+}
+
+// For warps that go token by token: calls f(e, past, newest) for each own element. The past
+// elements are of its own sequence only; before the sequence's start they are those of its state,
+// or 0. `values`: the elements before the thread's own, then its own.
 template <int kPast, int kElements, class TileTable, class F>
 __device__ __forceinline__ void for_each_token(const Problem& problem, const TileTable& table,
                                                const TokenWork& at, int number, uint32_t marks,
                                                const float (&values)[kPast + kElements], F f) {
-  marks &= (1u << (kPast + kElements)) - 2;
+  OwnElements const own = table.own_elements(problem, number);
+  marks &= (1u << (kPast + own.end)) - 2;
   // With states, elements are processed from one start to the next; otherwise in one pass.
   bool const has_states = problem.state.data != nullptr;
   uint32_t now = has_states ? 0 : marks, later = has_states ? marks : 0;  // starts, by pass
   float fresh[kPast] = {};  // the tokens before a start: of the state, or 0
-  int first = 0;            // element that this pass begins with
+  int first = own.first;    // element that this pass begins with
 #pragma unroll 1
   while (true) {
-    int const end = later == 0 ? kElements : max(__ffs(static_cast<int>(later)) - 1 - kPast, 0);
+    int const end = later == 0 ? own.end : max(__ffs(static_cast<int>(later)) - 1 - kPast, 0);
     float past[kPast] = {};
 #pragma unroll
     for (int i = 0; i < kPast + kElements; ++i) {
