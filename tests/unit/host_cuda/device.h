@@ -163,8 +163,16 @@ template <class Element>
 Element __ldg(const Element* from) {
   return *from;
 }
+// An access of so many bytes faults on a device elsewhere than at a multiple of them.
+inline void check_alignment(const void* address, size_t bytes) {
+  if (reinterpret_cast<uintptr_t>(address) % bytes == 0) return;
+  std::fprintf(stderr, "thread %u of block %u accesses %zu bytes at %p\n", threadIdx.x, blockIdx.x,
+               bytes, address);
+  std::abort();
+}
 template <class Element>
 Element __ldcs(const Element* from) {
+  check_alignment(from, sizeof(Element));
   return *from;
 }
 // Threads take turns.

@@ -7,10 +7,12 @@
 namespace flashvar::ptx {
 
 inline void cp_async_16(const void* shared, const void* gmem, bool valid) {
+  if (valid) check_alignment(gmem, 16);
   block->threads[threadIdx.x].copies.push_back({const_cast<void*>(shared), gmem, 16, valid, false});
 }
 template <int kBytes>
 void cp_async(void* shared, const void* gmem) {
+  check_alignment(gmem, kBytes);
   block->threads[threadIdx.x].copies.push_back({shared, gmem, kBytes, true, false});
 }
 template <int kBytes>

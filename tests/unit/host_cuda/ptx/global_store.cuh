@@ -2,10 +2,13 @@
 #pragma once
 #include <cstring>
 
+#include "device.h"
+
 namespace flashvar::ptx {
 
 template <class Words>
 void global_store(void* global, Words words) {
+  check_alignment(global, sizeof(words));
   std::memcpy(global, &words, sizeof(words));
 }
 
