@@ -63,9 +63,9 @@ __device__ __forceinline__ void add_grad_final(const BwdProblem& problem, const 
                                                const TokenWork& at, int number,
                                                float (&results)[kElements]) {
   TokenCoordinate const coordinate = table.thread_coordinate(number);
-  OwnElements const own = table.own_elements(problem, number);
+  RowElements const of_row = table.row_elements(problem, number);
 #pragma unroll 1
-  for (int e = own.first; e < own.end; ++e) {
+  for (int e = of_row.first; e < of_row.end; ++e) {
     Span const span = table.span(problem, coordinate.batch, coordinate.token + e);
     int64_t const column = coordinate.token + e - span.end + problem.final_columns;
     if (column < 0) continue;
@@ -265,11 +265,12 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksPerSM)
             add(grads[e], values + e, values[kPast + e]);
           }
         } else if (exists) {
+          RowElements const of_row = table.row_elements(args, number);
           for_each_token<kPast, kElements>(
               args, table, at, number, marks, values,
               [&](int e, const float (&past)[kPast], float newest) {
                 grads[e] = grad_activated(grads[e], filter.convolved(past, newest), args.silu);
-                add(grads[e], past, newest);
+                if (of_row.contain(e)) add(grads[e], past, newest);
               });
         }
         take_next<kPast>(grads, next_tile, at, next_lane, next);
@@ -297,7 +298,7 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksPerSM)
           if (kElements == 1 || plain) {
             chunk.template store<true>(to, 1);
           } else {
-            store_own(chunk, table.own_elements(args, number), to);
+            store_row_elements(chunk, table.row_elements(args, number), to);
           }
         }
       }

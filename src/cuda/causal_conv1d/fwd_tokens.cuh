@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
       if (kElements == 1 || plain) {
         chunk.template store<true>(to, exists);
       } else if (exists) {
-        store_own(chunk, table.own_elements(args, number), to);
+        store_row_elements(chunk, table.row_elements(args, number), to);
       }
     }
   }

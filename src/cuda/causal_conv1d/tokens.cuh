@@ -63,7 +63,7 @@ struct TokenCoordinate {
 };
 
 // Those of a thread's elements in a tile that are tokens of its row: [first, end).
-struct OwnElements {
+struct RowElements {
   int32_t first, end;
 
   __device__ __forceinline__ bool contain(int e) const { return first <= e && e < end; }
@@ -205,7 +205,7 @@ class TileTable {
     TokenCoordinate const tile = coordinate(number);
     return {tile.batch, tile.token + at_.lane * kElements};
   }
-  __device__ __forceinline__ OwnElements own_elements(const Problem& problem, int number) const {
+  __device__ __forceinline__ RowElements row_elements(const Problem& problem, int number) const {
     if constexpr (kElements == 1) return {0, 1};
     int64_t const token = thread_coordinate(number).token,
                   left = max(problem.seqlen - token, int64_t{0});
@@ -421,11 +421,11 @@ __device__ __forceinline__ void take_next(const float (&own)[kElements],
   }
 }
 
-// Stores the elements of a chunk that are the thread's own.
+// Stores those elements of a thread's chunk that are tokens of its row.
 template <class Chunk>
-__device__ __forceinline__ void store_own(const Chunk& chunk, const OwnElements& own,
-                                          typename Chunk::Word* to) {
-  if (own.first == 0 && own.end == Chunk::kElements) {
+__device__ __forceinline__ void store_row_elements(const Chunk& chunk, const RowElements& of_row,
+                                                   typename Chunk::Word* to) {
+  if (of_row.first == 0 && of_row.end == Chunk::kElements) {
     chunk.template store<true>(to, 1);
     return;
   }
@@ -433,27 +433,26 @@ __device__ __forceinline__ void store_own(const Chunk& chunk, const OwnElements&
   memcpy(words, chunk.words, Chunk::kBytes);
 #pragma unroll
   for (int e = 0; e < Chunk::kElements; ++e) {
-    if (own.contain(e)) to[e] = words[e];
+    if (of_row.contain(e)) to[e] = words[e];
   }
 }
 
-// For warps that go token by token: calls f(e, past, newest) for each own element. The past
-// elements are of its own sequence only; before the sequence's start they are those of its state,
-// or 0. `values`: the elements before the thread's own, then its own.
+// For warps that go token by token: calls f(e, past, newest) for each element. The past elements
+// are of its own sequence only; before the sequence's start they are those of its state, or 0.
+// `values`: the elements before the thread's own, then its own.
 template <int kPast, int kElements, class TileTable, class F>
 __device__ __forceinline__ void for_each_token(const Problem& problem, const TileTable& table,
                                                const TokenWork& at, int number, uint32_t marks,
                                                const float (&values)[kPast + kElements], F f) {
-  OwnElements const own = table.own_elements(problem, number);
-  marks &= (1u << (kPast + own.end)) - 2;
+  marks &= (1u << (kPast + kElements)) - 2;
   // With states, elements are processed from one start to the next; otherwise in one pass.
   bool const has_states = problem.state.data != nullptr;
   uint32_t now = has_states ? 0 : marks, later = has_states ? marks : 0;  // starts, by pass
   float fresh[kPast] = {};  // the tokens before a start: of the state, or 0
-  int first = own.first;    // element that this pass begins with
+  int first = 0;            // element that this pass begins with
 #pragma unroll 1
   while (true) {
-    int const end = later == 0 ? own.end : max(__ffs(static_cast<int>(later)) - 1 - kPast, 0);
+    int const end = later == 0 ? kElements : max(__ffs(static_cast<int>(later)) - 1 - kPast, 0);
     float past[kPast] = {};
 #pragma unroll
     for (int i = 0; i < kPast + kElements; ++i) {
