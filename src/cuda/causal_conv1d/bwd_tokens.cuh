@@ -173,11 +173,11 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksPerSM)
   GradReader grad_reader(shared.grad_y, at, args.grad_y.strides[1]);
   Tiles table(shared.tiles, args, args.tiles, at, by_token, has_grad_final,
               {&args.x, &args.grad_y, &args.grad_x},
-              [&](int number, const TokenCoordinate& tile, bool loads) {
+              [&](int number, const TokenCoordinate& tile, int bytes) {
                 if constexpr (kElements > 1) {
-                  reader.copy(number, x + offset(args.x, tile.batch, tile.token, 0), loads);
+                  reader.copy(number, x + offset(args.x, tile.batch, tile.token, 0), bytes);
                   grad_reader.copy(number, grad_y + offset(args.grad_y, tile.batch, tile.token, 0),
-                                   loads);
+                                   bytes);
                   ptx::cp_async_commit();
                 }
               });

@@ -53,9 +53,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
   Reader reader(shared_x, at, args.x.strides[1]);
   Tiles table(shared, args, args.tiles, at, by_token, has_residual,
               {&args.x, &args.y, &args.residual},
-              [&](int number, const TokenCoordinate& tile, bool loads) {
+              [&](int number, const TokenCoordinate& tile, int bytes) {
                 if constexpr (kElements > 1) {
-                  reader.copy(number, x + offset(args.x, tile.batch, tile.token, 0), loads);
+                  reader.copy(number, x + offset(args.x, tile.batch, tile.token, 0), bytes);
                   if (number >= 0) ptx::cp_async_commit();
                 }
               });
@@ -104,7 +104,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
         float more[kElements];
         if constexpr (kElements > 1) {
           C added;
-          added.template load<true>(static_cast<const Word*>(args.residual.data) + index, 1);
+          auto const* const from = static_cast<const Word*>(args.residual.data) + index;
+          if (plain) {
+            added.template load<true>(from, 1);
+          } else {
+            added = load_row_elements<C>(table.row_elements(args, number), from);
+          }
           added.unpack(more);
         } else {
           more[0] = causal_conv1d::load(args.residual, index);

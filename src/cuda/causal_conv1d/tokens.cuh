@@ -67,6 +67,10 @@ struct RowElements {
   int32_t first, end;
 
   __device__ __forceinline__ bool contain(int e) const { return first <= e && e < end; }
+  template <class Chunk>
+  __device__ __forceinline__ bool are_all_of() const {
+    return first == 0 && end == Chunk::kElements;
+  }
 };
 
 // A table of the block's tiles in shared memory, computed once for all of its channels: the tiles'
@@ -79,13 +83,15 @@ struct RowElements {
 //
 // Bit i of a thread's marks: a sequence begins at the thread's element i - kPast. So there are bits
 // for the elements up to kPast before the thread's own and kAfter after them; bit 0 is unused. With
-// kNone the thread has no elements of its own in the tile, and no other mark but kLoads.
+// kNone the thread has no elements of its own in the tile, and no other mark but the bytes it
+// loads.
 template <int kPast, int kElements, int kAfter, int kTiles, int kAhead, int kTensors,
           bool kBackward_>
 class TileTable {
   static constexpr int kBits = kPast + kElements + kAfter, kNumbers = kTiles + kAhead;
   static constexpr int kRow = 33;  // marks of a tile: of 32 lanes, and of threads without a channel
-  static_assert(kBits <= 26);
+  static constexpr int kBytesShift = 22;
+  static_assert(kBits <= kBytesShift);
 
  public:
   static constexpr bool kBackward = kBackward_;
@@ -94,8 +100,11 @@ class TileTable {
   // test the compiler emits one instruction, as for the sign bit, but not for another single bit.
   static constexpr uint32_t kByToken = 3u << 29;
   static constexpr uint32_t kFlag = 1u << 28;  // set with `flag`, where the thread has elements
-  // The thread loads elements: its own, or those before the block's first. Two bits, as kByToken.
-  static constexpr uint32_t kLoads = 3u << 26;
+  // The bytes that the thread loads, of 16: of its own elements to the end of the row, or of those
+  // before the block's first.
+  static __device__ __forceinline__ int loaded_bytes(uint32_t marks) {
+    return static_cast<int>(marks >> kBytesShift & 31);
+  }
   // Masks of these bits. kAtFirst: a sequence begins at the thread's first element. kAfterLast: one
   // begins right after its last element (kAfter > 0 only). kAny: one begins at any of the elements.
   static constexpr uint32_t kAtFirst = 1u << kPast;
@@ -132,10 +141,9 @@ class TileTable {
   };
 
   // Fills the table; called by all threads of the block. `by_token`: marks that set kByToken.
-  // `flag`: whether to set kFlag. First start(number, coordinate, loads) is called for each of the
-  // first kAhead tiles, so that their loads are in flight while the table is filled; `loads`:
-  // whether the thread loads elements, as kLoads. The forward also starts the tile before them,
-  // number -1.
+  // `flag`: whether to set kFlag. First start(number, coordinate, bytes) is called for each of the
+  // first kAhead tiles, so that their loads are in flight while the table is filled; `bytes`: as of
+  // loaded_bytes(). The forward also starts the tile before them, number -1.
   template <class Start>
   __device__ __forceinline__ TileTable(Shared& shared, const Problem& problem,
                                        const TokenTiles& tiles, const TokenWork& at,
@@ -151,7 +159,7 @@ class TileTable {
 #pragma unroll
     for (int number = kBackward ? 0 : -1; number < kAhead; ++number) {
       TokenCoordinate const tile = loaded_coordinate(first, number);
-      start(number, tile, at.exists && loads(problem, first, number, at.lane, tile.token));
+      start(number, tile, at.exists ? lane_bytes(problem, first, number, at.lane, tile.token) : 0);
     }
     int64_t const begin = coordinate(first, kBackward ? at.count - 1 : 0).token;
     int const numbers = min(at.count + 2 * kAhead - 1, kNumbers);
@@ -159,9 +167,10 @@ class TileTable {
       int const number = i / kRow, lane = i % kRow;
       int64_t const tile = coordinate(first, number).token,
                     token = tile + int64_t{lane} * kElements;
-      bool const is_loaded = lane < at.lanes && loads(problem, first, number, lane, tile);
+      int const bytes = lane < at.lanes ? lane_bytes(problem, first, number, lane, tile) : 0;
       uint32_t const ends = mark(0, token) | mark(problem.seqlen, token) | (flag ? kFlag : 0);
-      shared.marks[i] = (number < at.count && is_loaded ? ends : kNone) | (is_loaded ? kLoads : 0);
+      shared.marks[i] = (number < at.count && bytes > 0 ? ends : kNone) |
+                        static_cast<uint32_t>(bytes) << kBytesShift;
     }
     for (int number = threadIdx.x; number < numbers; number += kThreads) {
       TokenCoordinate const tile = loaded_coordinate(first, number);
@@ -232,12 +241,15 @@ class TileTable {
     int const least = kBackward ? 0 : -before, most = at_.count - 1 + (kBackward ? before : 0);
     return coordinate(first, min(max(number, least), most));
   }
-  // Whether a lane loads elements of tile `number`, which begins at `token`. In the tile before the
-  // block's, only the last lane does.
-  __device__ __forceinline__ bool loads(const Problem& problem, const TileNumber& first, int number,
-                                        int lane, int64_t token) const {
-    if (number == (kBackward ? at_.count : -1)) return has_before(first) && lane == at_.lanes - 1;
-    return number < at_.count && token + int64_t{lane} * kElements < problem.seqlen;
+  // The bytes that a lane loads of tile `number`, which begins at `token`. In the tile before the
+  // block's, only the last lane loads any.
+  __device__ __forceinline__ int lane_bytes(const Problem& problem, const TileNumber& first,
+                                            int number, int lane, int64_t token) const {
+    bool const is_before = number == (kBackward ? at_.count : -1);
+    bool const some = is_before ? has_before(first) && lane == at_.lanes - 1 : number < at_.count;
+    int64_t const left = problem.seqlen - token - int64_t{lane} * kElements;
+    if (!some || left <= 0) return 0;
+    return static_cast<int>(min(left, int64_t{kElements})) * (16 / kElements);
   }
   __device__ __forceinline__ TokenCoordinate coordinate(const TileNumber& first, int number) const {
     // In 32 bits: a 64-bit division takes more instructions.
@@ -324,9 +336,9 @@ class TokenReader {
                                             : slot(-1)),
         stride_(stride) {}
 
-  // Starts the load of the thread's elements of a tile; none if not `loads`.
-  __device__ __forceinline__ void copy(int number, const Word* from, bool loads) {
-    ptx::cp_async_16(own_slots_ + slot(number), from, loads);
+  // Starts the load of so many bytes of the thread's elements of a tile.
+  __device__ __forceinline__ void copy(int number, const Word* from, int bytes) {
+    ptx::cp_async_part<16>(own_slots_ + slot(number), from, bytes);
   }
   // Starts the load if the tile's `marks` say so. `stage`: index of the tile in its iteration.
   __device__ __forceinline__ void load(int stage, int number, const Word* from, uint32_t marks) {
@@ -342,7 +354,7 @@ class TokenReader {
         starts |= starts >> 1;
       }
     } else {
-      copy(number, from, (marks & TileTable::kLoads) != 0);
+      copy(number, from, TileTable::loaded_bytes(marks));
     }
   }
 
@@ -421,11 +433,29 @@ __device__ __forceinline__ void take_next(const float (&own)[kElements],
   }
 }
 
+// Loads those elements of a thread's chunk that are tokens of its row.
+template <class Chunk>
+__device__ __forceinline__ Chunk load_row_elements(const RowElements& of_row,
+                                                   const typename Chunk::Word* from) {
+  Chunk chunk;
+  if (of_row.are_all_of<Chunk>()) {
+    chunk.template load<true>(from, 1);
+    return chunk;
+  }
+  typename Chunk::Word words[Chunk::kElements];
+#pragma unroll
+  for (int e = 0; e < Chunk::kElements; ++e) {
+    words[e] = of_row.contain(e) ? from[e] : typename Chunk::Word{0};
+  }
+  memcpy(chunk.words, words, Chunk::kBytes);
+  return chunk;
+}
+
 // Stores those elements of a thread's chunk that are tokens of its row.
 template <class Chunk>
 __device__ __forceinline__ void store_row_elements(const Chunk& chunk, const RowElements& of_row,
                                                    typename Chunk::Word* to) {
-  if (of_row.first == 0 && of_row.end == Chunk::kElements) {
+  if (of_row.are_all_of<Chunk>()) {
     chunk.template store<true>(to, 1);
     return;
   }

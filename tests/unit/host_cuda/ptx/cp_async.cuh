@@ -16,12 +16,17 @@ void cp_async(void* shared, const void* gmem) {
   block->threads[threadIdx.x].copies.push_back({shared, gmem, kBytes, true, false});
 }
 template <int kBytes>
-void cp_async_part(uint32_t smem, const void* gmem, int bytes) {
-  unsigned char* const to = shared_memory + smem;
+void cp_async_part(const void* shared, const void* gmem, int bytes) {
+  if (bytes > 0) check_alignment(gmem, kBytes);
+  auto* const to = static_cast<unsigned char*>(const_cast<void*>(shared));
   size_t const copied = static_cast<size_t>(bytes);
   auto& copies = block->threads[threadIdx.x].copies;
   copies.push_back({to, gmem, copied, true, false});
   copies.push_back({to + copied, nullptr, kBytes - copied, false, false});
+}
+template <int kBytes>
+void cp_async_part(uint32_t smem, const void* gmem, int bytes) {
+  cp_async_part<kBytes>(shared_memory + smem, gmem, bytes);
 }
 inline void cp_async_commit() {
   block->threads[threadIdx.x].copies.push_back({nullptr, nullptr, 0, false, true});
