@@ -201,18 +201,22 @@ def _convolve(backend: str, _: list[int]) -> None:
 
     import flashvar
 
-    ends = torch.tensor([0, 0, 1, 300, 700], dtype=torch.int32, device=DEVICE)
-    for dim in (64, 33):
+    # One row after the other of 700 tokens; of 701, which begin anywhere; of views from token 1 on,
+    # whose results begin elsewhere than they do.
+    for dim, length, first in ((64, 700, 0), (33, 701, 0), (33, 700, 1)):
+        ends = torch.tensor([0, 0, 1, 300, length], dtype=torch.int32, device=DEVICE)
         for layout in ("btd", "bdt"):
             for cu_seqlens in (None, ends):
-                shape = (1, 700, dim) if layout == "btd" else (1, dim, 700)
-                x, residual = torch.randn(2, *shape, device=DEVICE, dtype=torch.bfloat16)
+                x = torch.randn(1, dim, length + first, device=DEVICE, dtype=torch.bfloat16)
+                x = x[..., first:]
+                if layout == "btd":
+                    x = x.mT.contiguous()
                 count = 1 if cu_seqlens is None else 4
                 given = {
                     "x": x,
                     "weight": torch.randn(dim, 4, device=DEVICE),
                     "bias": torch.randn(dim, device=DEVICE),
-                    "residual": residual,
+                    "residual": torch.randn_like(x),
                     "initial_state": torch.randn(count, dim, 3, device=DEVICE),
                 }
                 leaves = [one.requires_grad_() for one in given.values()]
