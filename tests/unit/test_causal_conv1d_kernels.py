@@ -274,6 +274,7 @@ def test_the_same_bits_on_every_device(
 
 _BLOCKS_OF_TOKENS = """
 #include <cstdio>
+#include "device.h"
 #include "causal_conv1d/tiles.h"
 int main() {
   const int64_t sizes[][3] = {

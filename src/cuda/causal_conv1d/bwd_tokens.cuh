@@ -173,11 +173,11 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksPerSM)
   GradReader grad_reader(shared.grad_y, at, args.grad_y.strides[1]);
   Tiles table(shared.tiles, args, args.tiles, at, by_token, has_grad_final,
               {&args.x, &args.grad_y, &args.grad_x},
-              [&](int number, const TokenCoordinate& tile, int bytes) {
+              [&](int number, const TokenCoordinate& tile, bool loads) {
                 if constexpr (kElements > 1) {
-                  reader.copy(number, x + offset(args.x, tile.batch, tile.token, 0), bytes);
+                  reader.copy(number, x + offset(args.x, tile.batch, tile.token, 0), loads);
                   grad_reader.copy(number, grad_y + offset(args.grad_y, tile.batch, tile.token, 0),
-                                   bytes);
+                                   loads);
                   ptx::cp_async_commit();
                 }
               });
@@ -266,6 +266,11 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksPerSM)
           }
         } else if (exists) {
           RowElements const of_row = table.row_elements(args, number);
+          if constexpr (kElements > 1) {
+            TokenCoordinate const coordinate = table.thread_coordinate(number);
+            load_last<C, kPast>(args.x, coordinate, at.channel, of_row, values);
+            load_last<C, 0>(args.grad_y, coordinate, at.channel, of_row, grads);
+          }
           for_each_token<kPast, kElements>(
               args, table, at, number, marks, values,
               [&](int e, const float (&past)[kPast], float newest) {

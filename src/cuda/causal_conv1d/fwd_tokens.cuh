@@ -53,9 +53,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
   Reader reader(shared_x, at, args.x.strides[1]);
   Tiles table(shared, args, args.tiles, at, by_token, has_residual,
               {&args.x, &args.y, &args.residual},
-              [&](int number, const TokenCoordinate& tile, int bytes) {
+              [&](int number, const TokenCoordinate& tile, bool loads) {
                 if constexpr (kElements > 1) {
-                  reader.copy(number, x + offset(args.x, tile.batch, tile.token, 0), bytes);
+                  reader.copy(number, x + offset(args.x, tile.batch, tile.token, 0), loads);
                   if (number >= 0) ptx::cp_async_commit();
                 }
               });
@@ -87,6 +87,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
 
       bool const plain = !__any_sync(0xffffffffu, (marks & Tiles::kByToken) != 0);
       if (!plain) {
+        if (kElements > 1 && exists) {
+          load_last<C, kPast>(args.x, table.thread_coordinate(number), at.channel,
+                              table.row_elements(args, number), values);
+        }
         for_each_token<kPast, kElements>(args, table, at, number, marks, values,
                                          [&](int e, const float (&past)[kPast], float newest) {
                                            y_values[e] = filter.convolved(past, newest);

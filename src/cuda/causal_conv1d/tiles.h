@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "causal_conv1d/problem.h"
+#include "core/divisor.h"
 
 namespace flashvar::causal_conv1d {
 
@@ -88,6 +89,7 @@ struct TokenTiles {
   int32_t tiles;            // of a chunk
   int32_t apart_log2;       // distance between the channels of a block's neighboring groups
   RowStarts starts;
+  Divisor by_row;  // divides by per_row
 
   static TokenTiles make(const Problem& problem, int elements, int max_tiles,
                          const RowStarts& starts = {}) {
@@ -100,6 +102,7 @@ struct TokenTiles {
     }
     int64_t const tokens = int64_t{elements} << tiles.lanes_log2;
     tiles.per_row = static_cast<int32_t>((length + tokens - 1) / tokens);
+    tiles.by_row = Divisor::make(static_cast<uint32_t>(tiles.per_row));
     tiles.per_channel = problem.batch * tiles.per_row;
     tiles.channel_blocks = tiles.of_all_starts((problem.dim + tiles.groups() - 1) / tiles.groups());
     tiles.tiles = max_tiles;

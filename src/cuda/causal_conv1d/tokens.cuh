@@ -83,15 +83,13 @@ struct RowElements {
 //
 // Bit i of a thread's marks: a sequence begins at the thread's element i - kPast. So there are bits
 // for the elements up to kPast before the thread's own and kAfter after them; bit 0 is unused. With
-// kNone the thread has no elements of its own in the tile, and no other mark but the bytes it
-// loads.
+// kNone the thread has no elements of its own in the tile, and no other mark but kLoads.
 template <int kPast, int kElements, int kAfter, int kTiles, int kAhead, int kTensors,
           bool kBackward_>
 class TileTable {
   static constexpr int kBits = kPast + kElements + kAfter, kNumbers = kTiles + kAhead;
   static constexpr int kRow = 33;  // marks of a tile: of 32 lanes, and of threads without a channel
-  static constexpr int kBytesShift = 22;
-  static_assert(kBits <= kBytesShift);
+  static_assert(kBits <= 26);
 
  public:
   static constexpr bool kBackward = kBackward_;
@@ -100,11 +98,9 @@ class TileTable {
   // test the compiler emits one instruction, as for the sign bit, but not for another single bit.
   static constexpr uint32_t kByToken = 3u << 29;
   static constexpr uint32_t kFlag = 1u << 28;  // set with `flag`, where the thread has elements
-  // The bytes that the thread loads, of 16: of its own elements to the end of the row, or of those
-  // before the block's first.
-  static __device__ __forceinline__ int loaded_bytes(uint32_t marks) {
-    return static_cast<int>(marks >> kBytesShift & 31);
-  }
+  // The thread loads elements ahead: its own, if all are before the end of the row, or those before
+  // the block's first. Two bits, as kByToken.
+  static constexpr uint32_t kLoads = 3u << 26;
   // Masks of these bits. kAtFirst: a sequence begins at the thread's first element. kAfterLast: one
   // begins right after its last element (kAfter > 0 only). kAny: one begins at any of the elements.
   static constexpr uint32_t kAtFirst = 1u << kPast;
@@ -141,9 +137,10 @@ class TileTable {
   };
 
   // Fills the table; called by all threads of the block. `by_token`: marks that set kByToken.
-  // `flag`: whether to set kFlag. First start(number, coordinate, bytes) is called for each of the
-  // first kAhead tiles, so that their loads are in flight while the table is filled; `bytes`: as of
-  // loaded_bytes(). The forward also starts the tile before them, number -1.
+  // `flag`: whether to set kFlag. First start(number, coordinate, loads) is called for each of the
+  // first kAhead tiles, so that their loads are in flight while the table is filled; `loads`:
+  // whether the thread loads elements, as kLoads. The forward also starts the tile before them,
+  // number -1.
   template <class Start>
   __device__ __forceinline__ TileTable(Shared& shared, const Problem& problem,
                                        const TokenTiles& tiles, const TokenWork& at,
@@ -154,23 +151,28 @@ class TileTable {
         tiles_(tiles),
         at_(at),
         by_token_(by_token) {
-    int64_t const batch = at.first / tiles.per_row;
+    int64_t const batch = at.first >> 31 == 0 ? tiles.by_row(static_cast<uint32_t>(at.first))
+                                              : at.first / tiles.per_row;
     TileNumber const first{batch, static_cast<int32_t>(at.first - batch * tiles.per_row)};
 #pragma unroll
     for (int number = kBackward ? 0 : -1; number < kAhead; ++number) {
       TokenCoordinate const tile = loaded_coordinate(first, number);
-      start(number, tile, at.exists ? lane_bytes(problem, first, number, at.lane, tile.token) : 0);
+      RowEnds const ends(problem, tile.token, at.lane);
+      start(number, tile, at.exists && loads(first, number, at.lane, ends));
     }
     int64_t const begin = coordinate(first, kBackward ? at.count - 1 : 0).token;
     int const numbers = min(at.count + 2 * kAhead - 1, kNumbers);
-    for (int i = threadIdx.x; i < numbers * kRow; i += kThreads) {
-      int const number = i / kRow, lane = i % kRow;
-      int64_t const tile = coordinate(first, number).token,
-                    token = tile + int64_t{lane} * kElements;
-      int const bytes = lane < at.lanes ? lane_bytes(problem, first, number, lane, tile) : 0;
-      uint32_t const ends = mark(0, token) | mark(problem.seqlen, token) | (flag ? kFlag : 0);
-      shared.marks[i] = (number < at.count && bytes > 0 ? ends : kNone) |
-                        static_cast<uint32_t>(bytes) << kBytesShift;
+    // A warp has a tile at a time, so what depends on the tile alone is the same for its lanes.
+    int const lane = static_cast<int>(threadIdx.x) % 32;
+    for (int number = static_cast<int>(threadIdx.x) / 32; number < numbers;
+         number += kThreads / 32) {
+      RowEnds const ends(problem, coordinate(first, number).token, lane);
+      bool const exists = number < at.count && lane < at.lanes && ends.left > 0;
+      uint32_t const starts = mark(-ends.passed) | mark(ends.left) | (flag ? kFlag : 0);
+      uint32_t* const row = shared.marks + number * kRow;
+      row[lane] = (exists ? starts : kNone) |
+                  (lane < at.lanes && loads(first, number, lane, ends) ? kLoads : 0);
+      if (lane == 0) row[kRow - 1] = kNone;
     }
     for (int number = threadIdx.x; number < numbers; number += kThreads) {
       TokenCoordinate const tile = loaded_coordinate(first, number);
@@ -241,20 +243,26 @@ class TileTable {
     int const least = kBackward ? 0 : -before, most = at_.count - 1 + (kBackward ? before : 0);
     return coordinate(first, min(max(number, least), most));
   }
-  // The bytes that a lane loads of tile `number`, which begins at `token`. In the tile before the
-  // block's, only the last lane loads any.
-  __device__ __forceinline__ int lane_bytes(const Problem& problem, const TileNumber& first,
-                                            int number, int lane, int64_t token) const {
-    bool const is_before = number == (kBackward ? at_.count : -1);
-    bool const some = is_before ? has_before(first) && lane == at_.lanes - 1 : number < at_.count;
-    int64_t const left = problem.seqlen - token - int64_t{lane} * kElements;
-    if (!some || left <= 0) return 0;
-    return static_cast<int>(min(left, int64_t{kElements})) * (16 / kElements);
+  // Of a lane's first element in a tile: the tokens of the row before it, negative where the row
+  // begins after it, and those from it on. Many count as kMany.
+  struct RowEnds {
+    static constexpr int64_t kMany = 1 << 30;
+    int32_t passed, left;
+
+    __device__ __forceinline__ RowEnds(const Problem& problem, int64_t tile, int lane)
+        : passed(static_cast<int32_t>(min(tile, kMany)) + lane * kElements),
+          left(static_cast<int32_t>(min(problem.seqlen - tile, kMany)) - lane * kElements) {}
+  };
+  // Whether a lane loads elements of tile `number`. In the tile before the block's, only the last
+  // lane does.
+  __device__ __forceinline__ bool loads(const TileNumber& first, int number, int lane,
+                                        const RowEnds& ends) const {
+    if (number == (kBackward ? at_.count : -1)) return has_before(first) && lane == at_.lanes - 1;
+    return number < at_.count && ends.left >= kElements;
   }
   __device__ __forceinline__ TokenCoordinate coordinate(const TileNumber& first, int number) const {
-    // In 32 bits: a 64-bit division takes more instructions.
     uint32_t const tile = first.tile + (kBackward ? at_.count - 1 - number : number);
-    uint32_t const batches = tile / static_cast<uint32_t>(tiles_.per_row);
+    uint32_t const batches = tiles_.by_row(tile);
     int64_t const batch = first.batch + batches;
     return {batch,
             int64_t{tile - batches * tiles_.per_row} * (at_.lanes * kElements) - start(batch)};
@@ -267,9 +275,10 @@ class TileTable {
                               static_cast<uint32_t>(at_.channel) * starts.channel;
     return static_cast<int32_t>(elements % kElements);
   }
-  // The mark of a sequence that begins at `row`, for the thread whose first element is `token`.
-  __device__ __forceinline__ uint32_t mark(int64_t row, int64_t token) const {
-    int64_t const bit = row - token + kPast;
+  // The mark of a sequence that begins so many elements after a thread's first.
+  template <class Distance>
+  __device__ __forceinline__ uint32_t mark(Distance distance) const {
+    Distance const bit = distance + kPast;
     if (bit <= 0 || bit >= kBits) return 0;
     return 1u << bit | ((by_token_ >> bit & 1) != 0 ? kByToken : 0);
   }
@@ -279,7 +288,7 @@ class TileTable {
     int64_t const last = row - begin + kPast - 1;  // the last element that may be near
     if (last < 0) return;
     for (int64_t index = last / kElements; index >= 0; --index) {
-      uint32_t const bits = mark(row, begin + index * kElements);
+      uint32_t const bits = mark(row - begin - index * kElements);
       if (bits == 0) return;
       if (index >= int64_t{at_.count} * at_.lanes) continue;
       auto const of_block = static_cast<int>(index) >> tiles_.lanes_log2;
@@ -336,9 +345,9 @@ class TokenReader {
                                             : slot(-1)),
         stride_(stride) {}
 
-  // Starts the load of so many bytes of the thread's elements of a tile.
-  __device__ __forceinline__ void copy(int number, const Word* from, int bytes) {
-    ptx::cp_async_part<16>(own_slots_ + slot(number), from, bytes);
+  // Starts the load of the thread's elements of a tile; none if not `loads`.
+  __device__ __forceinline__ void copy(int number, const Word* from, bool loads) {
+    ptx::cp_async_16(own_slots_ + slot(number), from, loads);
   }
   // Starts the load if the tile's `marks` say so. `stage`: index of the tile in its iteration.
   __device__ __forceinline__ void load(int stage, int number, const Word* from, uint32_t marks) {
@@ -354,7 +363,7 @@ class TokenReader {
         starts |= starts >> 1;
       }
     } else {
-      copy(number, from, TileTable::loaded_bytes(marks));
+      copy(number, from, (marks & TileTable::kLoads) != 0);
     }
   }
 
@@ -449,6 +458,21 @@ __device__ __forceinline__ Chunk load_row_elements(const RowElements& of_row,
   }
   memcpy(chunk.words, words, Chunk::kBytes);
   return chunk;
+}
+
+// Loads the tokens of a row's last chunk, for the thread that has it. It is not loaded ahead where
+// it is not whole: the rest could be beyond the tensor.
+template <class Chunk, int kPast>
+__device__ __forceinline__ void load_last(const Tensor& tensor, const TokenCoordinate& at,
+                                          int64_t channel, const RowElements& of_row,
+                                          float (&values)[kPast + Chunk::kElements]) {
+  if (of_row.end == Chunk::kElements) return;
+  auto const* const from = static_cast<const typename Chunk::Word*>(tensor.data) +
+                           offset(tensor, at.batch, at.token, channel);
+  float own[Chunk::kElements];
+  load_row_elements<Chunk>(of_row, from).unpack(own);
+#pragma unroll
+  for (int e = 0; e < Chunk::kElements; ++e) values[kPast + e] = own[e];
 }
 
 // Stores those elements of a thread's chunk that are tokens of its row.

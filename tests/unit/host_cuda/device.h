@@ -157,6 +157,7 @@ inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float value) { return 1.f / std::sqrt(value); }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(bits); }
+inline uint32_t __umulhi(uint32_t a, uint32_t b) { return uint64_t{a} * b >> 32; }
 inline int __popcll(uint64_t bits) { return __builtin_popcountll(bits); }
 
 template <class Element>
