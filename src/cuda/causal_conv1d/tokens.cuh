@@ -499,11 +499,24 @@ __device__ __forceinline__ void for_each_token(const Problem& problem, const Til
                                                const TokenWork& at, int number, uint32_t marks,
                                                const float (&values)[kPast + kElements], F f) {
   marks &= (1u << (kPast + kElements)) - 2;
-  // With states, elements are processed from one start to the next; otherwise in one pass.
-  bool const has_states = problem.state.data != nullptr;
-  uint32_t now = has_states ? 0 : marks, later = has_states ? marks : 0;  // starts, by pass
-  float fresh[kPast] = {};  // the tokens before a start: of the state, or 0
-  int first = 0;            // element that this pass begins with
+  if (problem.state.data == nullptr) {
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) {
+      float past[kPast];
+#pragma unroll
+      for (int back = 1; back <= kPast; ++back) {
+        // Marks of starts after element e - back, up to e.
+        uint32_t const starts = ((1u << back) - 1) << (kPast + e - back + 1);
+        past[kPast - back] = (marks & starts) == 0 ? values[kPast + e - back] : 0.f;
+      }
+      f(e, past, values[kPast + e]);
+    }
+    return;
+  }
+  // With states, elements are processed from one start to the next.
+  uint32_t now = 0, later = marks;  // starts, by pass
+  float fresh[kPast] = {};          // the tokens before a start, of the state
+  int first = 0;                    // element that this pass begins with
 #pragma unroll 1
   while (true) {
     int const end = later == 0 ? kElements : max(__ffs(static_cast<int>(later)) - 1 - kPast, 0);
