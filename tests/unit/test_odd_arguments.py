@@ -11,9 +11,15 @@ import pytest
 import torch
 
 import flashvar
-from flashvar import flash_attn
-from flashvar.compat.flash_attn.layers.rotary import apply_rotary_emb
-from flashvar.errors import InvalidInputError
+from flashvar import flash_attn, layers
+from flashvar.compat import causal_conv1d as compat_conv1d
+from flashvar.compat.flash_attn import bert_padding
+from flashvar.compat.flash_attn.layers.rotary import (
+    RotaryEmbedding,
+    apply_rotary_emb,
+    apply_rotary_emb_qkv_,
+)
+from flashvar.errors import FlashvarError, InvalidInputError
 from flashvar.integrations.documents import Documents
 
 Call = Callable[..., Any]
@@ -69,6 +75,56 @@ def documents(**changes: Any) -> Any:
     return Documents.of_lengths(**changes)
 
 
+def kv_cache(**changes: Any) -> Any:
+    given = {"q": DENSE[:, :1], "k_cache": DENSE, "v_cache": DENSE, "cache_seqlens": 3}
+    return flash_attn.flash_attn_with_kvcache(**{**given, **changes})
+
+
+def rotary_qkv(**changes: Any) -> Any:
+    tables = {"cos": torch.ones(9, 4), "sin": torch.ones(9, 4)}
+    return apply_rotary_emb_qkv_(**{"qkv": torch.ones(2, 5, 8, 8), **tables, **changes})
+
+
+def rotary_layer(**changes: Any) -> Any:
+    return RotaryEmbedding(8)(**{"qkv": torch.ones(2, 5, 3, 2, 8), **changes})
+
+
+def last_columns(**changes: Any) -> Any:
+    given = {"x": torch.arange(56.0).view(7, 8), "cu_seqlens": OFFSETS}
+    return compat_conv1d.causal_conv1d_varlen_states(**{**given, **changes})
+
+
+def padded(**changes: Any) -> Any:
+    given = {"hidden_states": PACKED, "indices": torch.arange(7), "batch": 4, "seqlen": 4}
+    return bert_padding.pad_input(**{**given, **changes})
+
+
+def parameters(layer: torch.nn.Module) -> list[Any]:
+    return [list(one.shape) for one in layer.parameters()]
+
+
+def delta_net(**changes: Any) -> Any:
+    layer = layers.GatedDeltaNet(**{"hidden_size": 4, "head_dim": 4, "num_heads": 2, **changes})
+    assert all(type(x) is int for x in (layer.head_dim, layer.key_dim, layer.value_dim))
+    return [*parameters(layer), layer.layer_idx]
+
+
+def short_convolution(**changes: Any) -> Any:
+    return parameters(layers.ShortConvolution(**{"hidden_size": 4, "kernel_size": 4, **changes}))
+
+
+def norm(**changes: Any) -> Any:
+    return parameters(layers.RMSNorm(**changes))
+
+
+def gated_norm(**changes: Any) -> Any:
+    return parameters(layers.FusedRMSNormGated(**changes))
+
+
+def rotary_module(**changes: Any) -> Any:
+    return RotaryEmbedding(**changes).inv_freq
+
+
 NO_TENSORS = [True, 1, "x", [1.0], np.float32(0.5), np.zeros((2, 5, 2, 8)), torch.tensor(1.0)]
 NO_NUMBERS = ["x", b"x", [1], (1,), {}, object(), torch.tensor(0.5), 1j]
 
@@ -97,6 +153,30 @@ COUNTS = [
     (rotary, "seqlen_offsets"),
     (rotary_varlen, "max_seqlen"),
 ]
+
+
+# Every argument that is a whole number.
+INTEGERS = [
+    *((call, "window_size") for call in (dense, varlen, fa_dense, fa_varlen, kv_cache)),
+    *((varlen, name) for name in ("max_seqlen_q", "max_seqlen_k")),
+    *((fa_varlen, name) for name in ("max_seqlen_q", "max_seqlen_k")),
+    (kv_cache, "cache_seqlens"),
+    *((rotary, "seqlen_offsets"), (rotary_varlen, "max_seqlen"), (rotary_qkv, "num_heads_q")),
+    *((rotary_layer, "seqlen_offset"), (rotary_module, "dim")),
+    *((conv1d, "state_len"), (last_columns, "state_len")),
+    *((padded, "batch"), (padded, "seqlen")),
+    *((delta_net, name) for name in ("hidden_size", "head_dim", "num_heads", "num_v_heads")),
+    *((delta_net, "conv_size"), (delta_net, "layer_idx")),
+    *((short_convolution, name) for name in ("hidden_size", "kernel_size")),
+    *((norm, "hidden_size"), (gated_norm, "hidden_size")),
+]
+
+
+class Index:
+    """A number of a library that has its own."""
+
+    def __index__(self) -> int:
+        return 4
 
 
 def taken(pairs: list[tuple[Call, str]], values: list[Any]) -> list[str]:
@@ -220,8 +300,62 @@ def test_numbers_of_numpy_are_numbers(call: Call, option: dict[str, Any]) -> Non
         assert torch.equal(call(**option), call(**plain))
 
 
-def test_a_state_len_of_numpy() -> None:
-    assert conv1d(state_len=np.int64(3)).shape == conv1d(state_len=3).shape
+@pytest.mark.parametrize(
+    "four",
+    [np.int64(4), np.array(4), torch.tensor(4), torch.tensor([4]).int()[0], Index()],
+    ids=["int64 of numpy", "array", "tensor", "int32", "__index__"],
+)
+def test_an_integer_of_any_kind(four: Any) -> None:
+    """As for torch's functions, whatever converts to an index is an integer."""
+    wrong = []
+    for call, name in INTEGERS:
+        given, plain = ((one, 0) if name == "window_size" else one for one in (four, 4))
+        try:
+            torch.testing.assert_close(call(**{name: given}), call(**{name: plain}))
+        except (FlashvarError, TypeError, AssertionError) as error:
+            wrong.append(f"{call.__name__}({name}): {error!r}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "odd", [True, np.True_, torch.tensor(True), 4.0, torch.tensor(4.0), "4"], ids=str
+)
+def test_no_integer(odd: Any) -> None:
+    """But for the positions of rotary embeddings, which models compute as parts of a head dim."""
+    pairs = [one for one in INTEGERS if one != (rotary_module, "dim")]
+    windows = [pair for pair in pairs if pair[1] == "window_size"]
+    assert taken([pair for pair in pairs if pair[1] != "window_size"], [odd]) == []
+    assert taken(windows, [(odd, 0), (0, odd)]) == []
+
+
+@pytest.mark.parametrize("call", [dense, varlen, fa_dense, kv_cache], ids=lambda f: f.__name__)
+def test_a_window_in_a_tensor_is_read_in_each_call(call: Call) -> None:
+    side = torch.tensor(0)
+    for keys in (0, 1, 2):
+        side.fill_(keys)
+        assert torch.equal(call(window_size=(side, 0)), call(window_size=(keys, 0)))
+
+
+def test_a_length_in_a_tensor_is_read_in_each_call() -> None:
+    length = torch.tensor(2)
+    for columns in (2, 3, 4):
+        length.fill_(columns)
+        assert conv1d(state_len=length).shape == (1, 8, columns)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [(dense, "window_size"), (varlen, "max_seqlen_q"), (conv1d, "state_len")],
+    ids=lambda x: getattr(x, "__name__", x),
+)
+def test_an_integer_in_a_tensor_while_compiled(call: Call, name: str) -> None:
+    torch._dynamo.reset()
+
+    def compiled(number: torch.Tensor) -> Any:
+        return call(**{name: (number, 0) if name == "window_size" else number})
+
+    found = torch.compile(compiled, backend="eager")(torch.tensor(4))
+    torch.testing.assert_close(found, compiled(torch.tensor(4)))
 
 
 @pytest.mark.parametrize("length", [torch.tensor([1, 2]), torch.tensor(4.5)], ids=str)

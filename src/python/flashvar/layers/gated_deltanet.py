@@ -14,6 +14,7 @@ from flashvar.errors import InvalidInputError, ShapeError
 from flashvar.layers.norms import FusedRMSNormGated, RMSNorm
 from flashvar.layers.padding import pack, packing_of, unpack
 from flashvar.layers.short_convolution import ShortConvolution, refuse_context_parallel
+from flashvar.ops.arguments import count, size
 from flashvar.ops.causal_conv1d.api import causal_conv1d
 from flashvar.ops.dispatch_modes import PLAIN
 from flashvar.ops.gated_delta_rule.api import gated_delta_rule
@@ -62,22 +63,25 @@ class GatedDeltaNet(nn.Module):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         super().__init__()
+        hidden_size, head_dim = size("hidden_size", hidden_size), size("head_dim", head_dim)
         self.mode = mode
         self.allow_neg_eigval = allow_neg_eigval
         self.hidden_size = hidden_size
         self.expand_v = expand_v
         self.use_gate = use_gate
         self.use_short_conv = use_short_conv
-        self.conv_size = conv_size
+        self.conv_size = conv_size = size("conv_size", conv_size)
         self.conv_bias = conv_bias
         self.head_dim = head_dim
-        self.num_heads = num_heads
-        self.num_v_heads = num_heads if num_v_heads is None else num_v_heads
+        self.num_heads = size("num_heads", num_heads)
+        self.num_v_heads = (
+            self.num_heads if num_v_heads is None else size("num_v_heads", num_v_heads)
+        )
         self.head_k_dim = head_dim
         self.head_v_dim = int(head_dim * expand_v)
         self.key_dim = self.num_heads * self.head_k_dim
         self.value_dim = self.num_v_heads * self.head_v_dim
-        self.layer_idx = layer_idx
+        self.layer_idx = None if layer_idx is None else count("layer_idx", layer_idx)
         self._check()
         # In this order: it decides which random numbers each parameter gets.
         self.q_proj = nn.Linear(hidden_size, self.key_dim, bias=False)

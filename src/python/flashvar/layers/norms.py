@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from flashvar.errors import InvalidInputError
+from flashvar.ops.arguments import size
 from flashvar.ops.rms_norm.torch_library import normalize
 
 
@@ -24,7 +25,7 @@ class RMSNorm(nn.Module):  # type: ignore[misc]
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.hidden_size = hidden_size
+        self.hidden_size = hidden_size = size("hidden_size", hidden_size)
         self.elementwise_affine = elementwise_affine
         self.eps = eps
         for name, wanted in (("weight", elementwise_affine), ("bias", elementwise_affine and bias)):

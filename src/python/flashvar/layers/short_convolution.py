@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from flashvar.errors import InvalidInputError
+from flashvar.ops.arguments import size
 from flashvar.ops.causal_conv1d.api import causal_conv1d, causal_conv1d_update
 
 
@@ -50,6 +51,8 @@ class ShortConvolution(nn.Conv1d):  # type: ignore[misc]
                 f"activation must be 'silu', 'swish' or None, found {activation!r}: apply another "
                 "one to the output"
             )
+        hidden_size = size("hidden_size", hidden_size)
+        kernel_size = size("kernel_size", kernel_size)
         super().__init__(
             hidden_size,
             hidden_size,

@@ -138,9 +138,11 @@ def is_integer(value: object) -> bool:
 
 
 def whole_number(value: Any) -> Any:
-    """An integer as Python's, also from numpy or a tensor of one element; None for other values.
+    """An integer as Python's; None for other values.
 
-    Booleans are not numbers here, not even in a tensor.
+    Every integer argument is read by it. As for torch's functions, that is anything with
+    `__index__`: also integers of numpy, and tensors of one integer, which the host waits for.
+    Booleans are not numbers here, not even in a tensor, nor are floats.
     """
     if type(value) is bool or (isinstance(value, torch.Tensor) and value.dtype == torch.bool):
         return None
@@ -150,6 +152,12 @@ def whole_number(value: Any) -> Any:
         return operator.index(value)
     except (TypeError, ValueError, RuntimeError):
         return None
+
+
+def as_integer(value: Any) -> Any:
+    """What `whole_number` reads; other values are kept, for checks to refuse in their words."""
+    found = whole_number(value)
+    return value if found is None else found
 
 
 def check_scale(scale: Any, default: str) -> None:
@@ -180,7 +188,7 @@ def float32_scale(scale: Any, default: str) -> float:
 
 
 def count(name: str, number: Any) -> Any:
-    """A count as a Python number; also a numpy integer or a tensor of one element.
+    """A count as `whole_number` reads it.
 
     Raises:
         InvalidInputError: the number is not a whole number, or is negative.
@@ -189,5 +197,19 @@ def count(name: str, number: Any) -> Any:
     if found is None or found < 0:
         raise InvalidInputError(
             f"{name} must be a whole number, not negative, found {number!r}: pass an int"
+        )
+    return found
+
+
+def size(name: str, number: Any) -> Any:
+    """The size of a dimension as `whole_number` reads it.
+
+    Raises:
+        InvalidInputError: the number is not a whole number, or is not positive.
+    """
+    found = whole_number(number)
+    if found is None or found < 1:
+        raise InvalidInputError(
+            f"{name} must be a whole number of at least 1, found {number!r}: pass an int"
         )
     return found

@@ -21,6 +21,7 @@ from flashvar.flash_attn import (
     flash_attn_varlen_qkvpacked_func,
     flash_attn_with_kvcache,
 )
+from flashvar.ops.arguments import as_integer
 from flashvar.ops.attention.cache import read
 from flashvar.ops.attention.call import draw_rng_state
 from flashvar.ops.attention.dropout_mask import block_of_keys, signed_probabilities
@@ -103,13 +104,14 @@ def _flash_attn_varlen_forward(
         raise BackendUnavailableError(
             f"num_splits > 1 is not supported by packed sequences, found {num_splits}: leave it out"
         )
+    longest = as_integer(max_seqlen_k)
     options = _options(
         dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap
-    )._replace(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
+    )._replace(max_seqlen_q=as_integer(max_seqlen_q), max_seqlen_k=longest)
     offsets: torch.Tensor | None = cu_seqlens_k
     if block_table is not None or leftpad_k is not None:
         pads = {"block_table": block_table, "leftpad_k": leftpad_k}
-        k, v, seqused_k = read(k, v, cu_seqlens_k, max_seqlen_k, **pads, seqused_k=seqused_k)
+        k, v, seqused_k = read(k, v, cu_seqlens_k, longest, **pads, seqused_k=seqused_k)
         offsets = None
     inputs = _inputs(
         q,
@@ -181,7 +183,11 @@ def _flash_attn_varlen_backward(
     """Write dq, dk and dv; returns delta, [heads, total + 128 * batch]."""
     options = _options(
         dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap
-    )._replace(deterministic=deterministic, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
+    )._replace(
+        deterministic=deterministic,
+        max_seqlen_q=as_integer(max_seqlen_q),
+        max_seqlen_k=as_integer(max_seqlen_k),
+    )
     inputs = _inputs(
         q,
         k,

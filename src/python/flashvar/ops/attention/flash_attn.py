@@ -7,7 +7,13 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 from flashvar.errors import InvalidInputError, ShapeError
-from flashvar.ops.arguments import as_bool, check_strided, is_number, refuses_unknown_kinds
+from flashvar.ops.arguments import (
+    as_bool,
+    as_integer,
+    check_strided,
+    is_number,
+    refuses_unknown_kinds,
+)
 from flashvar.ops.attention.cache import read
 from flashvar.ops.attention.call import call, rng_state_of
 from flashvar.ops.attention.dropout_mask import signed_probabilities
@@ -78,7 +84,7 @@ def varlen(
             "the batch must hold at least 1 sequence, found cu_seqlens_q of shape (1,): skip the "
             "call, or use flashvar.attention_varlen, which takes empty batches"
         )
-    bounds = (_bound(max_seqlen_q), _bound(max_seqlen_k))
+    bounds = (as_integer(max_seqlen_q), as_integer(max_seqlen_k))
     lengths = None
     if block_table is not None:
         k, v, lengths = read(k, v, cu_seqlens_k, bounds[1], block_table=block_table)
@@ -143,11 +149,3 @@ def _attend(
         return out, lse, q.new_empty(0)
     probabilities = signed_probabilities(Inputs(q, k, v, *tensors), Options._make(options))
     return out, lse, probabilities
-
-
-def _bound(length: int | torch.Tensor) -> int:
-    """The bound as a number; some callers pass a tensor."""
-    if isinstance(length, torch.Tensor) and length.numel() == 1:
-        number: int = length.item()
-        return number
-    return length

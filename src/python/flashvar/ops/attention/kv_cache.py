@@ -156,11 +156,16 @@ def _computed(given: Arguments, rotate: Rotate) -> tuple[torch.Tensor, torch.Ten
 def _as_lengths(given: Arguments, capacity: int) -> torch.Tensor:
     """How many keys of each sequence are in the cache before the call."""
     lengths = given.cache_seqlens
-    if isinstance(lengths, torch.Tensor):
+    if _are_of_sequences(lengths):
         return lengths
     number = capacity if lengths is None else count("cache_seqlens", lengths)
     batch = given.q.shape[0]
     return torch.full((batch,), number, dtype=torch.int32, device=given.q.device)
+
+
+def _are_of_sequences(lengths: Any) -> bool:
+    """Whether lengths are one for each sequence, rather than one number for all."""
+    return isinstance(lengths, torch.Tensor) and lengths.dim() > 0
 
 
 def _check(given: Arguments) -> None:
@@ -203,7 +208,7 @@ def _check_sizes(given: Arguments) -> None:
     batch = given.q.shape[0]
     for name in ("cache_seqlens", "cache_batch_idx", "cache_leftpad", "block_table"):
         one = getattr(given, name)
-        if one is None or (name == "cache_seqlens" and not isinstance(one, torch.Tensor)):
+        if one is None or (name == "cache_seqlens" and not _are_of_sequences(one)):
             continue
         check_strided(name, one)
         check_integers(name, one)

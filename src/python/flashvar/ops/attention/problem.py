@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import torch
 
+from flashvar.ops.arguments import as_integer
+
 if TYPE_CHECKING:
     from flashvar.selection.candidates import CandidateResult
 
@@ -75,7 +77,17 @@ def pack_options(
     max_seqlen_k: object = None,
     /,
 ) -> tuple[Any, ...]:
-    """The fields of Options in order, unchecked; a plain tuple is made in a quarter of the time."""
+    """The fields of Options in order, unchecked; a plain tuple is made in a quarter of the time.
+
+    Integers of other types are read here: plans are kept by these fields, and a tensor's hash does
+    not change with its value.
+    """
+    if not (type(window_left) is int is type(window_right)):
+        window_left, window_right = as_integer(window_left), as_integer(window_right)
+    if max_seqlen_q is not None:
+        max_seqlen_q = as_integer(max_seqlen_q)
+    if max_seqlen_k is not None:
+        max_seqlen_k = as_integer(max_seqlen_k)
     return (
         causal,
         scale,

@@ -7,7 +7,7 @@ from typing import Any, Literal, cast
 import torch
 
 from flashvar.errors import InvalidInputError
-from flashvar.ops.arguments import refuses_unknown_kinds
+from flashvar.ops.arguments import as_integer, refuses_unknown_kinds
 from flashvar.ops.causal_conv1d import run, torch_library
 from flashvar.ops.causal_conv1d.autograd import forward_of_plain
 from flashvar.ops.causal_conv1d.inputs import (
@@ -92,6 +92,8 @@ def causal_conv1d(
         BinaryError: the driver refused a launch.
     """
     arguments = (x, weight, bias, residual, initial_state, cu_seqlens)
+    if state_len is not None:  # read here: plans are kept by it
+        state_len = as_integer(state_len)
     call = (activation, return_final_state, state_len, layout, backend)
     if seq_idx is None and not is_compiling():
         known = run.known(call, arguments)

@@ -7,7 +7,7 @@ by autograd, and arguments that do not fit are an error.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -19,6 +19,7 @@ from flashvar.ops.arguments import (
     check_strided,
     count,
     refuses_unknown_kinds,
+    whole_number,
 )
 from flashvar.ops.rotary.rotation import checked, rotate_rows
 from flashvar.ops.rotary.torch_library import rotate_in_place
@@ -181,10 +182,11 @@ def _heads_of(qkv: torch.Tensor, num_heads_q: int | None) -> tuple[int, int]:
     check_strided("qkv", qkv)
     if qkv.dim() == 5 and qkv.shape[2] == 3:
         return qkv.shape[3], qkv.shape[3]
-    if qkv.dim() == 4 and num_heads_q is not None:
-        others = qkv.shape[2] - num_heads_q
-        if num_heads_q > 0 and others >= 0 and others % 2 == 0:
-            return num_heads_q, others // 2
+    heads_q = whole_number(num_heads_q)
+    if qkv.dim() == 4 and heads_q is not None:
+        others = qkv.shape[2] - heads_q
+        if heads_q > 0 and others >= 0 and others % 2 == 0:
+            return heads_q, others // 2
     raise ShapeError(
         "qkv must be [batch, seqlen, 3, heads, head_dim], or [batch, seqlen, num_heads_q + 2 * "
         f"heads_kv, head_dim] with num_heads_q, found {tuple(qkv.shape)} with num_heads_q="
@@ -245,9 +247,11 @@ class ApplyRotaryEmbKV_:  # noqa: N801
     apply = staticmethod(apply_rotary_emb_kv_)
 
 
-def _even_count(dim: object) -> int:
-    if isinstance(dim, (int, float)) and dim > 0 and dim % 2 == 0:
-        return int(dim)
+def _even_count(dim: Any) -> int:
+    # Models pass a part of the head dim: head_dim * 0.5, which is a float.
+    found = int(dim) if isinstance(dim, float) and dim.is_integer() else whole_number(dim)
+    if found is not None and found > 0 and found % 2 == 0:
+        return cast("int", found)
     raise InvalidInputError(
         f"dim must be a positive even number of entries, found {dim!r}: "
         "pass the head dim, or the part of it to rotate"
@@ -413,7 +417,9 @@ class RotaryEmbedding(torch.nn.Module):  # type: ignore[misc]
                 "qkv must have 4 or 5 dimensions, [batch, seqlen, (3,) heads, head_dim], found "
                 f"{tuple(qkv.shape)}: unsqueeze what is missing"
             )
-        if not isinstance(seqlen_offset, torch.Tensor):
+        if not isinstance(seqlen_offset, torch.Tensor) or (
+            seqlen_offset.dim() == 0 and max_seqlen is None  # tables are made of its value
+        ):
             seqlen_offset = count("seqlen_offset", seqlen_offset)
         self._continued = isinstance(seqlen_offset, torch.Tensor) or seqlen_offset != 0
         length = None if max_seqlen is None else count("max_seqlen", max_seqlen)
