@@ -68,6 +68,50 @@ def test_each_sequence_is_alone(index: torch.dtype, layout: str) -> None:
     torch.testing.assert_close(of_found, torch.autograd.grad(wanted, list(given.values()), grad))
 
 
+@pytest.mark.parametrize("layout", ["btd", "bdt"])
+@pytest.mark.parametrize("columns", [3, 5])
+def test_a_state_precedes_the_first_sequence(columns: int, layout: str) -> None:
+    """As in causal-conv1d, also in its gradients; where padding comes first, nothing reads it."""
+    given = made()
+    state = torch.randn(3, 6, columns, dtype=torch.float64, requires_grad=True)
+    ids = IDS.clone()
+    ids[1, 0] = -1
+    wanted = causal_conv1d(**given, seq_idx=ids, activation="silu").clone()
+    for i in (0, 2):  # the first sequences of these rows
+        end = LENGTHS[i][0]
+        first = {n: x if x.dim() < 3 else x[i : i + 1, :end] for n, x in given.items()}
+        wanted[i, :end] = causal_conv1d(
+            **first, initial_state=state[i : i + 1], activation="silu"
+        )[0]  # fmt: skip
+    called = dict(given)
+    if layout == "bdt":
+        called |= {name: given[name].transpose(1, 2) for name in ("x", "residual")}
+    found = causal_conv1d(
+        **called, initial_state=state, seq_idx=ids, activation="silu", layout=layout
+    )
+    found = found if layout == "btd" else found.transpose(1, 2)
+    torch.testing.assert_close(found, wanted)
+    leaves, grad = [*given.values(), state], torch.randn_like(wanted)
+    of_found = torch.autograd.grad(found, leaves, grad)
+    torch.testing.assert_close(of_found, torch.autograd.grad(wanted, leaves, grad))
+    assert (of_found[-1][1] == 0).all()
+
+
+def test_a_state_with_more_digits_than_x() -> None:
+    given = {name: x.detach().bfloat16() for name, x in made().items()}
+    state = torch.randn(3, 6, 3)
+    found = causal_conv1d(**given, initial_state=state, seq_idx=torch.zeros(3, 10).int())
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, causal_conv1d(**given, initial_state=state))
+
+
+def test_a_state_before_no_tokens() -> None:
+    x, state = torch.ones(2, 0, 6), torch.ones(2, 6, 3)
+    ids = torch.zeros(2, 0, dtype=torch.int32)
+    found = causal_conv1d(x, torch.ones(6, 4), initial_state=state, seq_idx=ids)
+    assert found.shape == (2, 0, 6)
+
+
 def test_padding_gives_zeros_and_takes_no_gradient() -> None:
     given = made()
     ids = IDS.clone()
@@ -145,7 +189,16 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "offsets": (
         {"cu_seqlens": torch.tensor([0, 10])}, flashvar.InvalidInputError, "found cu_seqlens too"
     ),
-    "a state": ({"initial_state": STATE}, flashvar.InvalidInputError, "found initial_state too"),
+    "a state of each sequence": (
+        {"initial_state": torch.zeros(6, 6, 3).double()},
+        flashvar.ShapeError,
+        "must be [3, 6, 3 or more columns]",
+    ),
+    "a state of another dtype": (
+        {"initial_state": STATE.float()},
+        flashvar.DtypeError,
+        "initial_state must be float64",
+    ),
     "final": (
         {"return_final_state": True}, flashvar.InvalidInputError, "found return_final_state too"
     ),

@@ -224,8 +224,8 @@ def test_states_of_packed_sequences() -> None:
 def test_refusals() -> None:
     x, weight, bias = made(1, 6, 5)
     names = torch.zeros(1, 5, dtype=torch.int32)
-    with pytest.raises(flashvar.InvalidInputError, match="found initial_state too"):
-        ours.causal_conv1d_fn(x, weight, bias, names, torch.zeros(1, 6, 3))
+    with pytest.raises(flashvar.InvalidInputError, match="found return_final_state too"):
+        ours.causal_conv1d_fn(x, weight, bias, names, return_final_states=True)
     with pytest.raises(flashvar.InvalidInputError, match="activation must be one of"):
         ours.causal_conv1d_fn(x, weight, bias, activation="gelu")
     with pytest.raises(flashvar.ShapeError, match=r"rows, 5, found \[0, 6\]"):
@@ -251,12 +251,14 @@ def test_stands_in() -> None:
 
 
 @pytest.mark.parametrize("written_by", ["caller", "function"])
-@pytest.mark.parametrize("packed", [False, True])
-def test_below_autograd(packed: bool, written_by: str) -> None:
+@pytest.mark.parametrize(
+    ("packed", "with_states"), [(False, True), (True, False), (True, True)], ids=str
+)
+def test_below_autograd(packed: bool, with_states: bool, written_by: str) -> None:
     """As mamba-ssm calls them."""
     below = importlib.import_module("flashvar.compat.causal_conv1d.cpp_functions")
     x, weight, bias = made(2, 6, 7)
-    states = None if packed else torch.randn(2, 6, 3, dtype=torch.float64, requires_grad=True)
+    states = torch.randn(2, 6, 3, dtype=torch.float64, requires_grad=True) if with_states else None
     names = torch.tensor([[0, 0, 0, 1, 1, 2, -1], [3, 4, 4, 4, 4, -1, -1]]) if packed else None
     written = None if packed else torch.empty(2, 6, 3, dtype=torch.float64)
     out = below.causal_conv1d_fwd_function(x, weight, bias, names, states, written, True)
@@ -272,10 +274,10 @@ def test_below_autograd(packed: bool, written_by: str) -> None:
     leaves = [one for one in (x, weight, bias, states) if one is not None]
     dx = torch.empty_like(x).mT.contiguous().mT if written_by == "caller" else None
     found = below.causal_conv1d_bwd_function(
-        *(x, weight, bias, dout, names, states, dfinal, dx, not packed, True)
+        *(x, weight, bias, dout, names, states, dfinal, dx, with_states, True)
     )
     assert dx is None or found[0] is dx
-    assert (found[3] is None) is packed
+    assert (found[3] is None) is not with_states
     wanted_grads = torch.autograd.grad(results, leaves, grads)
     torch.testing.assert_close(found[: len(leaves)], wanted_grads)
     none = below.causal_conv1d_bwd_function(*(x, weight, None, dout, names, states), *[None] * 4)

@@ -97,7 +97,8 @@ class ShortConvolution(nn.Conv1d):  # type: ignore[misc]
             output_final_state: Also return the state after x.
             cu_seqlens: The offsets of packed sequences.
             chunk_indices: Not needed.
-            seq_idx: The sequence of each token, [batch, seqlen], in place of cu_seqlens and states.
+            seq_idx: The sequence of each token, [batch, seqlen], in place of cu_seqlens and of the
+                state after x.
             cp_context: Refused: a sequence may not be split over processes.
             **kwargs: Not used.
         """

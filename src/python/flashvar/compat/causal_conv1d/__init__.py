@@ -62,7 +62,8 @@ def causal_conv1d_fn(
         weight: [dim, width].
         bias: [dim].
         seq_idx: The sequence of each token, [batch, seqlen]; negative: padding, whose output is 0.
-        initial_states: [batch, dim, width - 1].
+        initial_states: [batch, dim, width - 1]; with seq_idx before the first sequence of each
+            batch entry.
         return_final_states: Whether to return the states after it too.
         final_states_out: Where to write them.
         activation: None, "silu" or "swish".

@@ -7,10 +7,11 @@ them, and the backward can write into a given tensor.
 from __future__ import annotations
 
 import torch
+from torch.nn import functional
 
 from flashvar.compat.causal_conv1d import causal_conv1d_fn, causal_conv1d_update
 from flashvar.errors import InvalidInputError
-from flashvar.ops.causal_conv1d.sequence_ids import ends_of, pack, unpack
+from flashvar.ops.causal_conv1d.sequence_ids import behind_state, ends_of, pack, unpack
 
 __all__ = [
     "causal_conv1d_bwd_function",
@@ -61,17 +62,33 @@ def causal_conv1d_bwd_function(
             *(bool(silu_activation), "bdt", "auto"),
         )
     else:
-        if initial_states is not None or dfinal_states is not None:
+        if dfinal_states is not None:
             raise InvalidInputError(
-                "seq_idx must come without initial_states and dfinal_states, found both: "
-                "pass sequences that have states to flashvar.causal_conv1d with cu_seqlens"
+                "seq_idx must come without dfinal_states, found both: pass sequences that have "
+                "final states to flashvar.causal_conv1d with cu_seqlens"
             )
-        rows, grads = (pack(one.transpose(1, 2), seq_idx) for one in (x, dout))
-        of_rows, of_weight, of_bias, of_states = op(
-            *(grads, None, rows, weight, bias, None, ends_of(seq_idx)),
-            *(bool(silu_activation), "btd", "auto"),
+        tokens, past = x.transpose(1, 2), 0
+        if initial_states is not None and x.shape[-1]:
+            past = weight.shape[1] - 1
+            tokens, seq_idx = behind_state(tokens, seq_idx, initial_states, past)
+        grads = functional.pad(dout.transpose(1, 2), (0, 0, past, 0))
+        of_rows, of_weight, of_bias, _ = op(
+            *(
+                pack(grads.to(tokens.dtype), seq_idx),
+                None,
+                pack(tokens, seq_idx),
+                weight,
+                bias,
+                None,
+            ),
+            *(ends_of(seq_idx), bool(silu_activation), "btd", "auto"),
         )
-        of_x = unpack(of_rows, seq_idx).transpose(1, 2)
+        of_tokens = unpack(of_rows, seq_idx).transpose(1, 2)
+        of_x = of_tokens[..., past:].to(x.dtype)
+        of_states = None
+        if initial_states is not None:
+            of_states = torch.zeros_like(initial_states)
+            of_states[..., initial_states.shape[-1] - past :] = of_tokens[..., :past]
     return (
         of_x if dx is None else dx.copy_(of_x),
         of_weight,

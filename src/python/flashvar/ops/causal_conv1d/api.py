@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, cast
 
 import torch
+from torch.nn import functional
 
 from flashvar.errors import InvalidInputError
 from flashvar.ops.arguments import as_integer, refuses_unknown_kinds
@@ -13,12 +14,18 @@ from flashvar.ops.causal_conv1d.autograd import forward_of_plain
 from flashvar.ops.causal_conv1d.inputs import (
     ACTIVATIONS,
     check,
-    check_channels,
     check_kinds,
+    check_named,
     check_state_len,
     check_update,
 )
-from flashvar.ops.causal_conv1d.sequence_ids import check_seq_idx, ends_of, pack, unpack
+from flashvar.ops.causal_conv1d.sequence_ids import (
+    behind_state,
+    check_seq_idx,
+    ends_of,
+    pack,
+    unpack,
+)
 from flashvar.ops.causal_conv1d.sharding import check_written_shards, register_sharding_rules
 from flashvar.ops.causal_conv1d.spec import UPDATE
 from flashvar.ops.dispatch_modes import are_plain, is_compiling, no_dispatch_mode_active
@@ -73,9 +80,10 @@ def causal_conv1d(
             default. With an initial_state it is the number of its columns, and no other is taken.
         cu_seqlens: The offsets of packed sequences: 0, then the cumulative sum of their lengths,
             int32 or int64. Lengths may be 0. On a CUDA device its values are not checked.
-        seq_idx: Instead of cu_seqlens, and only without states: the sequence of each token, [batch,
-            seqlen], int32 or int64. The tokens of a sequence must be adjacent. A negative number
-            marks padding, which may hold anything and whose output is 0.
+        seq_idx: Instead of cu_seqlens, and without final states: the sequence of each token,
+            [batch, seqlen], int32 or int64. The tokens of a sequence must be adjacent. A negative
+            number marks padding, which may hold anything and whose output is 0. The initial_state
+            is then that of each batch entry, before its first sequence.
         layout: "btd" for the shapes above; "bdt" if x, residual and the output are [batch, dim,
             seqlen], or packed [dim, total]. Weight and states are the same in both.
         backend: "auto" takes the fastest backend that supports the call. A named backend computes
@@ -114,12 +122,16 @@ def causal_conv1d(
     if seq_idx is not None:
         if plain:
             check_kinds({**tensors, **others}, activation, layout, backend)
-        apart = {**others, "return_final_state": return_final_state, "state_len": state_len}
+        apart = {
+            "cu_seqlens": cu_seqlens,
+            "return_final_state": return_final_state,
+            "state_len": state_len,
+        }
         check_seq_idx(x, seq_idx, layout, apart)
-        check_channels(x, weight, bias, residual, layout)
-        _refuse_dtensors({**tensors, "seq_idx": seq_idx})
+        check_named(x, weight, bias, residual, initial_state, layout)
+        _refuse_dtensors({**tensors, "initial_state": initial_state, "seq_idx": seq_idx})
         options = (activation is not None, layout, backend)
-        return _of_named_sequences(x, weight, bias, residual, seq_idx, *options)
+        return _of_named_sequences(x, weight, bias, residual, initial_state, seq_idx, *options)
     columns = 0
     if return_final_state:
         if plain and (weight.is_nested or (initial_state is not None and initial_state.is_nested)):
@@ -184,6 +196,7 @@ def _of_named_sequences(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
+    state: torch.Tensor | None,
     seq_idx: torch.Tensor,
     silu: bool,
     layout: str,
@@ -193,6 +206,11 @@ def _of_named_sequences(
     if layout == "bdt":
         x = x.transpose(1, 2)
         residual = None if residual is None else residual.transpose(1, 2)
+    dtype, past = x.dtype, 0
+    if state is not None and x.shape[1]:
+        past = weight.shape[1] - 1
+        x, seq_idx = behind_state(x, seq_idx, state, past)
+        residual = None if residual is None else functional.pad(residual, (0, 0, past, 0))
     y, _ = dispatched(
         torch_library.causal_conv1d_fwd,
         pack(x, seq_idx),
@@ -201,7 +219,7 @@ def _of_named_sequences(
         None if residual is None else residual.reshape(1, x.shape[0] * x.shape[1], x.shape[2]),
         *(None, ends_of(seq_idx), silu, 0, "btd", backend),
     )
-    y = unpack(y, seq_idx)
+    y = unpack(y, seq_idx)[:, past:].to(dtype)
     return y if layout == "btd" else y.transpose(1, 2)
 
 

@@ -88,6 +88,14 @@ def check_update(
     )
 
 
+def check_named(x: Any, weight: Any, bias: Any, residual: Any, state: Any, layout: str) -> None:
+    """Refuse tensors beside a seq_idx that do not fit x, which has three dimensions."""
+    check_channels(x, weight, bias, residual, layout)
+    if state is not None:
+        check_state("initial_state", state, x, weight, layout, x.shape[0])
+        _check_alike(x, {"initial_state": state}, {})
+
+
 def check_channels(x: Any, weight: Any, bias: Any, residual: Any, layout: str) -> None:
     """Refuse weights, biases and residuals of other shapes than x asks for."""
     dim = channels(x, layout)

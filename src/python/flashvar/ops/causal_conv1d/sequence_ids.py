@@ -20,14 +20,15 @@ def check_seq_idx(x: torch.Tensor, seq_idx: Any, layout: str, others: dict[str, 
     given = [name for name, value in others.items() if value is not None and value is not False]
     if given:
         raise InvalidInputError(
-            f"seq_idx must come without {', '.join(others)}, found {given[0]} too: for states, "
-            "pass cu_seqlens instead of seq_idx"
+            f"seq_idx must come without {', '.join(others)}, found {given[0]} too: for final "
+            "states, pass cu_seqlens instead of seq_idx"
         )
     rows = tuple(x.shape[:2] if layout == "btd" else x.shape[::2])
     if x.dim() != 3 or tuple(seq_idx.shape) != rows:
         raise ShapeError(
             f"seq_idx must be [batch, seqlen] with x of three dimensions, found "
-            f"{tuple(seq_idx.shape)} with {tuple(x.shape)}: name the sequence of each token"
+            f"{tuple(seq_idx.shape)} with {tuple(x.shape)}: name the sequence of each token, and "
+            "pass the columns of a cache in front of them as initial_state"
         )
     if seq_idx.dtype not in (torch.int32, torch.int64):
         raise DtypeError(
@@ -67,6 +68,19 @@ def ends_of(seq_idx: torch.Tensor) -> torch.Tensor:
     ends = torch.full((total + 1,), total, device=seq_idx.device)
     # The first row of a sequence is the smallest of its rows.
     return ends.scatter_reduce(0, first.flatten().cumsum(0) - 1, rows, "amin")
+
+
+def behind_state(
+    x: torch.Tensor, seq_idx: torch.Tensor, state: torch.Tensor, past: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [batch, seqlen, dim] and seq_idx behind the last `past` columns of a state.
+
+    The state precedes the first sequence of each batch entry, and is padding if padding comes
+    first. The dtype of the result holds both.
+    """
+    columns = state[..., state.shape[2] - past :].transpose(1, 2)
+    names = seq_idx[:, :1].expand(-1, past)
+    return torch.cat((columns, x), 1), torch.cat((names, seq_idx), 1)
 
 
 def pack(x: torch.Tensor, seq_idx: torch.Tensor) -> torch.Tensor:
