@@ -246,7 +246,7 @@ def test_what_is_refused() -> None:
         call(q, k, k, cache_seqlens=ints(3, 10), block_table=table)
     with pytest.raises(ShapeError, match="below cache_leftpad"):
         call(q, k, k, cache_seqlens=ints(3, 9), cache_leftpad=ints(4, 0))
-    with pytest.raises(ShapeError, match=r"cache_batch_idx must be from 0 to 1, found \[0, -1\]"):
+    with pytest.raises(ShapeError, match=r"cache_batch_idx must be from 0 to 1, found \[-1\]"):
         call(q, k, k, cache_batch_idx=ints(0, -1))
     with pytest.raises(ShapeError, match="block_table must be from 0 to 1"):
         call(q, k, k, cache_seqlens=4, block_table=ints(0, 2)[:, None])
@@ -274,6 +274,56 @@ def test_packed_queries_beside_pages(options: dict[str, Any]) -> None:
     with pytest.raises(ShapeError, match="room for 8: add columns"):
         flash_attn.flash_attn_varlen_func(
             q, caches.k, caches.v, *ends, 5, 17, block_table=TABLE[:, :1]
+        )
+
+
+@pytest.mark.parametrize("page", [-1, 9], ids=["before", "behind"])
+def test_packed_queries_beside_pages_that_do_not_exist(page: int) -> None:
+    """Indices below 0 would count from the end: keys of other sequences, without an error."""
+    caches, q = Caches("pages"), made(sum(QUERIES), HEADS, D)
+    ends = [ints(0, *sizes).cumsum(0, dtype=torch.int32) for sizes in (QUERIES, SEEN)]
+    table = TABLE.clone()
+    table[0, 0] = page
+    with pytest.raises(ShapeError, match=rf"block_table must be from 0 to 8, found \[{page}\]"):
+        flash_attn.flash_attn_varlen_func(
+            q, caches.k, caches.v, *ends, max(QUERIES), max(SEEN), block_table=table
+        )
+
+
+@pytest.mark.parametrize("longest", [-1, None, "x", 17.0, True], ids=str)
+def test_packed_queries_beside_pages_with_a_length_that_is_none(longest: Any) -> None:
+    caches, q = Caches("pages"), made(sum(QUERIES), HEADS, D)
+    ends = [ints(0, *sizes).cumsum(0, dtype=torch.int32) for sizes in (QUERIES, SEEN)]
+    with pytest.raises(InvalidInputError, match="max_seqlen_k must be a whole number"):
+        flash_attn.flash_attn_varlen_func(
+            q, caches.k, caches.v, *ends, 5, longest, block_table=TABLE
+        )
+
+
+@pytest.mark.parametrize(
+    ("pads", "used", "words"),
+    [
+        ((0, 0), (6, 3), r"seqused_k must be at most .*, \[4, 5\], found \[6, 3\]"),
+        ((2, 0), (6, 3), r"seqused_k must be at most"),
+        ((-1, 0), (3, 3), "found 4 keys from -1 on for sequence 0"),
+        ((0, 4), (3, 3), "found -1 keys from 8 on for sequence 1"),
+    ],
+    ids=[
+        "used too many",
+        "used too many behind padding",
+        "negative padding",
+        "padding behind the end",
+    ],
+)
+def test_keys_of_other_sequences_are_refused(
+    pads: tuple[int, int], used: tuple[int, int], words: str
+) -> None:
+    q, k = made(2, HEADS, D), made(9, HEADS_K, D)
+    with pytest.raises(ShapeError, match=words):
+        interface._flash_attn_varlen_forward(
+            *(q, k, k, ints(0, 1, 2), ints(0, 4, 9), 1, 5, 0.0, None, True),
+            leftpad_k=ints(*pads),
+            seqused_k=ints(*used),
         )
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from flashvar.errors import ShapeError
-from flashvar.ops.arguments import check_strided
+from flashvar.ops.arguments import check_strided, count
 from flashvar.ops.dispatch_modes import can_be_read
 from flashvar.ops.sequences import check_integers
 
@@ -45,13 +45,31 @@ class Cache(NamedTuple):
         """Copies of keys and values, [batch, room, heads, head_dim].
 
         They are the `lengths` [batch] from `begins` [batch] on, and then other ones up to `room`.
+
+        Raises:
+            ShapeError: on the CPU, keys or pages that the cache does not have.
         """
+        if can_be_read(begins, lengths):
+            self._check_rows(begins, lengths)
         steps = torch.arange(room, device=self.k.device)
         used = steps < lengths[:, None]
         slots, rows = self._slots_and_rows(torch.where(used, begins[:, None] + steps, 0))
         # Tables may hold anything for pages without keys.
         slots = torch.where(used, slots, 0)
+        if can_be_read(slots):
+            name = "cache_batch_idx" if self.table is None else "block_table"
+            check_slots(name, slots, self.k.shape[0])
         return self.k[slots, rows], self.v[slots, rows]
+
+    def _check_rows(self, begins: torch.Tensor, lengths: torch.Tensor) -> None:
+        wrong = (begins < 0) | (lengths < 0) | (begins + lengths > self.capacity)
+        if bool(wrong.any()):
+            sequence = int(wrong.nonzero()[0])
+            raise ShapeError(
+                f"the keys of a sequence must be from 0 to {self.capacity} of the cache, found "
+                f"{int(lengths[sequence])} keys from {int(begins[sequence])} on for sequence "
+                f"{sequence}: correct the lengths, or the padding before them"
+            )
 
     def _slots_and_rows(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Slots and rows of the keys at positions [batch, n] of their sequences."""
@@ -62,6 +80,16 @@ class Cache(NamedTuple):
         if slots is None:
             slots = torch.arange(len(positions), device=positions.device)
         return slots.long()[:, None].expand_as(positions), positions.long()
+
+
+def check_slots(name: str, slots: torch.Tensor, slots_of_cache: int) -> None:
+    """Refuse indices of slots or pages that a cache does not have."""
+    wrong = (slots < 0) | (slots >= slots_of_cache)
+    if bool(wrong.any()):
+        raise ShapeError(
+            f"{name} must be from 0 to {slots_of_cache - 1}, found "
+            f"{slots[wrong].unique().tolist()}: pass indices into the first dimension of the cache"
+        )
 
 
 def read(
@@ -89,7 +117,14 @@ def read(
     ends = cu_seqlens_k.diff() if seqused_k is None else seqused_k
     begins = torch.zeros_like(ends) if leftpad_k is None else leftpad_k
     lengths = ends - begins
+    room = count("max_seqlen_k", longest)
     if block_table is None:
+        rows = cu_seqlens_k.diff()
+        if can_be_read(ends, rows) and bool((ends > rows).any()):
+            raise ShapeError(
+                f"seqused_k must be at most the keys of each sequence, {rows.tolist()}, found "
+                f"{ends.tolist()}: pass how many of them count, with those at the begin"
+            )
         cache = Cache(k[None], v[None], slots=torch.zeros_like(ends))
         begins = begins + cu_seqlens_k[:-1]
     else:
@@ -99,8 +134,7 @@ def read(
                 f"block_table must have pages for {int(ends.max())} keys of a sequence, found room "
                 f"for {cache.capacity}: add columns"
             )
-    room = min(longest, cache.capacity)
-    return *cache.read(begins, lengths, room), lengths.int()
+    return *cache.read(begins, lengths, min(room, cache.capacity)), lengths.int()
 
 
 def _check(

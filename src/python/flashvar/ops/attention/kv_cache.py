@@ -13,7 +13,7 @@ from flashvar.errors import (
     ShapeError,
 )
 from flashvar.ops.arguments import as_bool, check_strided, count
-from flashvar.ops.attention.cache import Cache
+from flashvar.ops.attention.cache import Cache, check_slots
 from flashvar.ops.attention.call import call
 from flashvar.ops.attention.options import plain_scale, window_pair, window_side
 from flashvar.ops.attention.problem import pack_options, pack_tensors
@@ -284,12 +284,9 @@ def _check_lengths(given: Arguments, before: torch.Tensor, new: int, capacity: i
     if given.block_table is not None:
         pages = torch.arange(given.block_table.shape[1]) * size < used[:, None]
         slots = given.block_table[pages]
-    if slots is not None and bool(((slots < 0) | (slots >= given.k_cache.shape[0])).any()):
+    if slots is not None:
         name = "cache_batch_idx" if given.block_table is None else "block_table"
-        raise ShapeError(
-            f"{name} must be from 0 to {given.k_cache.shape[0] - 1}, found {slots.tolist()}: pass "
-            "indices into the first dimension of k_cache"
-        )
+        check_slots(name, slots, given.k_cache.shape[0])
     return longest
 
 
