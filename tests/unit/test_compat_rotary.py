@@ -184,6 +184,10 @@ CU = torch.tensor([0, 4, 10], dtype=torch.int32)
         ((X, COS, SIN, torch.tensor([1.0, 2])), DtypeError, "seqlen_offsets must be int32"),
         ((X, COS, SIN, torch.tensor([0, 5])), ShapeError, "every position .* a row at 9"),
         ((X, COS, SIN, torch.tensor([-1, 0])), ShapeError, "every position .* a row at -1"),
+        *(
+            ((X[0], COS, SIN, 0, torch.tensor(ends)), ShapeError, "cu_seqlens must rise and stay")
+            for ends in ([0, 3, 2], [-2, 3], [0, X.shape[1] + 1])
+        ),
         ((X, COS, SIN, 0, CU), ShapeError, r"\[total, heads, head_dim\] with cu_seqlens"),
         ((X[0], COS, SIN, 0, CU.float()), DtypeError, "cu_seqlens must be int32 or int64"),
         ((X[0], COS, SIN, 0, CU[None]), ShapeError, r"cu_seqlens must be \[batch \+ 1\]"),

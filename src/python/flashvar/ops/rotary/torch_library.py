@@ -81,10 +81,20 @@ def _rotary_in_place_fake(x: torch.Tensor, *arguments: Any) -> None:
 
 
 def _check_positions(x: torch.Tensor, rotation: Rotation) -> None:
-    """Refuse positions beyond the tables; on the CPU only, reading them would wait for a device."""
+    """Refuse positions beyond the tables, and offsets that decrease or leave the rows.
+
+    On the CPU only: reading them would wait for a device.
+    """
     given = rotation.offsets, rotation.cu_seqlens
     if given == (None, None) or not can_be_read(*given):
         return
+    if rotation.cu_seqlens is not None:
+        ends = rotation.cu_seqlens.tolist()
+        if sorted(ends) != ends or ends[0] < 0 or ends[-1] > x.shape[0]:
+            raise ShapeError(
+                f"cu_seqlens must rise and stay within the {x.shape[0]} packed rows, found {ends}: "
+                "pass 0 and the cumulative sum of the lengths"
+            )
     positions, inside = positions_of_rows(x, rotation)
     outside = ((positions < 0) | (positions >= rotation.cos.shape[0])) & inside
     if bool(outside.any()):
