@@ -325,6 +325,10 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "mode": ({"mode": "parallel"}, "mode must be 'chunk'"),
     "heads": ({"num_v_heads": 3}, "a multiple of num_heads, found 3 and 2"),
     "expand_v": ({"expand_v": 1.3}, "must be an integer, found 8 times 1.3"),
+    **{
+        f"expand_v {odd}": ({"expand_v": odd}, "expand_v must be a positive number, found")
+        for odd in (float("nan"), float("inf"), -1, 0, True, "2", None)
+    },
     "gate": ({"output_gate_activation": "gelu"}, "found 'gelu'"),
 }
 
@@ -342,6 +346,8 @@ def test_refusals_of_calls() -> None:
         layer(x, attention_mask=torch.ones(2, 4, 4))
     with pytest.raises(flashvar.InvalidInputError, match="layer_idx must be given"):
         layer(x, past_key_values=StateCache())
+    with pytest.raises(flashvar.ShapeError, match=r"hidden_states must be .*, found \(4, 24\)"):
+        layer(x[0])
     with pytest.raises(flashvar.InvalidInputError, match="found both"):
         ShortConvolution(6, 4)(
             torch.randn(1, 4, 6), mask=x[..., 0], cu_seqlens=torch.tensor([0, 4])
@@ -351,6 +357,17 @@ def test_refusals_of_calls() -> None:
             flashvar.InvalidInputError, match="cp_context must be None, found object"
         ):
             refuses(x, cp_context=object())
+
+
+@pytest.mark.parametrize("name", ["seq_idx", "cu_seq_lens_q"])
+def test_packed_sequences_of_another_name_are_not_computed_as_one(name: str) -> None:
+    layer, x = made(), torch.randn(1, 4, 24, dtype=torch.float64)
+    ends = torch.tensor([0, 1, 4])
+    packing = {name: torch.tensor([[0, 1, 1, 1]]) if name == "seq_idx" else ends}
+    with pytest.raises(flashvar.InvalidInputError, match=f"found {name} alone: pass their off"):
+        layer(x, **packing)
+    both, _, _ = layer(x, cu_seqlens=ends, **packing)
+    assert torch.equal(both, layer(x, cu_seqlens=ends)[0])
 
 
 def test_short_convolution_of_named_sequences() -> None:

@@ -14,7 +14,7 @@ from flashvar.errors import InvalidInputError, ShapeError
 from flashvar.layers.norms import FusedRMSNormGated, RMSNorm
 from flashvar.layers.padding import pack, packing_of, unpack
 from flashvar.layers.short_convolution import ShortConvolution, refuse_context_parallel
-from flashvar.ops.arguments import count, size
+from flashvar.ops.arguments import count, is_number, size
 from flashvar.ops.causal_conv1d.api import causal_conv1d
 from flashvar.ops.dispatch_modes import PLAIN
 from flashvar.ops.gated_delta_rule.api import gated_delta_rule
@@ -67,6 +67,10 @@ class GatedDeltaNet(nn.Module):  # type: ignore[misc]
         self.mode = mode
         self.allow_neg_eigval = allow_neg_eigval
         self.hidden_size = hidden_size
+        if not is_number(expand_v) or not 0 < expand_v < math.inf:
+            raise InvalidInputError(
+                f"expand_v must be a positive number, found {expand_v!r}: leave it out for 2"
+            )
         self.expand_v = expand_v
         self.use_gate = use_gate
         self.use_short_conv = use_short_conv
@@ -145,9 +149,16 @@ class GatedDeltaNet(nn.Module):  # type: ignore[misc]
             output_attentions: Not used: there are none.
             cu_seqlens: The offsets of sequences packed into a batch of 1.
             cp_context: Refused: a sequence may not be split over processes.
-            **kwargs: Not used.
+            **kwargs: Not used. Other names of packed sequences are refused without cu_seqlens.
         """
         refuse_context_parallel(cp_context)
+        if cu_seqlens is None:
+            _refuse_other_packing(kwargs)
+        if hidden_states.dim() != 3:
+            raise ShapeError(
+                "hidden_states must be [batch, seqlen, hidden_size], found "
+                f"{tuple(hidden_states.shape)}: unsqueeze the batch"
+            )
         batch, seqlen, _ = hidden_states.shape
         last = self._states(past_key_values)
         packing = None
@@ -234,6 +245,16 @@ class GatedDeltaNet(nn.Module):  # type: ignore[misc]
         assert isinstance(y, torch.Tensor)
         q, k, v = y.split((self.key_dim, self.key_dim, self.value_dim), -1)
         return q, k, v, None
+
+
+def _refuse_other_packing(given: dict[str, Any]) -> None:
+    """Refuse packed sequences that would be computed as one."""
+    for name in ("seq_idx", "cu_seq_lens_q"):
+        if given.get(name) is not None:
+            raise InvalidInputError(
+                f"packed sequences must come as cu_seqlens, found {name} alone: pass their offsets "
+                "as cu_seqlens"
+            )
 
 
 def _by_heads(name: str, x: torch.Tensor, heads: int, head_dim: int) -> torch.Tensor:
