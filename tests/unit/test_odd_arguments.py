@@ -109,6 +109,12 @@ def delta_net(**changes: Any) -> Any:
     return [*parameters(layer), layer.layer_idx]
 
 
+def state_cache(**changes: Any) -> Any:
+    cache = layers.StateCache()
+    cache.update(recurrent_state=PACKED, **changes)
+    return [len(cache), *map(cache.get_seq_length, range(len(cache)))]
+
+
 def short_convolution(**changes: Any) -> Any:
     return parameters(layers.ShortConvolution(**{"hidden_size": 4, "kernel_size": 4, **changes}))
 
@@ -167,6 +173,7 @@ INTEGERS = [
     *((padded, "batch"), (padded, "seqlen")),
     *((delta_net, name) for name in ("hidden_size", "head_dim", "num_heads", "num_v_heads")),
     *((delta_net, "conv_size"), (delta_net, "layer_idx")),
+    *((state_cache, name) for name in ("layer_idx", "offset")),
     *((short_convolution, name) for name in ("hidden_size", "kernel_size")),
     *((norm, "hidden_size"), (gated_norm, "hidden_size")),
 ]
@@ -334,6 +341,15 @@ def test_a_window_in_a_tensor_is_read_in_each_call(call: Call) -> None:
     for keys in (0, 1, 2):
         side.fill_(keys)
         assert torch.equal(call(window_size=(side, 0)), call(window_size=(keys, 0)))
+
+
+def test_a_layer_before_the_first_is_refused() -> None:
+    """It would be the last of a cache that has layers already."""
+    cache = layers.StateCache()
+    cache.update(3)
+    with pytest.raises(InvalidInputError, match="layer_idx must be a whole number, not negative"):
+        cache.update(-1)
+    assert list(map(cache.get_seq_length, range(4))) == [0, 0, 0, 1]
 
 
 def test_a_length_in_a_tensor_is_read_in_each_call() -> None:

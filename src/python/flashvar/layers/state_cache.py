@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from flashvar.ops.arguments import count
+
 
 class StateCache:
     """A dictionary of states for each layer: `recurrent_state`, `conv_state` and others.
@@ -23,6 +25,7 @@ class StateCache:
 
     def update(self, layer_idx: int = 0, offset: int = 1, **states: Any) -> dict[str, Any]:
         """Replace states of a layer after `offset` tokens; a state that is None is kept."""
+        layer_idx, offset = count("layer_idx", layer_idx), count("offset", offset)
         while len(self._states) <= layer_idx:
             self._states.append({"recurrent_state": None, "conv_state": None})
             self._tokens.append(0)
