@@ -359,6 +359,19 @@ def test_a_length_in_a_tensor_is_read_in_each_call() -> None:
         assert conv1d(state_len=length).shape == (1, 8, columns)
 
 
+@pytest.mark.parametrize("call", [rotary_varlen, varlen, fa_varlen], ids=lambda f: f.__name__)
+def test_a_longest_length_enters_a_graph(call: Call) -> None:
+    name = "max_seqlen" if call is rotary_varlen else "max_seqlen_q"
+    torch._dynamo.reset()
+
+    def compiled(lengths: torch.Tensor) -> Any:
+        return call(**{name: lengths.max()})
+
+    lengths = torch.tensor([3, 4])
+    found = torch.compile(compiled, backend="aot_eager", fullgraph=True)(lengths)
+    torch.testing.assert_close(found, compiled(lengths))
+
+
 @pytest.mark.parametrize(
     ("call", "name"),
     [(dense, "window_size"), (varlen, "max_seqlen_q"), (conv1d, "state_len")],

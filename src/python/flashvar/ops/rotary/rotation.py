@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
 from flashvar.ops.arguments import as_bool, check_strided, count, whole_number
-from flashvar.ops.dispatch_modes import are_plain, is_compiling
+from flashvar.ops.dispatch_modes import are_plain, can_be_read, is_compiling
 from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.sequences import shares_memory
 
@@ -80,7 +80,12 @@ def checked(
         )
     check_tables(x, cos, sin)
     batch = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    longest = None if max_seqlen is None else count("max_seqlen", max_seqlen)
+    longest = None
+    # It is for a check alone, so a device is not waited for, and a graph does not depend on it.
+    if max_seqlen is not None and (
+        not isinstance(max_seqlen, torch.Tensor) or can_be_read(max_seqlen)
+    ):
+        longest = count("max_seqlen", max_seqlen)
     if cu_seqlens is None:
         longest = x.shape[1]
     offsets, offset = _split_offsets(x, seqlen_offsets, batch)
