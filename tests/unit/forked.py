@@ -83,9 +83,15 @@ def serve(address: str, modules: list[str]) -> None:
             watch(connection, child)
     try:
         program(json.loads(text), streams)
-        code: object = 0
+        code: Any = 0
     except SystemExit as end:
         code = end.code
+        if code is not None and not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        code = 1
     leave(code)
 
 
@@ -140,16 +146,15 @@ def program(asked: dict[str, Any], streams: list[int]) -> None:
         runpy.run_path(words[0], run_name="__main__")
 
 
-def leave(code: object) -> None:
+def leave(code: int | None) -> None:
     """End as Python does, but for taking every module apart, which takes a second."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    if code is None or isinstance(code, int):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit((code or 0) & 0xFF)
-    sys.exit(code)  # type: ignore[arg-type]
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit((code or 0) & 0xFF)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,29 @@ def test_ends_as_a_process_of_its_own(python: str, code: str, tmp_path: Path) ->
     assert found.stderr.splitlines()[-1:] == expected.stderr.splitlines()[-1:]
 
 
+# Tells when it goes, which is as Python takes its modules apart.
+KEPT = """
+import os, sys
+
+class Kept:
+    def __del__(self, write=os.write):
+        write(1, b"taken apart")
+
+sys.kept = Kept()
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [("", 0), ("sys.exit(3)", 3), ("sys.exit('words')", 1), ("raise ValueError(1)", 1)],
+)
+def test_no_module_is_taken_apart(python: str, end: str, code: int) -> None:
+    """It takes a second where torch is one of them, also of a program that fails."""
+    done = run(python, KEPT + end)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert run(sys.executable, KEPT + end).stdout == "taken apart"
+
+
 def test_a_timeout_ends_the_program(python: str, tmp_path: Path) -> None:
     """Also its hold of the pipes, for whose end a caller waits."""
     alive = tmp_path / "pid"
