@@ -27,13 +27,15 @@ ROOT = Path(__file__).parents[2]
 NVCC = Toolchain(Path("/cuda/bin/nvcc"), "13.0.88", None, "PATH")
 (BUILD,) = expand(CONFIG, select_all(parse(["sm80", "hdim=64"], CONFIG), CONFIG))
 
-# Works in argv[1] through a shell whose own child tells, in a file, that it is there.
+# Works in argv[1] through a shell whose own child tells, in a file, that it is there. That one
+# ignores interrupts, as what a shell starts in the background does: it is not waited for long.
 WORK = """\
 import signal, sys
 from pathlib import Path
 from flashvar_factory.build import process
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+process._ENDINGS = tuple((number, seconds / 10) for number, seconds in process._ENDINGS)
 process.end_on_sigterm()
 with process.locked(Path(sys.argv[1])):
     process.run(["sh", "-c", 'sleep 60 & echo $! > "$0"; wait', sys.argv[1] + "/started"])
