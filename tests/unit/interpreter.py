@@ -33,9 +33,12 @@ def patch_once() -> None:
 
     It patches its language at every call of a function in a kernel, although the launch has done
     so: half of its time. Here the first call of a module's functions patches alone. And whatever it
-    computes it makes types anew, which are the same for the same shape and dtype.
+    computes it makes types anew, which are the same for the same shape and dtype; what follows from
+    shapes and dtypes it asks again.
     """
-    from triton.language.core import block_type
+    from triton.language import core
+    from triton.language.core import block_type, constexpr, dtype, tensor
+    from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
     from triton.runtime.interpreter import InterpretedFunction
 
@@ -50,6 +53,45 @@ def patch_once() -> None:
             made[key] = dict(self.__dict__)
 
     block_type.__init__ = begin
+
+    make_tensor, shapes = tensor.__init__, {}
+
+    def begin_tensor(self: Any, handle: Any, kind: Any) -> None:
+        key = tuple(kind.shape) if kind.is_block() else ()
+        if key in shapes:
+            self.handle, self.type, self.dtype = handle, kind, kind.scalar
+            self.numel, self.shape = shapes[key]
+        else:
+            make_tensor(self, handle, kind)
+            shapes[key] = self.numel, self.shape
+
+    tensor.__init__ = begin_tensor
+
+    broadcast = TritonSemantic.broadcast_impl_value
+
+    def alike(self: Any, left: Any, right: Any) -> Any:
+        blocks = left.type.is_block(), right.type.is_block()
+        if blocks == (False, False):
+            return left, right
+        if blocks == (True, True) and list(left.type.shape) == list(right.type.shape):
+            return left, right
+        return broadcast(self, left, right)
+
+    TritonSemantic.broadcast_impl_value = alike
+
+    unwrap, held = core._unwrap_if_constexpr, {}
+
+    def unwrapped(value: Any) -> Any:
+        kind = type(value)
+        if kind is constexpr:
+            return value.value
+        if kind not in held:
+            held[kind] = issubclass(kind, (list, tuple, core.tuple, constexpr))
+        return unwrap(value) if held[kind] else value
+
+    core._unwrap_if_constexpr = unwrapped
+    equal = dtype.__eq__
+    dtype.__eq__ = lambda self, other: self is other or equal(self, other)
 
     look_up, known = interpreter._get_np_dtype, {}
 
