@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -295,6 +296,18 @@ def test_compiled(function: Callable[[torch.Tensor], torch.Tensor], made_by: str
         value = call(x * 2 if made_by == "before" else x)
         results.append((value.detach(), *torch.autograd.grad(value, x)))
     torch.testing.assert_close(results[0], results[1])
+
+
+def test_inductor_compiles_rotations_in_place(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It traces an op in place, then the trace, and takes no second trace that is longer."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # a program there is not traced
+    x = torch.randn(2, 3, 6, 4)
+    wanted = in_place(x.clone())
+    torch._dynamo.reset()
+    assert torch.compile(in_place, fullgraph=True)(x) is x
+    torch.testing.assert_close(x, wanted)
 
 
 @pytest.mark.parametrize("view", [False, True], ids=["whole", "view"])

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final
 import torch
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd.function import _SingleLevelFunction
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from flashvar.errors import BackendUnavailableError
 from flashvar.ops.dispatch_modes import are_plain, is_compiling, no_dispatch_mode_active
@@ -134,7 +135,10 @@ def has_tangent(*tensors: torch.Tensor) -> bool:
     """
     if no_dispatch_mode_active() or not torch._C._is_fwd_grad_enabled():
         return False
-    return any(torch._VF._unpack_dual(x, level=0)[1] is not None for x in tensors)
+    # Not traced: the question makes an alias of x. Inductor traces an op in place twice, the second
+    # time the first graph, and refuses one that got longer.
+    with disable_proxy_modes_tracing():
+        return any(torch._VF._unpack_dual(x, level=0)[1] is not None for x in tensors)
 
 
 def likenesses(values: Any) -> list[Any]:
