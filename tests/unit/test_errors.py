@@ -52,9 +52,10 @@ def test_exit_codes_tell_kinds_apart(kind: type[errors.FlashvarError], code: int
     "kind",
     [errors.ShapeError, errors.DtypeError, errors.DeviceError, errors.LayoutError],
 )
-def test_bad_arguments_are_value_errors(kind: type[Exception]) -> None:
+def test_bad_arguments_are_errors_of_python_and_of_torch(kind: type[Exception]) -> None:
     assert issubclass(kind, errors.InvalidInputError)
     assert issubclass(kind, ValueError)
+    assert issubclass(kind, RuntimeError)
 
 
 def test_unknown_public_name_is_an_attribute_error() -> None:

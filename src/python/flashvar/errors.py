@@ -21,8 +21,12 @@ class ConfigurationError(FlashvarError):
     exit_code = 2
 
 
-class InvalidInputError(FlashvarError, ValueError):
-    """An argument of an op is not supported."""
+class InvalidInputError(FlashvarError, ValueError, RuntimeError):
+    """An argument of an op is not supported.
+
+    A ValueError as of Python's functions, and a RuntimeError as of torch's operators and of those
+    that flashvar stands in for.
+    """
 
 
 class ShapeError(InvalidInputError):
