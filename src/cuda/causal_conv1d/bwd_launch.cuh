@@ -73,7 +73,7 @@ struct BwdLaunch {
         0};
     if (plan.layout.tokens_inner) {
       int const elements = plan.layout.chunks ? kTokens : 1;
-      plan.tokens = TokenTiles::make(problem, elements, kTokenTiles, plan.layout.starts);
+      plan.tokens = TokenTiles::make(problem, elements, kTokenTiles, plan.layout.misalignment);
       plan.parts = plan.tokens.chunks();
     } else {
       plan.channels =

@@ -17,9 +17,9 @@ struct Operand {
 };
 
 struct Layout {
-  bool tokens_inner;  // tokens are contiguous; else channels are, or neither
-  bool chunks;        // whether a thread loads several elements at once
-  RowStarts starts;   // of contiguous tokens that are loaded so
+  bool tokens_inner;          // tokens are contiguous; else channels are, or neither
+  bool chunks;                // whether a thread loads several elements at once
+  Misalignment misalignment;  // of contiguous tokens that are loaded so
   // If not: which operand prevents it, and why.
   const char* operand = nullptr;
   const char* what = nullptr;
@@ -37,15 +37,17 @@ struct Layout {
     if (!tokens && problem.dim * bytes % chunk != 0) return stop("x", "the length of a row");
     // Rows of channels begin at multiples of a chunk, those of tokens anywhere, but at the same
     // distance from one in all tensors.
-    auto const starts = [&](const Tensor& of) { return starts_of(of, tokens, bytes, chunk); };
-    RowStarts const wanted = tokens ? starts(operands.begin()->tensor) : RowStarts{};
+    auto const found_in = [&](const Tensor& of) {
+      return misalignment_of(of, tokens, bytes, chunk);
+    };
+    Misalignment const wanted = tokens ? found_in(operands.begin()->tensor) : Misalignment{};
     for (const Operand& one : operands) {
       if (one.tensor.data == nullptr) continue;
       if (one.tensor.dtype != dtype) return stop(one.name, "the dtype");
       if (one.tensor.strides[tokens ? 1 : 2] != 1) {
         return stop(one.name, "the order of dimensions");
       }
-      RowStarts const found = starts(one.tensor);
+      Misalignment const found = found_in(one.tensor);
       if (found.first != wanted.first) return stop(one.name, "the address");
       if (!(found == wanted)) return stop(one.name, "a stride");
     }
@@ -53,7 +55,7 @@ struct Layout {
   }
 
   // `bytes`: of an element; `chunk`: of what a thread loads at once.
-  static RowStarts starts_of(const Tensor& tensor, bool tokens, int bytes, int chunk) {
+  static Misalignment misalignment_of(const Tensor& tensor, bool tokens, int bytes, int chunk) {
     auto const elements = static_cast<uint64_t>(chunk / bytes);
     auto const modulo = [&](uint64_t count) { return static_cast<uint32_t>(count % elements); };
     return {modulo(reinterpret_cast<uintptr_t>(tensor.data) / bytes),

@@ -55,26 +55,26 @@ struct ChannelTiles {
   int64_t count(const Problem& problem) const { return row_blocks(problem) * column_blocks; }
 };
 
-// Where rows of contiguous tokens begin, in elements after a multiple of the bytes that a thread
-// loads at once: of batch entry b and channel c, first + b * batch + c * channel, modulo the
+// How many elements after a multiple of the bytes that a thread loads at once a row of contiguous
+// tokens begins: that of batch entry b and channel c by first + b * batch + c * channel, modulo the
 // elements of these bytes. The same for all tensors of a call.
-struct RowStarts {
+struct Misalignment {
   uint32_t first, batch, channel;
 
-  __host__ __device__ bool operator==(const RowStarts& other) const {
+  __host__ __device__ bool operator==(const Misalignment& other) const {
     return first == other.first && batch == other.batch && channel == other.channel;
   }
-  // Elements of `stride`, a power of two, from one channel to the next with the same starts.
-  int period_log2(int stride) const {
+  // Distance from one channel to the next of the same misalignment. `elements`: of these bytes.
+  int period_log2(int elements) const {
     int log2 = 0;
-    while ((channel << log2) % stride != 0) ++log2;
+    while ((channel << log2) % elements != 0) ++log2;
     return log2;
   }
 };
 
 // Contiguous tokens: a group of `lanes` threads holds a tile of tokens of one channel and iterates
 // over a chunk, `tiles` consecutive tiles, counted over the whole batch. The groups of a block have
-// nearby channels of the same chunk, whose rows have the same starts. Where blocks are fewer than
+// nearby channels of the same chunk, of the same misalignment. Where blocks are fewer than
 // channels need, each goes on to further channels of its chunk.
 //
 // A row's first tile begins at the address, a multiple of what a thread loads at once, at or before
@@ -88,15 +88,15 @@ struct TokenTiles {
   int32_t lanes_log2;       // at most 5
   int32_t tiles;            // of a chunk
   int32_t apart_log2;       // distance between the channels of a block's neighboring groups
-  RowStarts starts;
+  Misalignment misalignment;
   Divisor by_row;  // divides by per_row
 
   static TokenTiles make(const Problem& problem, int elements, int max_tiles,
-                         const RowStarts& starts = {}) {
+                         const Misalignment& misalignment = {}) {
     TokenTiles tiles{};
-    tiles.starts = starts;
-    tiles.apart_log2 = starts.period_log2(elements);
-    int64_t const length = problem.seqlen + (starts == RowStarts{} ? 0 : elements - 1);
+    tiles.misalignment = misalignment;
+    tiles.apart_log2 = misalignment.period_log2(elements);
+    int64_t const length = problem.seqlen + (misalignment == Misalignment{} ? 0 : elements - 1);
     while (tiles.lanes_log2 < 5 && int64_t{elements} << tiles.lanes_log2 < length) {
       ++tiles.lanes_log2;
     }
@@ -104,7 +104,8 @@ struct TokenTiles {
     tiles.per_row = static_cast<int32_t>((length + tokens - 1) / tokens);
     tiles.by_row = Divisor::make(static_cast<uint32_t>(tiles.per_row));
     tiles.per_channel = problem.batch * tiles.per_row;
-    tiles.channel_blocks = tiles.of_all_starts((problem.dim + tiles.groups() - 1) / tiles.groups());
+    tiles.channel_blocks =
+        tiles.of_all_misalignments((problem.dim + tiles.groups() - 1) / tiles.groups());
     tiles.tiles = max_tiles;
     while (tiles.tiles > 1 && tiles.chunks() * tiles.channel_blocks < kBlocks) tiles.tiles /= 2;
     tiles.blocks = tiles.chunks() * tiles.channel_blocks;
@@ -127,7 +128,7 @@ struct TokenTiles {
       int64_t const time = waves * (each * tiles + kStart);
       if (time >= best) continue;
       best = time;
-      channel_blocks = of_all_starts((of_chunk + each - 1) / each);
+      channel_blocks = of_all_misalignments((of_chunk + each - 1) / each);
     }
     blocks = chunks() * channel_blocks;
   }
@@ -139,8 +140,8 @@ struct TokenTiles {
   __host__ __device__ int64_t chunks() const { return (per_channel + tiles - 1) / tiles; }
 
  private:
-  // Rounds a number of blocks up to equally many for each start that rows have.
-  uint32_t of_all_starts(int64_t count) const {
+  // Rounds a number of blocks up to equally many of each misalignment.
+  uint32_t of_all_misalignments(int64_t count) const {
     int64_t const period = int64_t{1} << apart_log2;
     return static_cast<uint32_t>((count + period - 1) >> apart_log2 << apart_log2);
   }
