@@ -54,6 +54,7 @@ class Record:
     system: dict[str, Any]
     toolkits: tuple[str, ...]
     commits: tuple[str, ...]  # of the binaries' sources
+    chosen: tuple[str, ...]  # the part of the tests that ran; empty: all
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -72,7 +73,12 @@ class Record:
         return {one.case for one in self.cases if one.backend == backend and op in (None, one.op)}
 
 
-def records(root: Path) -> Iterator[Record]:
+def records(root: Path) -> list[Record]:
+    """Every record of all tests, by name: one of a part says nothing of a binary alone."""
+    return [one for one in _runs(root) if not one.chosen]
+
+
+def _runs(root: Path) -> Iterator[Record]:
     """Every record, by name."""
     for path in sorted((root / RESULTS).glob("*.json")):
         found = result_file.read(path)
@@ -92,6 +98,7 @@ def records(root: Path) -> Iterator[Record]:
             system,
             tuple({_toolkit(binary["toolkit"]) for binary in found["binaries"]}),
             tuple({binary["source"]["revision"][:7] for binary in found["binaries"]}),
+            tuple(found.get("chosen") or ()),
         )
 
 
@@ -116,7 +123,7 @@ def _passed_cases(cases: list[dict[str, Any]]) -> Iterator[Passed]:
 def what_was_run(root: Path) -> str:
     """One row per architecture that has run, and one of all others."""
     config = schema.read(root / schema.FILE_NAME)
-    every = list(records(root))
+    every = records(root)
     rows, never = [], []
     for name, target in config.targets.items():
         runs = [one for one in every if name in one.architectures and one.of("cuda")]
@@ -139,7 +146,7 @@ def what_was_run(root: Path) -> str:
 
 def ops_that_ran(root: Path) -> str:
     """One row per op: the cases of its own tests that passed on a GPU."""
-    every = list(records(root))
+    every = records(root)
     rows = [
         (
             f"`{op}`",
@@ -170,7 +177,7 @@ def _of_triton(every: list[Record], op: str | None = None) -> str:
 
 def in_words(root: Path) -> str:
     """What README.md says of code that was translated, and of Triton's kernels."""
-    every = list(records(root))
+    every = records(root)
     translated: dict[tuple[str, ...], list[str]] = {}
     for op in ops.TABLE:
         runs = (one for one in every if not one.is_native and one.of("cuda", op))
@@ -212,10 +219,10 @@ def _triton(root: Path, every: list[Record]) -> str:
 
 
 def versions(root: Path) -> str:
-    """One row per record: device, software and counts."""
+    """One row per record: device, software and counts; of a part of the tests also which."""
     rows = [
         (
-            f"`{one.file}`",
+            f"`{one.file}`{_of_part(one)}",
             one.device,
             f"driver {one.system['driver_display']}, torch {one.system['torch']}, "
             f"Triton {one.system['triton']}, Python {one.system['python']}, "
@@ -223,16 +230,21 @@ def versions(root: Path) -> str:
             ", ".join(one.commits),
             f"{one.passed:,} / {one.failed} / {one.skipped}",
         )
-        for one in records(root)
+        for one in _runs(root)
     ]
     heading = ("record", "GPU", "software", "commit", "passed / failed / skipped")
     return table(heading, rows)
 
 
+def _of_part(one: Record) -> str:
+    names = (f"`{Path(word).name}`" for word in one.chosen)
+    return f", only {_listed(names)}" if one.chosen else ""
+
+
 def skipped(root: Path) -> str:
     """Why cases did not run: a row per reason, with how many, and in how many records."""
     found = [result_file.read(path) for path in sorted((root / RESULTS).glob("*.json"))]
-    runs = [one["not_run"] for one in found if "not_run" in one]
+    runs = [one["not_run"] for one in found if "not_run" in one and not one.get("chosen")]
     reasons = dict.fromkeys(reason for by in runs for reason in by)
     rows = []
     for reason in reasons:

@@ -2,6 +2,7 @@
 
     python -m pytest tests/gpu --require-device --results results.json --shard 1/3 --seed 7
     python -m pytest tests/gpu --rehearse            # the tests themselves, on the CPU's reference
+    python -m pytest tests/gpu tests/gpu/test_merge_states.py     # that file alone
     python tests/gpu/shards.py -j 14 --results results.json
 
 Fresh random inputs each time; the seed is in the header and in the record.
@@ -20,7 +21,8 @@ from typing import Any
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
+_HERE = Path(__file__).parent
+sys.path.insert(0, str(_HERE))
 
 _BACKENDS = ["cuda", "triton"]
 _MOST_CACHED = 1 << 30  # bytes
@@ -75,10 +77,23 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "kernels_of(backend): runs this backend's kernels, and no other's"
     )
+    _narrow(config)
     seed = config.getoption("--seed")
     config.stash[_SEED] = random.SystemRandom().getrandbits(32) if seed is None else seed
     config.stash[_RECORD] = []
     config.stash[_LEFT_OUT] = 0
+
+
+def _narrow(config: pytest.Config) -> None:
+    """Take files of this folder for a choice of them: nox and shards.py name the folder as well."""
+    files = [one for one in config.args if _place(config, one) != _HERE]
+    if files and all(_place(config, one).is_relative_to(_HERE) for one in files):
+        config.args[:] = files
+
+
+def _place(config: pytest.Config, argument: str) -> Path:
+    """The file or folder that an argument names, behind which may be a test's name."""
+    return (config.invocation_params.dir / argument.partition("::")[0]).resolve()
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -253,13 +268,22 @@ def _reason(report: pytest.TestReport) -> str | None:
 def _chosen(config: pytest.Config) -> list[str]:
     """The words by which a part of the tests was chosen; none of a run of all of them."""
     options = {"-k": "keyword", "-m": "markexpr", "--deselect": "deselect", "--ignore": "ignore"}
-    options["--ignore-glob"] = "ignore_glob"
+    options |= {"--ignore-glob": "ignore_glob", "--lf": "lf", "--sw": "stepwise"}
+    # Those of pytest's cache are not there without its plugin.
     found = [
-        f"{word} {value}" for word, name in options.items() if (value := config.getoption(name))
+        f"{word} {value}"
+        for word, name in options.items()
+        if (value := config.getoption(name, None))
     ]
-    here = Path(__file__).parent
-    places = [one for one in config.args if (config.invocation_params.dir / one).resolve() != here]
-    return [*found, *places]
+    named = [(one, _place(config, one)) for one in config.args]
+    return [*found, *(_from_root(one, place) for one, place in named if place != _HERE)]
+
+
+def _from_root(argument: str, place: Path) -> str:
+    """What an argument names, however it was written."""
+    root = _HERE.parents[1]
+    path = place.relative_to(root).as_posix() if place.is_relative_to(root) else str(place)
+    return path + argument[len(argument.partition("::")[0]) :]
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -2,10 +2,11 @@
 
     python tests/gpu/shards.py -j 14 --results results.json -- -k "not sizes"
     python tests/gpu/shards.py -j 56 --devices 4 --results results.json
+    python tests/gpu/shards.py -j 14 --results part.json -- tests/gpu/test_causal_conv1d.py
 
 Most of the time goes into Triton's compiler, which the processes share out (shares.py); the tests
 marked `large`, which fill the device's memory, run after the others. Arguments after `--` go to
-pytest. Ends with 1 where a test failed.
+pytest; of files in tests/gpu the tests are those in these files. Ends with 1 where a test failed.
 
     python tests/gpu/shards.py -j 14 --results results.json --again
 

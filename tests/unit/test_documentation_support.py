@@ -60,6 +60,29 @@ def test_a_gpu_is_named_only_for_what_ran_on_it(tmp_path: Path) -> None:
     assert "Triton's kernels for `attention` have run on an T1; " in said
 
 
+def test_a_record_of_a_part_is_not_one_of_the_binary(tmp_path: Path) -> None:
+    folder = tmp_path / "tests" / "gpu" / "results"
+    folder.mkdir(parents=True)
+    system = {"devices": [{"name": "GPU", "capability": [9, 0]}]}
+    software = dict.fromkeys(("driver_display", "torch", "triton", "python"), "1")
+    case = {"case": "tests/gpu/test_merge_states.py::test_it[cuda]", "outcome": "passed"}
+    record = {
+        "system": {**system, **software},
+        "binaries": [{"toolkit": {"version": "13"}, "source": {"revision": "0123456789"}}],
+        "counts": {"passed": 1},
+        "not_run": {"Skipped: no GPU": 1},
+        "cases": [case],
+        "chosen": ["tests/gpu/test_merge_states.py"],
+    }
+    result_file.write(folder / "made.json", record)
+    support = import_module("support")
+    assert support.records(tmp_path) == []
+    assert support.skipped(tmp_path).splitlines()[2:] == []
+    (row,) = support.versions(tmp_path).splitlines()[2:]
+    assert row.startswith("| `made.json`, only `test_merge_states.py` | GPU | ")
+    assert "| 0123456 |" in row
+
+
 def test_architectures_that_never_ran_share_a_row() -> None:
     rows = import_module("support").what_was_run(ROOT).splitlines()[2:]
     never = [row for row in rows if row.endswith("| no | no |")]

@@ -46,7 +46,7 @@ from flashvar_factory.inspect import (
     ptx,
     sdist,
 )
-from flashvar_factory.release import downloaded, gpu_records, notes, proof, published
+from flashvar_factory.release import downloaded, gpu_records, gpu_runs, notes, proof, published
 
 ROOT = Path(__file__).parents[2]
 CONFIG = schema.read(ROOT / "variants.toml")
@@ -227,12 +227,11 @@ def packed_sdist() -> bytes:
 
 def read_record_of_a_run(content: bytes, folder: Path) -> object:
     """A damaged record is of another kind of run, or it is judged."""
-    path = folder / gpu_records.FOLDER / "paper.json"
+    path = folder / gpu_runs.FOLDER / "paper.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     need = gpu_records.Need("sm_80", ("src/cuda",), (wheel().described,))
-    found = gpu_records.read(folder)
-    return [gpu_records.why_not(ROOT, need, one) for one in found if need.concerns(one)]
+    return gpu_records.judged(ROOT, need, gpu_runs.read(folder))
 
 
 RUN = {

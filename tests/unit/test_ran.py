@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flashvar_factory.config import schema
-from flashvar_factory.release import gpu_records
+from flashvar_factory.release import gpu_runs
 
 ROOT = Path(__file__).parents[2]
 CONFIG = schema.read(ROOT / "variants.toml")
@@ -17,8 +17,8 @@ def recorded(name: str) -> str:
     """Where tests of a binary have passed, in the words of variants.toml."""
     mine = [
         one
-        for one in gpu_records.read(ROOT)
-        if one.architecture == name and one.passed.get("cuda") and not one.failed
+        for one in gpu_runs.read(ROOT)
+        if one.whole and one.architecture == name and one.passed.get("cuda") and not one.failed
     ]
     if any(one.native for one in mine):
         return "own"

@@ -11,9 +11,9 @@ import re
 from pathlib import PurePath
 from typing import Final
 
-__all__ = ["is_same"]
+__all__ = ["CPP", "is_same"]
 
-_CPP: Final = frozenset({".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp"})
+CPP: Final = frozenset({".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp"})
 # Tokens that are kept come first: inside them // and /* begin no comment, and spaces count. Numbers
 # are among them because of their ' separators, and line splices because an empty line after one
 # ends a macro.
@@ -42,7 +42,7 @@ def is_same(name: str, one: bytes, other: bytes) -> bool:
 
 def _code(name: str, content: bytes) -> bytes:
     suffix = PurePath(name).suffix
-    if suffix in _CPP and not _UNREAD.search(content):
+    if suffix in CPP and not _UNREAD.search(content):
         return _CPP_TOKEN.sub(_shortened, content.replace(b"\r\n", b"\n")).strip()
     if suffix == ".py":
         try:

@@ -18,7 +18,8 @@ CMAKE: Final = "cmake"
 # In a copy of a checkout's sources: its revision, and whether it differed from that.
 RECORD: Final = "source_revision.json"
 # By convention of a project: its CMake files, and its C++ and CUDA sources.
-PARTS: Final = ("CMakeLists.txt", CMAKE, "src/cuda")
+CUDA: Final = "src/cuda"
+PARTS: Final = ("CMakeLists.txt", CMAKE, CUDA)
 # The checkout that this factory is part of: its CMake files build every project.
 HOME: Final = Path(__file__).resolve().parents[4]
 
@@ -79,6 +80,23 @@ def has_other_code(root: Path, revision: str, name: str) -> bool:
     """Whether the code of a file differs between a commit and HEAD, or the file is in one alone."""
     one, other = (_content(root, commit, name) for commit in (revision, "HEAD"))
     return one is None or other is None or not code.is_same(name, one, other)
+
+
+def files(root: Path, revision: str, *parts: str) -> list[str]:
+    """The files of a commit in `parts`."""
+    words = ("--name-only", "-z", "--end-of-options", revision, "--", *parts)
+    return [name for name in _run(root, "ls-tree", "-r", *words).split("\0") if name]
+
+
+def lines(root: Path, pattern: str, parts: Sequence[str]) -> list[tuple[str, str]]:
+    """The lines at HEAD that match an extended regular expression, each behind its file's name."""
+    words = ["-E", "-z", "--text", "--full-name", "--no-color", "--no-line-number", "--no-column"]
+    command = ["git", "-C", str(root), "grep", *words, "-e", pattern, "HEAD", "--", *parts]
+    done = subprocess.run(command, capture_output=True, text=True, errors="surrogateescape")
+    if done.returncode > 1:  # 1: no line matches
+        done.check_returncode()
+    rows = (line.partition("\0") for line in done.stdout.split("\n") if line)
+    return [(name.removeprefix("HEAD:"), line) for name, _, line in rows]
 
 
 def _content(root: Path, commit: str, name: str) -> bytes | None:

@@ -1,65 +1,33 @@
 """Finds the records of GPU runs that a release relies on: those of the kernels that are released.
 
-A record is what `nox -s gpu -- --results FILE` wrote: device, binaries with their commit, and the
-outcome of every test. It counts as long as nothing that decides the kernels has changed since.
+A record of all tests counts if since its commit only files of single ops got other code
+(own_sources.py). Each such op then needs a record of a run of its own test files, all of them and
+whole: of a binary of the same architecture, nvcc and platform, run in the same way (natively or
+translated), without a failure, with at least as many passed tests per file, and of a commit since
+which neither that op's own files nor any that are no single op's got other code. Any other change
+of `Need.sources` makes a record stale, and so does an unknown or dirty commit of its binary.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from flashvar.binaries.manifest import Manifest
-from flashvar.binaries.variant import Architecture, BinaryKind, short_axis
-from flashvar.errors import FlashvarError
+from flashvar.binaries.variant import short_axis
 from flashvar_factory.build import source
 from flashvar_factory.config import schema
 from flashvar_factory.errors import ReleaseError
-from flashvar_factory.inspect import json_text
+from flashvar_factory.release import gpu_runs, own_sources
+from flashvar_factory.release.gpu_runs import CUDA, FOLDER, TRITON, Binary, Record
 
-# By convention of a project, as its sources are.
-FOLDER: Final = Path("tests", "gpu", "results")
-TRITON: Final = "triton"
 _TRITON_SOURCES: Final = "src/python/{project}/backends/triton"
-_CUDA: Final = "cuda"
 _SHOWN: Final = 3
-_FINE: Final = ("passed", "skipped")  # outcomes of a test
 _NEVER: Final = "never"  # of manifest.RAN
-
-
-@dataclass(frozen=True)
-class Binary:
-    """A binary that was installed during the run."""
-
-    architecture: str  # or the name of its kind
-    code_kinds: tuple[str, ...]
-    version: str
-    revision: str | None
-    dirty: object  # False of a binary that is a commit's
-    sources: str  # their hash, as manifests have it
-    toolkit: str
-
-
-@dataclass(frozen=True)
-class Record:
-    """One run of tests/gpu."""
-
-    file: str  # from the root
-    device: str
-    platform: str
-    architecture: str  # whose binary served: the device's own, or the one that was forced
-    forced: bool
-    native: bool  # its machine code ran; else the driver translated its PTX
-    whole: bool  # no part of the tests was left to another run
-    passed: Mapping[str, int]  # tests by backend
-    files: frozenset[str]  # of tests that passed, those of Triton's kernels aside
-    failed: int
-    added_up: bool  # the outcomes of all tests are the sums of those of each file
-    binaries: tuple[Binary, ...]
 
 
 @dataclass(frozen=True)
@@ -73,14 +41,13 @@ class Need:
     @property
     def ops(self) -> list[str]:
         """What is released, without its direction: attention of attention_fwd."""
-        every = {row.op for one in self.released for row in one.kernels}
-        return sorted({op.rpartition("_")[0] or op for op in every})
+        return sorted({_op(row.op) for one in self.released for row in one.kernels})
 
     def concerns(self, record: Record) -> bool:
         """Whether the record is of this."""
         if self.name == TRITON:
             return record.passed.get(TRITON, 0) > 0
-        return record.architecture == self.name and record.passed.get(_CUDA, 0) > 0
+        return record.architecture == self.name and record.passed.get(CUDA, 0) > 0
 
     def binaries(self, record: Record) -> tuple[Binary, ...]:
         """Those whose commit is that of what ran."""
@@ -101,102 +68,117 @@ def needs(root: Path, project: str, released: Iterable[Manifest]) -> list[Need]:
     return [*found, Need(TRITON, (triton,))] if (root / triton).is_dir() else found
 
 
-def read(root: Path) -> list[Record]:
-    """Every record of the checkout, by name; other files of its folder are passed over."""
-    return [
-        one
-        for path in sorted((root / FOLDER).glob("*.json"))
-        if path.is_file() and (one := _read(path, path.relative_to(root).as_posix())) is not None
-    ]
+@dataclass(frozen=True)
+class Since:
+    """What differs between a commit and HEAD, of the sources of a need."""
+
+    touched: bool  # comments too
+    own: Mapping[str, tuple[str, ...]]  # files with other code that are one op's alone, by op
+    common: tuple[str, ...]  # the others with other code
+    tests: tuple[str, ...]  # the files of tests of the commit
 
 
-def _read(path: Path, name: str) -> Record | None:
-    try:
-        found = json_text.parse(path.read_bytes(), name)
-        system = found["system"]
-        device, forced = system["devices"][0], found.get("forced_architecture")
-        passed: Counter[str] = Counter()
-        total: Counter[str] = Counter()
-        files = set()
-        for row, counts in found["counts_by_file"].items():
-            file, _, backend = row.rpartition(" ")
-            outcomes = _outcomes(counts)
-            total += outcomes
-            passed[backend] += outcomes["passed"]
-            if outcomes["passed"] and backend != TRITON:
-                files.add(file)
-        stated = _outcomes(found["counts"])
-        own = Architecture(*device["capability"])
-        served = BinaryKind(own) if _text(forced) is None else BinaryKind.parse(forced)
-        return Record(
-            file=name,
-            device=str(device["name"]),
-            platform=str(system["platform"]),
-            architecture=served.name,
-            forced=forced is not None,
-            native=served.architecture.capability == own.capability,
-            whole=found.get("left_to_other_shards") == 0
-            and not found.get("chosen")
-            and not found.get("ended_early")
-            and not system["interpreted"],
-            passed=passed,
-            files=frozenset(files),
-            failed=sum(
-                count for outcome, count in (stated | total).items() if outcome not in _FINE
-            ),
-            added_up=stated == total,
-            binaries=tuple(map(_binary, found["binaries"])),
-        )
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, FlashvarError):
-        return None  # of another kind of run
+@dataclass(frozen=True)
+class Judged:
+    """What a record says of what is released."""
 
-
-def _outcomes(counts: Mapping[str, Any]) -> Counter[str]:
-    """How many tests had each outcome."""
-    for count in counts.values():
-        if type(count) is not int or count < 0:
-            raise ValueError(f"expected numbers of tests, found {count!r}")
-    return Counter(dict(counts))
-
-
-def _binary(row: Mapping[str, Any]) -> Binary:
-    made = row["source"]
-    return Binary(
-        architecture=str(row["architecture"]),
-        code_kinds=tuple(map(str, row["code_kinds"])),
-        version=str(row["version"]),
-        revision=_text(made["revision"]),
-        dirty=made["dirty"],
-        sources=str(made["hash"]),
-        toolkit=str(row["toolkit"].get("ptxas") or row["toolkit"]["version"]),
-    )
-
-
-def _text(value: object) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    raise TypeError(f"expected text, found {value!r}")
+    record: Record
+    reason: str | None  # why nothing; None: it counts
+    parts: tuple[Record, ...] = ()  # those of single ops that it counts with
+    again: tuple[str, ...] = ()  # ops whose own tests are all that has to run again
 
 
 def choose(root: Path, wanted: Sequence[Need]) -> dict[str, list[Record]]:
     """The records that count, by what they show; ReleaseError where something has none."""
-    records, found, lacking = read(root), dict[str, list[Record]](), []
+    records, found, lacking = gpu_runs.read(root), dict[str, list[Record]](), []
     for need in wanted:
-        reasons = [(one, why_not(root, need, one)) for one in records if need.concerns(one)]
-        found[need.name] = [record for record, reason in reasons if reason is None]
-        if not found[need.name]:
-            lacking.append(_lacking(root, need, reasons))
+        every = judged(root, need, records)
+        used = {r.file: r for one in every if one.reason is None for r in (one.record, *one.parts)}
+        found[need.name] = list(used.values())
+        if not used:
+            lacking.append(_lacking(root, need, every))
     if lacking:
         raise ReleaseError("\n".join(lacking))
     return found
 
 
-def why_not(root: Path, need: Need, record: Record) -> str | None:
-    """Why a record says nothing of what is released; None where it does."""
-    return next(_reasons(root, need, record), None)
+def judged(root: Path, need: Need, records: Sequence[Record]) -> list[Judged]:
+    """What each record of a need says of what is released."""
+    mine = [one for one in records if need.concerns(one)]
+    commits = {binary.revision for one in mine for binary in need.binaries(one)} - {None}
+    since = {commit: _since(root, need, commit) for commit in commits if commit is not None}
+    return [judge(need, one, mine, since) for one in mine]
 
 
-def _reasons(root: Path, need: Need, record: Record) -> Iterator[str]:
+def _since(root: Path, need: Need, revision: str) -> Since | None:
+    """None for a commit that is not in the checkout."""
+    touched = source.touched(root, revision, need.sources)
+    if touched is None:
+        return None
+    other = [name for name in touched if source.has_other_code(root, revision, name)]
+    own_of = owners(root, need, touched) if other else {}
+    ops = {own_of[name] for name in other if name in own_of}
+    return Since(
+        touched=bool(touched),
+        own={op: tuple(name for name in other if own_of.get(name) == op) for op in sorted(ops)},
+        common=tuple(name for name in other if name not in own_of),
+        tests=tuple(source.files(root, revision, gpu_runs.TESTS)),
+    )
+
+
+def owners(root: Path, need: Need, touched: Iterable[str] = ()) -> dict[str, str]:
+    """The op of each source that is one op's alone; generated sources include launchers."""
+    ops = need.ops
+    if not ops:
+        return {}
+    lines = source.lines(root, own_sources.INCLUDES, need.sources)
+    declared = schema.read(root / schema.FILE_NAME).ops
+    included = own_sources.includes(lines, ops) | {
+        own_sources.Include(_op(name), f"{op.launcher}.cuh") for name, op in declared.items()
+    }
+    # A file that is gone may be what a line meant.
+    names = {*source.files(root, "HEAD", *need.sources), *touched}
+    return own_sources.owners(names, included, ops)
+
+
+def _op(function: str) -> str:
+    """The op of a function: attention of attention_fwd."""
+    return function.rpartition("_")[0] or function
+
+
+def judge(
+    need: Need, record: Record, records: Iterable[Record], since: Mapping[str, Since | None]
+) -> Judged:
+    """What a record says, with others for the ops that changed since its commit."""
+    reason = next(_reasons(need, record, since), None)
+    if reason is not None:
+        return Judged(record, reason)
+    changed: dict[str, tuple[str, ...]] = {}
+    for binary in need.binaries(record):
+        found = since[binary.revision or ""]
+        changed |= found.own if found else {}
+    others = [one for one in records if one is not record]
+    parts, again, said = list[Record](), [], []
+    for op, files in changed.items():
+        tried = [
+            (one, next(_reasons_of_part(need, one, op, record, since), None))
+            for one in others
+            if any(map(_tests_of(op).match, one.files))
+        ]
+        counted = [one for one, why in tried if why is None]
+        parts += counted
+        if not counted:
+            again.append(op)
+            why_not = "; ".join(f"{one.file}: {why}" for one, why in tried) or "none"
+            said.append(
+                f"since its commit changed {_shown(files)} of {op} alone, for which a record of "
+                f"its tests would do, found {why_not}"
+            )
+    return Judged(record, "; ".join(said) or None, tuple(parts), tuple(again))
+
+
+def _reasons(need: Need, record: Record, since: Mapping[str, Since | None]) -> Iterator[str]:
+    """Why a record does not count, whatever other records there are."""
     if record.failed:
         yield f"{record.failed} of its tests failed"
     if not record.whole:
@@ -204,6 +186,38 @@ def _reasons(root: Path, need: Need, record: Record) -> Iterator[str]:
     untried = [name for name in need.ops if not any(map(_tests_of(name).match, record.files))]
     if untried:
         yield f"it ran no test of {', '.join(untried)}"
+    yield from _reasons_of_run(need, record, since, ())
+
+
+def _reasons_of_part(
+    need: Need, part: Record, op: str, whole: Record, since: Mapping[str, Since | None]
+) -> Iterator[str]:
+    """Why a record does not stand for the tests of an op in place of an older one of all tests."""
+    if part.failed:
+        yield f"{part.failed} of its tests failed"
+    if not part.complete:
+        yield "it is of a part of what was chosen"
+    if (part.native, part.platform) != (whole.native, whole.platform):
+        yield f"it ran otherwise than {whole.file}: natively on one of both, or on {part.platform}"
+    for row, count in whole.tests.items():
+        if _tests_of(op).match(row[0]) and part.tests.get(row, 0) < count:
+            yield f"{part.tests.get(row, 0)} tests of {' '.join(row)} passed, {count} before"
+    yield from _reasons_of_run(need, part, since, (op,))
+    if part.chosen:
+        at_commits = (since[one.revision or ""] for one in need.binaries(part))
+        every = {name for found in at_commits if found for name in found.tests}
+        mine = {name for name in every if _tests_of(op).match(name.rpartition("/")[2])}
+        if lacking := mine - set(part.chosen):
+            yield f"{_shown(sorted(lacking))} was not chosen"
+        if len(set(part.chosen) & every) < len(part.chosen):
+            words = " ".join(part.chosen)
+            yield f"what was chosen is not just files of its commit, once each: {words}"
+
+
+def _reasons_of_run(
+    need: Need, record: Record, since: Mapping[str, Since | None], ops: Collection[str]
+) -> Iterator[str]:
+    """Why the binary that ran is not the released one in what is common and in these ops."""
     if not record.added_up:
         yield "its counts differ from the sum over its files"
     binaries = need.binaries(record)
@@ -213,14 +227,19 @@ def _reasons(root: Path, need: Need, record: Record) -> Iterator[str]:
         if one.revision is None or one.dirty is not False:
             yield f"its binary of {one.architecture} is of no commit"
             return
-        touched = source.touched(root, one.revision, need.sources)
-        if touched is None:
+        found = since[one.revision]
+        if found is None:
             yield f"commit {one.revision} is not in this clone (git fetch --unshallow)"
-        elif files := [name for name in touched if source.has_other_code(root, one.revision, name)]:
-            more = f" and {len(files) - _SHOWN} more" if len(files) > _SHOWN else ""
-            yield f"since its commit {one.revision[:12]} changed {', '.join(files[:_SHOWN])}{more}"
+        elif files := [*found.common, *itertools.chain(*(found.own.get(op, ()) for op in ops))]:
+            yield f"since its commit {one.revision[:12]} changed {_shown(files)}"
+        other_comments = found is not None and found.touched
         for described in need.released:
-            yield from _differences(one, described, record.platform, other_comments=bool(touched))
+            yield from _differences(one, described, record.platform, other_comments=other_comments)
+
+
+def _shown(files: Sequence[str]) -> str:
+    more = f" and {len(files) - _SHOWN} more" if len(files) > _SHOWN else ""
+    return f"{', '.join(files[:_SHOWN])}{more}"
 
 
 def _tests_of(name: str) -> re.Pattern[str]:
@@ -245,23 +264,26 @@ def _differences(
         )
 
 
-def _lacking(root: Path, need: Need, reasons: Sequence[tuple[Record, str | None]]) -> str:
-    found = "; ".join(f"{record.file}: {reason}" for record, reason in reasons) or "none"
+def _lacking(root: Path, need: Need, every: Sequence[Judged]) -> str:
+    found = "; ".join(f"{one.record.file}: {one.reason}" for one in every) or "none"
     what = "Triton kernels" if need.name == TRITON else f"the binary of {need.name}"
+    partly = next((one for one in every if one.again), None)
+    if partly is None:
+        renewed = _renewal(root, need, every[0].record if every else None)
+    else:
+        renewed = "; ".join(_renewal(root, need, partly.record, op) for op in partly.again)
     return (
         f"{what}: expected a record in {FOLDER.as_posix()} of a GPU run of what is released, found "
-        f"{found}; {_renewal(root, need, [record for record, _ in reasons])}, then commit the "
-        "record and tag that commit"
+        f"{found}; {renewed}, then commit the record and tag that commit"
     )
 
 
-def _renewal(root: Path, need: Need, records: Sequence[Record]) -> str:
-    """The commands that make the record again, on a machine with a GPU.
+def _renewal(root: Path, need: Need, record: Record | None, op: str | None = None) -> str:
+    """The commands that make a record again, or one of an op's tests, on a machine with a GPU.
 
     A development build takes some values of the axes in [dev], unless all are asked for.
     """
     partial = schema.read(root / schema.FILE_NAME).dev.axes
-    record = records[0] if records else None
     if record is None:
         built, force = ("all" if need.name == TRITON else need.name), ""
         file = (FOLDER / f"a-gpu-{need.name.replace('_', '')}.json").as_posix()
@@ -271,9 +293,16 @@ def _renewal(root: Path, need: Need, records: Sequence[Record]) -> str:
         built = f"arch={names}{' ptx=1' if ptx else ''}"
         force = f"FLASHVAR_FORCE_ARCH={record.architecture} " if record.forced else ""
         file = record.file
+    words = [file]
+    if record and op:
+        tests = source.files(root, "HEAD", gpu_runs.TESTS)
+        mine = [name for name in tests if _tests_of(op).match(name.rpartition("/")[2])]
+        # Its seed decides how many random cases there are.
+        seed = [] if record.seed is None else [f"--seed {record.seed}"]
+        words = [f"{file.removesuffix('.json')}-{op}.json", *seed, f"--backend {CUDA}", *mine]
     every = [f"{short_axis(axis)}=all" for axis in partial]
     where = f"on an {record.device}" if record else "on a machine with such a GPU"
     return (
         f"renew it {where}: nox -s build-dev -- {' '.join([built, *every])} && {force}nox -s gpu "
-        f"-- --results {file}"
+        f"-- --results {' '.join(words)}"
     )

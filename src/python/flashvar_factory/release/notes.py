@@ -11,7 +11,7 @@ from typing import Final
 from flashvar.binaries.manifest import Manifest
 from flashvar_factory.config import toml_table
 from flashvar_factory.errors import ReleaseError
-from flashvar_factory.release.gpu_records import Record
+from flashvar_factory.release.gpu_runs import Record
 
 FILE: Final = "CHANGELOG.md"
 _HEADING: Final = re.compile(r"^## +\[?v?(?P<version>[^\]\s]+)\]?(?P<rest>.*)$")
@@ -91,7 +91,8 @@ def _run(need: str, record: Record) -> str:
     how = ", whose driver translated its PTX" if translated else ""
     binaries = [one for one in record.binaries if one.architecture == need] or record.binaries
     commits = ", ".join(dict.fromkeys((one.revision or "")[:12] for one in binaries))
+    of = f" of {', '.join(record.chosen)}" if record.chosen else ""
     return (
-        f"{record.passed[backend]:,} tests passed on {record.device}{how}, at commit {commits} "
+        f"{record.passed[backend]:,} tests{of} passed on {record.device}{how}, at commit {commits} "
         f"(`{record.file}`)"
     )

@@ -40,7 +40,7 @@ from flashvar_factory.release import (
     smoke,
     tag,
 )
-from flashvar_factory.release.gpu_records import Record
+from flashvar_factory.release.gpu_runs import Record
 from flashvar_factory.release.members import Member
 from flashvar_factory.release.pythons import Python
 from flashvar_factory.release.steps import digest, digests

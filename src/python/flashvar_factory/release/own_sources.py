@@ -1,0 +1,74 @@
+"""Tells which sources belong to one op alone, so that no other op's machine code depends on them.
+
+A C++ or CUDA file is an op's by its path: in a folder of the op's name, which lies in src/cuda or
+in a folder there, or in src/cuda/abi with the op's name in front. If anything but an op's own files
+includes one of them, or may, none of its files is its own: others may also link with these.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Final
+
+from flashvar_factory.build import code, source
+
+# Of a line that includes a file, as git and Python understand it.
+INCLUDES: Final = "#[ \t]*(include|import|embed)"
+_INCLUDED: Final = re.compile(INCLUDES + r'\w*[ \t]*(?:"(?P<own>[^"]+)"|<(?P<other>[^>]+)>)')
+_ABI: Final = "abi"
+
+
+@dataclass(frozen=True)
+class Include:
+    """That a source includes a file."""
+
+    op: str | None  # whose source that is; None: no op's alone
+    path: str | None  # as it says; None: the preprocessor computes it
+
+    def may_be_of(self, name: str) -> bool:
+        """Whether it is of this file, whatever folders the compiler searches."""
+        if self.path is None:
+            return True
+        parts = [one for one in posixpath.normpath(self.path).split("/") if one != ".."]
+        return f"/{name}".endswith("/" + "/".join(parts))
+
+
+def includes(lines: Iterable[tuple[str, str]], ops: Collection[str]) -> set[Include]:
+    """What the lines of sources say that match INCLUDES, each behind its file's name."""
+    found = [(name, _INCLUDED.search(line)) for name, line in lines]
+    return {
+        Include(_by_path(name, ops), match and (match["own"] or match["other"]))
+        for name, match in found
+        # Of other files a line without a path is a comment that begins with such a word.
+        if match or PurePosixPath(name).suffix in code.CPP
+    }
+
+
+def owners(
+    names: Iterable[str], included: Collection[Include], ops: Collection[str]
+) -> dict[str, str]:
+    """The op of each file that belongs to one op alone; `names` are all sources there are."""
+    found = {name: op for name in names if (op := _by_path(name, ops)) is not None}
+    shared = {
+        op
+        for name, op in found.items()
+        if any(one.op != op and one.may_be_of(name) for one in included)
+    }
+    return {name: op for name, op in found.items() if op not in shared}
+
+
+def _by_path(name: str, ops: Collection[str]) -> str | None:
+    """The op that a file is of by its path alone."""
+    path = PurePosixPath(name)
+    if path.suffix not in code.CPP or not path.is_relative_to(source.CUDA):
+        return None
+    folders = path.relative_to(source.CUDA).parts[:-1]
+    if folders == (_ABI,):
+        mine = [op for op in ops if path.name == f"{op}.h" or path.name.startswith(f"{op}_")]
+    else:
+        mine = [folder for folder in folders[:2] if folder in ops and folders[0] != _ABI]
+    return mine[0] if len(mine) == 1 else None

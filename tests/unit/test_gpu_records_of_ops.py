@@ -1,0 +1,257 @@
+"""A record of an op's tests stands for them where only that op's own sources changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fabricated
+import pytest
+
+from flashvar_factory.config import schema
+from flashvar_factory.release import gpu_records, own_sources
+from flashvar_factory.release.gpu_records import Judged, Need, Since
+from flashvar_factory.release.gpu_runs import Binary, Record
+
+ROOT = Path(__file__).parents[2]
+MANIFEST = fabricated.complete(schema.read(ROOT / schema.FILE_NAME), "sm_90")
+NEED = Need("sm_90", ("CMakeLists.txt", "cmake", "src/cuda", "variants.toml"), (MANIFEST,))
+OPS = ("attention", "causal_conv1d", "gated_delta_rule", "merge_states")
+CONV = "src/cuda/causal_conv1d/sums.cuh"
+MERGE = "src/cuda/merge_states/row.cuh"
+OF_CONV = ("tests/gpu/test_causal_conv1d.py", "tests/gpu/test_causal_conv1d_update.py")
+TESTS = (*OF_CONV, "tests/gpu/test_merge_states.py", "tests/gpu/record.py")
+
+BINARY = Binary(
+    architecture="sm_90",
+    code_kinds=("sass", "ptx"),
+    version="0.1.0+ptx",
+    revision="whole",
+    dirty=False,
+    sources="1" * 64,
+    toolkit=MANIFEST.toolkit.machine_code,
+)
+WHOLE = Record(
+    file="whole.json",
+    device="H100",
+    platform="linux_x86_64",
+    architecture="sm_90",
+    forced=False,
+    native=True,
+    complete=True,
+    chosen=(),
+    seed=7,
+    passed={"cuda": 19},
+    tests={
+        ("test_attention_bias.py", "cuda"): 5,
+        ("test_causal_conv1d.py", "cuda"): 4,
+        ("test_causal_conv1d.py", "other"): 3,
+        ("test_causal_conv1d_update.py", "cuda"): 2,
+        ("test_gated_delta_rule.py", "cuda"): 2,
+        ("test_merge_states.py", "cuda"): 3,
+    },
+    failed=0,
+    added_up=True,
+    binaries=(BINARY,),
+)
+PART = replace(
+    WHOLE,
+    file="part.json",
+    chosen=OF_CONV,
+    tests={row: count for row, count in WHOLE.tests.items() if "conv1d" in row[0]},
+    binaries=(replace(BINARY, revision="part"),),
+)
+OF_MERGE = replace(
+    PART,
+    file="merge.json",
+    chosen=("tests/gpu/test_merge_states.py",),
+    tests={("test_merge_states.py", "cuda"): 3},
+)
+
+
+def since(*common: str, **own: tuple[str, ...]) -> Since:
+    return Since(touched=True, own=own, common=common, tests=TESTS)
+
+
+CHANGED = {"whole": since(causal_conv1d=(CONV,)), "part": since()}
+
+
+def judge(*records: Record, **changed: Since | None) -> Judged:
+    return gpu_records.judge(NEED, WHOLE, [WHOLE, *records], {**CHANGED, **changed})
+
+
+def test_a_record_of_the_op_that_changed_is_enough() -> None:
+    found = judge(PART)
+    assert found.reason is None
+    assert found.parts == (PART,)
+    assert judge(PART, whole=since()).parts == ()
+
+
+def test_a_later_record_of_all_tests_stands_for_those_of_an_op() -> None:
+    later = replace(WHOLE, file="later.json", binaries=PART.binaries)
+    found = judge(later, part=since(merge_states=(MERGE,)))
+    assert (found.reason, found.parts) == (None, (later,))
+
+
+def test_every_op_that_changed_needs_a_record() -> None:
+    both = since(causal_conv1d=(CONV,), merge_states=(MERGE,))
+    found = judge(PART, whole=both)
+    assert found.again == ("merge_states",)
+    assert found.reason == (
+        f"since its commit changed {MERGE} of merge_states alone, for which a record of its tests "
+        "would do, found none"
+    )
+    assert judge(PART, OF_MERGE, whole=both).parts == (PART, OF_MERGE)
+
+
+def test_nothing_but_records_of_ops_is_no_record() -> None:
+    since = {"part": CHANGED["part"]}
+    assert gpu_records.judge(NEED, PART, [PART], since).reason == "it is of a part of the tests"
+
+
+def without(file: str) -> dict[str, Any]:
+    return {"tests": {row: count for row, count in PART.tests.items() if row[0] != file}}
+
+
+REFUSED: dict[str, tuple[Mapping[str, Any], str]] = {
+    "failures": ({"failed": 2}, "2 of its tests failed"),
+    "shard": ({"complete": False}, "a part of what was chosen"),
+    "translated": ({"native": False}, "it ran otherwise than whole.json"),
+    "platform": ({"platform": "linux_aarch64"}, "it ran otherwise than whole.json"),
+    "fewer": (
+        {"tests": {**PART.tests, ("test_causal_conv1d.py", "other"): 2}},
+        "2 tests of test_causal_conv1d.py other passed, 3 before",
+    ),
+    "no file": (
+        without("test_causal_conv1d_update.py"),
+        "0 tests of test_causal_conv1d_update.py cuda passed, 2 before",
+    ),
+    "sum": ({"added_up": False}, "its counts differ"),
+    "no binary": ({"binaries": ()}, "it names no binary"),
+    "other binary": (
+        {"binaries": (replace(PART.binaries[0], architecture="sm_80"),)},
+        "it names no binary",
+    ),
+    "no commit": ({"binaries": (replace(BINARY, revision=None),)}, "is of no commit"),
+    "dirty": ({"binaries": (replace(BINARY, dirty=True),)}, "is of no commit"),
+    "nvcc": ({"binaries": (replace(BINARY, revision="part", toolkit="12.9"),)}, "is of nvcc 12.9"),
+    "file not chosen": ({"chosen": OF_CONV[:1]}, f"{OF_CONV[1]} was not chosen"),
+    "keyword": (
+        {"chosen": ("-k forward", *OF_CONV)},
+        "not just files of its commit, once each: -k",
+    ),
+    "one test": ({"chosen": (f"{OF_CONV[0]}::test_it", OF_CONV[1])}, f"{OF_CONV[0]} was not"),
+    "one test more": ({"chosen": (*OF_CONV, f"{OF_CONV[0]}::test_it")}, "not just files"),
+    "file twice": ({"chosen": (*OF_CONV, OF_CONV[0])}, "not just files of its commit, once each"),
+}
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+def test_record_of_an_op_that_is_none(fault: str) -> None:
+    changes, words = REFUSED[fault]
+    found = judge(replace(PART, **changes))
+    assert found.reason is not None
+    assert f"found part.json: {words}" in found.reason or words in found.reason
+    assert found.again == ("causal_conv1d",)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (None, "commit part is not in this clone"),
+        (since(causal_conv1d=(CONV,)), f"since its commit part changed {CONV}"),
+        (since("src/cuda/core/math.cuh"), "since its commit part changed src/cuda/core/math.cuh"),
+    ],
+    ids=["unknown", "own", "common"],
+)
+def test_sources_changed_since_the_record_of_an_op(changed: Since | None, words: str) -> None:
+    found = judge(PART, part=changed)
+    assert found.reason is not None
+    assert f"found part.json: {words}" in found.reason
+
+
+def test_other_changes_make_a_record_stale() -> None:
+    found = judge(PART, whole=since("variants.toml", causal_conv1d=(CONV,)))
+    assert found.reason == "since its commit whole changed variants.toml"
+    assert found.again == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "op"),
+    [
+        ("src/cuda/causal_conv1d/sums.cuh", "causal_conv1d"),
+        ("src/cuda/sm80/attention/fwd.cuh", "attention"),
+        ("src/cuda/sm90/attention/deeper/fwd.cuh", "attention"),
+        ("src/cuda/abi/merge_states.h", "merge_states"),
+        ("src/cuda/abi/gated_delta_rule_fwd.cc", "gated_delta_rule"),
+        ("src/cuda/abi/attention.cc", None),
+        ("src/cuda/abi/error.cc", None),
+        ("src/cuda/abi/attention/x.h", None),
+        ("src/cuda/attention.cuh", None),
+        ("src/cuda/sm80/gemm.cuh", None),
+        ("src/cuda/sm80/new/attention/fwd.cuh", None),
+        ("src/cuda/attention/CMakeLists.txt", None),
+        ("cmake/attention/x.cc", None),
+    ],
+)
+def test_op_of_a_source(name: str, op: str | None) -> None:
+    assert own_sources.owners([name], [], OPS).get(name) == op
+
+
+def test_a_name_that_two_ops_begin_is_neithers() -> None:
+    name = "src/cuda/abi/norm_rms_fwd.cc"
+    assert own_sources.owners([name], [], ["norm", "norm_rms"]) == {}
+
+
+SUMS = "src/cuda/causal_conv1d/sums.cuh"
+TOKENS = "src/cuda/causal_conv1d/tokens.cuh"
+ROW = "src/cuda/merge_states/row.cuh"
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "own"),
+    [
+        (TOKENS, '#include "causal_conv1d/sums.cuh"', {SUMS, TOKENS, ROW}),
+        (ROW, '#include "causal_conv1d/sums.cuh"', {ROW}),
+        ("src/cuda/core/x.h", '#  include "../causal_conv1d/sums.cuh"', {ROW}),
+        ("src/cuda/core/x.h", "#include <sums.cuh>", {ROW}),
+        ("src/cuda/core/x.h", "#include_next <sums.cuh>", {ROW}),
+        ("src/cuda/core/x.h", '#include "other_sums.cuh"', {SUMS, TOKENS, ROW}),
+        ("src/cuda/core/x.h", "#include NAME", set()),
+        (ROW, "#include NAME", {ROW}),
+        ("cmake/x.cmake", "# include(x)", {SUMS, TOKENS, ROW}),
+        ("cmake/x.cmake", 'file(WRITE x.cu "#include <causal_conv1d/sums.cuh>")', {ROW}),
+    ],
+)
+def test_an_op_whose_files_others_include_has_none_of_its_own(
+    file: str, line: str, own: set[str]
+) -> None:
+    included = own_sources.includes([(file, line)], OPS)
+    assert set(own_sources.owners([SUMS, TOKENS, ROW], included, OPS)) == own
+
+
+LAUNCHER = "src/cuda/sm90/attention/fwd_launch.cuh"
+
+
+def test_a_launcher_of_another_op_is_an_include(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(gpu_records.source, "lines", lambda *_: [])
+    monkeypatch.setattr(gpu_records.source, "files", lambda *_: [LAUNCHER])
+    text = (ROOT / schema.FILE_NAME).read_text(encoding="utf-8")
+    made = text.replace('launcher = "merge_states/fwd_launch"', 'launcher = "attention/fwd_launch"')
+    assert made != text
+    (tmp_path / "src").symlink_to(ROOT / "src")
+    for name, content in {"as it is": text, "with another": made}.items():
+        (tmp_path / schema.FILE_NAME).write_text(content, encoding="utf-8")
+        assert bool(gpu_records.owners(tmp_path, NEED)) == (name == "as it is")
+
+
+def test_files_that_are_gone_may_have_been_included(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [("src/cuda/core/x.h", '#include "gone.cuh"')]
+    monkeypatch.setattr(gpu_records.source, "lines", lambda *_: lines)
+    monkeypatch.setattr(gpu_records.source, "files", lambda *_: [CONV])
+    assert gpu_records.owners(ROOT, NEED) == {CONV: "causal_conv1d"}
+    assert gpu_records.owners(ROOT, NEED, ["src/cuda/causal_conv1d/gone.cuh"]) == {}
