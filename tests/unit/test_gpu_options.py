@@ -225,6 +225,12 @@ def test_large_tests_are_the_last_part(python: str) -> None:
     assert large == _collected(python, file) != []
 
 
+def test_files_are_a_choice_of_the_folder_that_is_named_before_them(python: str) -> None:
+    file = "tests/gpu/test_merge_states.py"
+    found = _collected(python, "tests/gpu", file)
+    assert found == _collected(python, file) != []
+
+
 def _collected(python: str, *words: str) -> list[str]:
     command = ("-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *words)
     return [line for line in run(python, *command).stdout.splitlines() if "::" in line]

@@ -218,7 +218,7 @@ ROW = "src/cuda/merge_states/row.cuh"
         ("src/cuda/core/x.h", '#  include "../causal_conv1d/sums.cuh"', {ROW}),
         ("src/cuda/core/x.h", "#include <sums.cuh>", {ROW}),
         ("src/cuda/core/x.h", "#include_next <sums.cuh>", {ROW}),
-        ("src/cuda/core/x.h", '#include "other_sums.cuh"', {SUMS, TOKENS, ROW}),
+        ("src/cuda/core/x.h", '#include "ums.cuh"', {SUMS, TOKENS, ROW}),
         ("src/cuda/core/x.h", "#include NAME", set()),
         (ROW, "#include NAME", {ROW}),
         ("cmake/x.cmake", "# include(x)", {SUMS, TOKENS, ROW}),
@@ -238,7 +238,8 @@ LAUNCHER = "src/cuda/sm90/attention/fwd_launch.cuh"
 def test_a_launcher_of_another_op_is_an_include(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(gpu_records.source, "lines", lambda *_: [])
+    lines = [("src/cuda/core/x.h", '#include "core/y.h"')]
+    monkeypatch.setattr(gpu_records.source, "lines", lambda *_: lines)
     monkeypatch.setattr(gpu_records.source, "files", lambda *_: [LAUNCHER])
     text = (ROOT / schema.FILE_NAME).read_text(encoding="utf-8")
     made = text.replace('launcher = "merge_states/fwd_launch"', 'launcher = "attention/fwd_launch"')
