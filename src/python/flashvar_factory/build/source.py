@@ -83,8 +83,11 @@ def has_other_code(root: Path, revision: str, name: str) -> bool:
 
 
 def files(root: Path, revision: str, *parts: str) -> list[str]:
-    """The files of a commit in `parts`."""
-    words = ("--name-only", "-z", "--end-of-options", revision, "--", *parts)
+    """The files of a commit in `parts`; none of an unknown one."""
+    commit = _commit(root, revision)
+    if commit is None:
+        return []
+    words = ("--name-only", "-z", commit, "--", *parts)
     return [name for name in _run(root, "ls-tree", "-r", *words).split("\0") if name]
 
 
