@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -23,9 +24,17 @@ def run(options: Options) -> Report:
     cases = _cases()
     known = tuple(dict.fromkeys(peer for _, op, _ in cases.values() for peer in (OURS, *op.PEERS)))
     wanted = chosen(known, options.contenders, option="--contender")
+    names = chosen(tuple(cases), options.only)
+    if options.processes:
+        # Contenders keep what they compile and tune on disk. Each works for minutes on some cells,
+        # so they are prepared apart.
+        tasks = [
+            (name, one) for one in wanted for name in names if one in (OURS, *cases[name][1].PEERS)
+        ]
+        worker_pool.fill(tasks, options.processes, _fill)
     rows = worker_pool.run(
-        chosen(tuple(cases), options.only),
-        options.processes,
+        names,
+        0,
         prepare=partial(_prepare, wanted),
         measure=partial(_measure, wanted, options.seconds),
         lost=partial(_lost, wanted),
@@ -51,11 +60,19 @@ def current_device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def _fill(tasks: Sequence[tuple[str, str]]) -> None:
+    """Have contenders compile and tune what they need for cases, and keep no tensors."""
+    for name, contender in tasks:
+        # Who measures has the memory alone.
+        with suppress(torch.cuda.OutOfMemoryError):
+            _prepare([contender], [name])
+
+
 def _prepare(wanted: Sequence[str], names: Sequence[str]) -> None:
     """Have every contender compile and tune what it needs in this process, and keep no tensors."""
     for name in names:
         _ready(_cases()[name], wanted)
-        torch.cuda.empty_cache()  # the other processes need the memory
+        torch.cuda.empty_cache()  # other processes need the memory
 
 
 def _ready(case: Case, wanted: Sequence[str]) -> tuple[dict[str, Call], list[Row]]:
@@ -88,7 +105,7 @@ def _lost(wanted: Sequence[str], name: str, why: str) -> list[Row]:
 
 def _measure(wanted: Sequence[str], seconds: float, name: str) -> list[Row]:
     rows = _timed(_cases()[name], wanted, seconds)
-    torch.cuda.empty_cache()  # the other processes need the memory
+    torch.cuda.empty_cache()
     return rows
 
 

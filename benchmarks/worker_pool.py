@@ -13,15 +13,27 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from time import perf_counter
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from benchmarks.report import INTERRUPTED, Row, reason
 
 # Compiling in a worker must not start workers of its own.
 _ALONE: Final = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+Task = TypeVar("Task")
+
+
+@dataclass(frozen=True)
+class _Worker(Generic[Task]):
+    """A process, and what it has to prepare."""
+
+    executor: ProcessPoolExecutor
+    pid: Future[int]
+    share: list[Task]
+    prepared: Future[None]
 
 
 def run(
@@ -43,29 +55,49 @@ def run(
     """
     if processes == 0:
         return _each([(name, partial(_both, prepare, measure)) for name in names], lost)
-    os.environ.update({name: os.environ.get(name, value) for name, value in _ALONE.items()})
     with ExitStack() as stack:
-        workers = []
-        for share in shares(names, processes):
-            context = get_context("spawn")  # CUDA does not survive a fork
-            worker = stack.enter_context(ProcessPoolExecutor(1, mp_context=context))
-            pid = worker.submit(os.getpid)
-            workers.append((worker, pid, share, worker.submit(prepare, share)))
-        with _ended_by_an_interrupt([pid for _, pid, _, _ in workers]):
-            start = perf_counter()
-            wait([prepared for _, _, _, prepared in workers])
-            seconds = perf_counter() - start
-            print(
-                f"prepared {len(names)} cases in {len(workers)} processes: {seconds:.0f} s",
-                file=sys.stderr,
-            )
+        workers = _prepared(stack, names, processes, prepare)
         measures = {
-            name: partial(_next, worker, prepared, measure)
-            for worker, _, share, prepared in workers
-            for name in share
+            name: partial(_next, one.executor, one.prepared, measure)
+            for one in workers
+            for name in one.share
         }
         works = [(name, measures[name]) for name in names]
-        return _each(works, lost, [pid for _, pid, _, _ in workers])
+        return _each(works, lost, [one.pid for one in workers])
+
+
+def fill(tasks: Sequence[Task], processes: int, do: Callable[[Sequence[Task]], None]) -> None:
+    """Have processes do a share of the tasks each, for what these leave in caches on disk.
+
+    What fails is left to who measures: it fails again there.
+    """
+    with ExitStack() as stack:
+        _prepared(stack, tasks, processes, do)
+
+
+def _prepared(
+    stack: ExitStack,
+    tasks: Sequence[Task],
+    processes: int,
+    prepare: Callable[[Sequence[Task]], None],
+) -> list[_Worker[Task]]:
+    """Processes that have prepared their shares, or failed to; they end with the stack."""
+    os.environ.update({name: os.environ.get(name, value) for name, value in _ALONE.items()})
+    workers = []
+    for share in shares(tasks, processes):
+        context = get_context("spawn")  # CUDA does not survive a fork
+        executor = stack.enter_context(ProcessPoolExecutor(1, mp_context=context))
+        pid = executor.submit(os.getpid)
+        workers.append(_Worker(executor, pid, share, executor.submit(prepare, share)))
+    with _ended_by_an_interrupt([one.pid for one in workers]):
+        start = perf_counter()
+        wait([one.prepared for one in workers])
+        seconds = perf_counter() - start
+        print(
+            f"prepared {len(tasks)} cases in {len(workers)} processes: {seconds:.0f} s",
+            file=sys.stderr,
+        )
+    return workers
 
 
 @contextmanager
@@ -124,6 +156,6 @@ def _try(
         return lost(name, reason(error))
 
 
-def shares(names: Sequence[str], count: int) -> list[list[str]]:
+def shares(tasks: Sequence[Task], count: int) -> list[list[Task]]:
     """At most `count` shares, dealt in turn, as neighbours take about the same time."""
-    return [list(names[index::count]) for index in range(min(count, len(names)))]
+    return [list(tasks[index::count]) for index in range(min(count, len(tasks)))]

@@ -19,6 +19,12 @@ def prepare(names: Sequence[str]) -> None:
     _ready.extend(names)
 
 
+def touch(paths: Sequence[str]) -> None:
+    """Make files."""
+    for path in paths:
+        Path(path).touch(exist_ok=False)
+
+
 def measure(name: str) -> list[dict[str, Any]]:
     """Who measured what; "deadly" ends the process.
 

@@ -229,6 +229,13 @@ def test_a_pool_prepares_together_and_measures_in_order() -> None:
     assert rows[2]["skipped"] == rows[5]["skipped"] == "ValueError: it cannot be prepared"
 
 
+def test_processes_fill_caches_and_leave_errors_to_who_measures(tmp_path: Path) -> None:
+    worker_pool = import_module("benchmarks.worker_pool")
+    paths = [str(tmp_path / name) for name in ("a", "b", "missing/c", "d", "e")]
+    worker_pool.fill(paths, 3, pooled_work.touch)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "d", "e"]
+
+
 def test_an_interrupt_keeps_what_was_measured() -> None:
     worker_pool = import_module("benchmarks.worker_pool")
 

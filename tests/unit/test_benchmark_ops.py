@@ -77,17 +77,23 @@ def test_every_cell_has_rates_of_all_who_serve_it(benchmark: ModuleType) -> None
 def test_other_processes_can_have_the_work(
     benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent: list[Any] = []
+    sent: list[tuple[str, str]] = []
 
-    def pool(names: list[str], processes: int, **work: Any) -> list[Any]:
+    def fill(tasks: list[tuple[str, str]], processes: int, do: Any) -> None:
         assert processes == 3
-        sent.extend(pickle.loads(pickle.dumps(work)).values())
-        return sent[2](names[0], "a reason")  # type: ignore[no-any-return]
+        assert not sent
+        pickle.loads(pickle.dumps(do))(tasks[:2])
+        sent.extend(tasks)
 
-    monkeypatch.setattr(benchmark.worker_pool, "run", pool)
-    rows = benchmark.run(Options(processes=3)).rows
-    assert {row["skipped"] for row in rows} == {"a reason"}
-    assert len(sent) == 3
+    monkeypatch.setattr(benchmark.worker_pool, "fill", fill)
+    only = ("gated_delta_rule_update:*fp32",)
+    rows = benchmark.run(Options(only=only, processes=3)).rows
+    assert {(f"{row['op']}: {row['cell']}", row["contender"]) for row in rows} == set(sent)
+    assert len(sent) == len(rows)
+    # The cells of one contender are neighbours, so each process gets its share of them.
+    assert [contender for _, contender in sent] == sorted(
+        (contender for _, contender in sent), key=[one for _, one in sent].index
+    )
 
 
 def test_the_chosen_are_measured(benchmark: ModuleType) -> None:
