@@ -106,10 +106,25 @@ def test_a_state_with_more_digits_than_x() -> None:
 
 
 def test_a_state_before_no_tokens() -> None:
-    x, state = torch.ones(2, 0, 6), torch.ones(2, 6, 3)
+    x, state = torch.ones(2, 0, 6), torch.ones(2, 6, 3, requires_grad=True)
     ids = torch.zeros(2, 0, dtype=torch.int32)
     found = causal_conv1d(x, torch.ones(6, 4), initial_state=state, seq_idx=ids)
     assert found.shape == (2, 0, 6)
+    found.sum().backward()
+    assert state.grad is not None
+    assert (state.grad == 0).all()
+
+
+@pytest.mark.parametrize("layout", ["btd", "bdt"])
+@pytest.mark.parametrize("inner", ["channels", "tokens"])
+@pytest.mark.parametrize("with_state", [False, True], ids=["", "state"])
+def test_the_output_has_the_strides_of_x(with_state: bool, inner: str, layout: str) -> None:
+    x = torch.randn(3, 10, 6)
+    x = x if inner == "channels" else x.mT.contiguous().mT
+    x = x if layout == "btd" else x.mT
+    state = torch.randn(3, 6, 3) if with_state else None
+    found = causal_conv1d(x, torch.ones(6, 4), initial_state=state, seq_idx=IDS, layout=layout)
+    assert found.stride() == x.stride()
 
 
 def test_padding_gives_zeros_and_takes_no_gradient() -> None:
@@ -198,6 +213,9 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         {"initial_state": STATE.float()},
         flashvar.DtypeError,
         "initial_state must be float64",
+    ),
+    "a number of columns": (
+        {"state_len": False}, flashvar.InvalidInputError, "found state_len too"
     ),
     "final": (
         {"return_final_state": True}, flashvar.InvalidInputError, "found return_final_state too"

@@ -68,7 +68,7 @@ def causal_conv1d_bwd_function(
                 "final states to flashvar.causal_conv1d with cu_seqlens"
             )
         tokens, past = x.transpose(1, 2), 0
-        if initial_states is not None and x.shape[-1]:
+        if initial_states is not None:
             past = weight.shape[1] - 1
             tokens, seq_idx = behind_state(tokens, seq_idx, initial_states, past)
         grads = functional.pad(dout.transpose(1, 2), (0, 0, past, 0))

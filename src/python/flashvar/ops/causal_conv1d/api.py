@@ -124,7 +124,7 @@ def causal_conv1d(
             check_kinds({**tensors, **others}, activation, layout, backend)
         apart = {
             "cu_seqlens": cu_seqlens,
-            "return_final_state": return_final_state,
+            "return_final_state": return_final_state or None,
             "state_len": state_len,
         }
         check_seq_idx(x, seq_idx, layout, apart)
@@ -207,7 +207,8 @@ def _of_named_sequences(
         x = x.transpose(1, 2)
         residual = None if residual is None else residual.transpose(1, 2)
     dtype, past = x.dtype, 0
-    if state is not None and x.shape[1]:
+    tokens_inner = x.stride(1) == 1 and x.shape[2] > 1
+    if state is not None:
         past = weight.shape[1] - 1
         x, seq_idx = behind_state(x, seq_idx, state, past)
         residual = None if residual is None else functional.pad(residual, (0, 0, past, 0))
@@ -219,7 +220,9 @@ def _of_named_sequences(
         None if residual is None else residual.reshape(1, x.shape[0] * x.shape[1], x.shape[2]),
         *(None, ends_of(seq_idx), silu, 0, "btd", backend),
     )
-    y = unpack(y, seq_idx)[:, past:].to(dtype)
+    y = unpack(y, seq_idx, past).to(dtype)
+    if tokens_inner:  # the order of strides of x
+        y = y.transpose(1, 2).contiguous().transpose(1, 2)
     return y if layout == "btd" else y.transpose(1, 2)
 
 

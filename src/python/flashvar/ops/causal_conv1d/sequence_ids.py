@@ -17,7 +17,7 @@ def check_seq_idx(x: torch.Tensor, seq_idx: Any, layout: str, others: dict[str, 
     """Refuse invalid sequence ids, and arguments that cannot be combined with them."""
     check_strided("seq_idx", seq_idx)
     check_unmapped("seq_idx", seq_idx)
-    given = [name for name, value in others.items() if value is not None and value is not False]
+    given = [name for name, value in others.items() if value is not None]
     if given:
         raise InvalidInputError(
             f"seq_idx must come without {', '.join(others)}, found {given[0]} too: for final "
@@ -79,7 +79,8 @@ def behind_state(
     first. The dtype of the result holds both.
     """
     columns = state[..., state.shape[2] - past :].transpose(1, 2)
-    names = seq_idx[:, :1].expand(-1, past)
+    first = seq_idx[:, :1] if seq_idx.shape[1] else seq_idx.new_zeros(seq_idx.shape[0], 1)
+    names = first.expand(-1, past)
     return torch.cat((columns, x), 1), torch.cat((names, seq_idx), 1)
 
 
@@ -89,9 +90,10 @@ def pack(x: torch.Tensor, seq_idx: torch.Tensor) -> torch.Tensor:
     return x.masked_fill((seq_idx < 0)[..., None], 0).reshape(1, seq_idx.numel(), x.shape[2])
 
 
-def unpack(rows: torch.Tensor, seq_idx: torch.Tensor) -> torch.Tensor:
-    """Undo `pack`, with zeros for padding."""
-    return rows.view(*seq_idx.shape, rows.shape[-1]).masked_fill((seq_idx < 0)[..., None], 0)
+def unpack(rows: torch.Tensor, seq_idx: torch.Tensor, past: int = 0) -> torch.Tensor:
+    """Undo `pack`, with zeros for padding; without the `past` columns of a state."""
+    x = rows.view(*seq_idx.shape, rows.shape[-1])
+    return x[:, past:].masked_fill((seq_idx[:, past:] < 0)[..., None], 0)
 
 
 def check_packed(x: Any, cu_seqlens: Any) -> None:
