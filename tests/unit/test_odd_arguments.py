@@ -21,6 +21,7 @@ from flashvar.compat.flash_attn.layers.rotary import (
 )
 from flashvar.errors import FlashvarError, InvalidInputError
 from flashvar.integrations.documents import Documents
+from flashvar.ops.attention import problem
 
 Call = Callable[..., Any]
 
@@ -341,6 +342,13 @@ def test_a_window_in_a_tensor_is_read_in_each_call(call: Call) -> None:
     for keys in (0, 1, 2):
         side.fill_(keys)
         assert torch.equal(call(window_size=(side, 0)), call(window_size=(keys, 0)))
+
+
+def test_python_integers_are_not_asked_for_their_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are what nearly every call has, and a call is to take little time."""
+    monkeypatch.setattr(problem, "as_integer", None)
+    given = (True, None, 3, 0, 0.0, 0.0, False, "bshd", "auto", 5, 4)
+    assert problem.pack_options(*given) == given
 
 
 def test_a_layer_before_the_first_is_refused() -> None:

@@ -144,6 +144,8 @@ def whole_number(value: Any) -> Any:
     `__index__`: also integers of numpy, and tensors of one integer, which the host waits for.
     Booleans are not numbers here, not even in a tensor, nor are floats.
     """
+    if type(value) is int:  # as nearly always: each call of an op reads several
+        return value
     if type(value) is bool or (isinstance(value, torch.Tensor) and value.dtype == torch.bool):
         return None
     if isinstance(value, (int, torch.SymInt)):

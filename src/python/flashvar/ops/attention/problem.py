@@ -82,11 +82,11 @@ def pack_options(
     Integers of other types are read here: plans are kept by these fields, and a tensor's hash does
     not change with its value.
     """
-    if not (type(window_left) is int is type(window_right)):
+    if type(window_left) is not int or type(window_right) is not int:
         window_left, window_right = as_integer(window_left), as_integer(window_right)
-    if max_seqlen_q is not None:
+    if max_seqlen_q is not None and type(max_seqlen_q) is not int:
         max_seqlen_q = as_integer(max_seqlen_q)
-    if max_seqlen_k is not None:
+    if max_seqlen_k is not None and type(max_seqlen_k) is not int:
         max_seqlen_k = as_integer(max_seqlen_k)
     return (
         causal,
