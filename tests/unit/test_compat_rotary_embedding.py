@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flashvar.compat.flash_attn.layers.rotary import RotaryEmbedding, apply_rotary_emb
+from flashvar.errors import InvalidInputError
 
 ROWS = 12
 
@@ -93,6 +94,16 @@ def test_sequences_at_places_of_their_own() -> None:
     for i, start in enumerate((0, 6)):
         alone = module(qkv[i : i + 1].clone(), seqlen_offset=start)
         torch.testing.assert_close(found[i : i + 1], alone)
+
+
+def test_an_offset_on_a_device_is_not_read_where_there_are_tables() -> None:
+    """The host would wait for the device. A meta tensor has no value, so it cannot be read."""
+    module = RotaryEmbedding(8, device="meta")
+    qkv, offset = torch.empty(2, 5, 3, 2, 8, device="meta"), torch.tensor(4, device="meta")
+    with pytest.raises(InvalidInputError, match="seqlen_offset must be a whole number"):
+        module(qkv, seqlen_offset=offset)
+    module(qkv, max_seqlen=9)
+    assert module(qkv, seqlen_offset=offset) is qkv
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

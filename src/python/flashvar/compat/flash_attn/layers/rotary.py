@@ -21,6 +21,7 @@ from flashvar.ops.arguments import (
     refuses_unknown_kinds,
     whole_number,
 )
+from flashvar.ops.dispatch_modes import can_be_read
 from flashvar.ops.rotary.rotation import checked, rotate_rows
 from flashvar.ops.rotary.torch_library import rotate_in_place
 
@@ -404,7 +405,8 @@ class RotaryEmbedding(torch.nn.Module):  # type: ignore[misc]
                 [batch, seqlen, heads, head_dim].
             kv: [batch, seqlen, 2, heads, head_dim].
             seqlen_offset: Position of the first row, i.e. the number of keys in the cache. A tensor
-                [batch], one position per sequence, needs max_seqlen.
+                [batch], one position per sequence, needs max_seqlen. So does an integer in a
+                tensor on a device: it is not read once there are tables.
             max_seqlen: Make tables of this many positions.
             num_heads_q: Heads of the queries, where qkv has 4 dimensions.
 
@@ -418,7 +420,10 @@ class RotaryEmbedding(torch.nn.Module):  # type: ignore[misc]
                 f"{tuple(qkv.shape)}: unsqueeze what is missing"
             )
         if not isinstance(seqlen_offset, torch.Tensor) or (
-            seqlen_offset.dim() == 0 and max_seqlen is None  # tables are made of its value
+            seqlen_offset.dim() == 0
+            and max_seqlen is None
+            # Tables are made of its value. A device is waited for only if there are none yet.
+            and (self._cos_cached is None or can_be_read(seqlen_offset))
         ):
             seqlen_offset = count("seqlen_offset", seqlen_offset)
         self._continued = isinstance(seqlen_offset, torch.Tensor) or seqlen_offset != 0
