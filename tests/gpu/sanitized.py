@@ -201,9 +201,9 @@ def _convolve(backend: str, _: list[int]) -> None:
 
     import flashvar
 
-    # One row after the other of 700 tokens; of 701, which begin anywhere; of views from token 1 on,
-    # whose results begin elsewhere than they do.
-    for dim, length, first in ((64, 700, 0), (33, 701, 0), (33, 700, 1)):
+    # Rows of 700 tokens; of 765, which begin anywhere and of which some have an empty last tile; of
+    # views from token 1 on, whose results begin elsewhere than they do.
+    for dim, length, first in ((64, 700, 0), (33, 765, 0), (33, 700, 1)):
         ends = torch.tensor([0, 0, 1, 300, length], dtype=torch.int32, device=DEVICE)
         for layout in ("btd", "bdt"):
             for cu_seqlens in (None, ends):

@@ -106,6 +106,11 @@ class HostLibrary:
         patch.setattr(cuda, "maker", lambda like: partial(_aligned, like.numel()))
         patch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
 
+    def end_tensors_at(self, x: torch.Tensor | None) -> None:
+        """From now on let no access cross the end of x; None: of no tensor."""
+        end = 0 if x is None else x.data_ptr() + x.numel() * x.element_size()
+        ctypes.c_void_p.in_dll(self._library, "end_of_tensor").value = end
+
 
 def _aligned(size: int) -> torch.Tensor:
     """As memory of a device is, on a multiple of 256 bytes."""

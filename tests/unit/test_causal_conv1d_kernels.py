@@ -175,6 +175,27 @@ def test_rows_that_begin_within_a_chunk(
         check(*made(dim, seqlen, 4, columns, dtype, "tokens", ends, batch), columns)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("seqlen", [41, 249, 250, 253, 255, 257, 506, 1021])
+def test_nothing_is_read_beyond_the_last_row(
+    seqlen: int, dtype: torch.dtype, library: HostLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program would end. Few tiles a block, so some have no elements but those before them."""
+    library.install(monkeypatch, blocks=10**6)
+    for dim in (5, 9):
+        conv, residual = made(dim, seqlen, 4, 0, dtype, "tokens")
+        grad_y = laid_out(torch.randn(conv.x.shape).to(dtype), "tokens")
+        for x in (conv.x, residual):
+            library.end_tensors_at(x)
+            found = forward(conv, residual, 0)
+        for x in (conv.x, grad_y):
+            library.end_tensors_at(x)
+            grads = backward(conv, grad_y, None)
+        library.end_tensors_at(None)
+        assert found[0].isfinite().all()
+        assert grads.x.isfinite().all()
+
+
 def test_no_row_sees_the_next_ones_nan() -> None:
     conv, _ = made(24, 41, 4, 3, torch.bfloat16, "tokens")
     conv.x[0, :, ::2] = NAN

@@ -94,8 +94,8 @@ class TileTable {
   // test the compiler emits one instruction, as for the sign bit, but not for another single bit.
   static constexpr uint32_t kByToken = 3u << 29;
   static constexpr uint32_t kFlag = 1u << 28;  // set with `flag`, where the thread has elements
-  // The thread loads elements ahead: its own, if all are before the end of the row, or those before
-  // the block's first. Two bits, as kByToken.
+  // The thread loads elements ahead: its own, or those before the block's first; none if the row
+  // ends among them. Two bits, as kByToken.
   static constexpr uint32_t kLoads = 3u << 26;
   // Masks of these bits. kAtFirst: a sequence begins at the thread's first element. kAfterLast: one
   // begins right after its last element (kAfter > 0 only). kAny: one begins at any of the elements.
@@ -253,8 +253,10 @@ class TileTable {
   // lane does.
   __device__ __forceinline__ bool loads(const TileNumber& first, int number, int lane,
                                         const RowEnds& ends) const {
-    if (number == (kBackward ? at_.count : -1)) return has_before(first) && lane == at_.lanes - 1;
-    return number < at_.count && ends.left >= kElements;
+    bool const is_before = number == (kBackward ? at_.count : -1);
+    bool const is_read =
+        is_before ? has_before(first) && lane == at_.lanes - 1 : number < at_.count;
+    return is_read && ends.left >= kElements;
   }
   __device__ __forceinline__ TokenCoordinate coordinate(const TileNumber& first, int number) const {
     uint32_t const tile = first.tile + (kBackward ? at_.count - 1 - number : number);

@@ -1,6 +1,7 @@
 // How a call's elements are divided among threads. If channels are contiguous, a thread has some
 // channels and iterates over tokens; if tokens are contiguous, it has one channel. The division
-// depends on the call's sizes alone, so that sums are added in the same order on every device.
+// depends on the sizes and the alignment of the call's tensors alone, so that sums are added in the
+// same order on every device.
 #pragma once
 #include <cstdint>
 

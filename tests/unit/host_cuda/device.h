@@ -164,16 +164,24 @@ template <class Element>
 Element __ldg(const Element* from) {
   return *from;
 }
-// An access of so many bytes faults on a device elsewhere than at a multiple of them.
-inline void check_alignment(const void* address, size_t bytes) {
-  if (reinterpret_cast<uintptr_t>(address) % bytes == 0) return;
-  std::fprintf(stderr, "thread %u of block %u accesses %zu bytes at %p\n", threadIdx.x, blockIdx.x,
-               bytes, address);
+// The end of a tensor, which no access may cross; null: none is checked.
+extern "C" {
+inline const void* end_of_tensor = nullptr;
+}
+// Ends the program if a device does not allow an access of so many bytes, which faults elsewhere
+// than at a multiple of them, or if it goes beyond the tensor.
+inline void check_access(const void* address, size_t bytes) {
+  auto const begin = reinterpret_cast<uintptr_t>(address);
+  auto const end = reinterpret_cast<uintptr_t>(end_of_tensor);
+  bool const crosses = begin < end && begin + bytes > end;
+  if (begin % bytes == 0 && !crosses) return;
+  std::fprintf(stderr, "thread %u of block %u accesses %zu bytes at %p, %s\n", threadIdx.x,
+               blockIdx.x, bytes, address, crosses ? "across a tensor's end" : "misaligned");
   std::abort();
 }
 template <class Element>
 Element __ldcs(const Element* from) {
-  check_alignment(from, sizeof(Element));
+  check_access(from, sizeof(Element));
   return *from;
 }
 // Threads take turns.

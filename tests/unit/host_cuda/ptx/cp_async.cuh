@@ -7,26 +7,21 @@
 namespace flashvar::ptx {
 
 inline void cp_async_16(const void* shared, const void* gmem, bool valid) {
-  if (valid) check_alignment(gmem, 16);
+  if (valid) check_access(gmem, 16);
   block->threads[threadIdx.x].copies.push_back({const_cast<void*>(shared), gmem, 16, valid, false});
 }
 template <int kBytes>
 void cp_async(void* shared, const void* gmem) {
-  check_alignment(gmem, kBytes);
+  check_access(gmem, kBytes);
   block->threads[threadIdx.x].copies.push_back({shared, gmem, kBytes, true, false});
 }
 template <int kBytes>
-void cp_async_part(const void* shared, const void* gmem, int bytes) {
-  if (bytes > 0) check_alignment(gmem, kBytes);
-  auto* const to = static_cast<unsigned char*>(const_cast<void*>(shared));
+void cp_async_part(uint32_t smem, const void* gmem, int bytes) {
+  unsigned char* const to = shared_memory + smem;
   size_t const copied = static_cast<size_t>(bytes);
   auto& copies = block->threads[threadIdx.x].copies;
   copies.push_back({to, gmem, copied, true, false});
   copies.push_back({to + copied, nullptr, kBytes - copied, false, false});
-}
-template <int kBytes>
-void cp_async_part(uint32_t smem, const void* gmem, int bytes) {
-  cp_async_part<kBytes>(shared_memory + smem, gmem, bytes);
 }
 inline void cp_async_commit() {
   block->threads[threadIdx.x].copies.push_back({nullptr, nullptr, 0, false, true});

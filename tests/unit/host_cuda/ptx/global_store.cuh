@@ -8,7 +8,7 @@ namespace flashvar::ptx {
 
 template <class Words>
 void global_store(void* global, Words words) {
-  check_alignment(global, sizeof(words));
+  check_access(global, sizeof(words));
   std::memcpy(global, &words, sizeof(words));
 }
 
