@@ -69,7 +69,7 @@ def run(
 def fill(tasks: Sequence[Task], processes: int, do: Callable[[Sequence[Task]], None]) -> None:
     """Have processes do a share of the tasks each, for what these leave in caches on disk.
 
-    What fails is left to who measures: it fails again there.
+    A task that fails ends its share. Who measures makes what is missing then, or fails in turn.
     """
     with ExitStack() as stack:
         _prepared(stack, tasks, processes, do)

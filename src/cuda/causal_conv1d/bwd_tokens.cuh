@@ -154,6 +154,7 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksPerSM)
     return;
   }
   TokenWork at(args, args.tiles);
+  if (!at.any_exist(args, args.tiles)) return;
   // As in the forward. In addition, a sequence that ends with a thread's last element needs no
   // for_each_token(): convolve_back() leaves out the elements that follow.
   uint32_t const by_token = args.state.data != nullptr || kElements == 1

@@ -36,6 +36,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
     return;
   }
   TokenWork const at(args, args.tiles);
+  if (!at.any_exist(args, args.tiles)) return;
   // Starts of sequences for which a warp goes token by token, with for_each_token(). With
   // states, all. Otherwise those that loads do not handle: loads of single elements never read
   // other sequences; wider ones leave them out only where a sequence begins at the thread's first

@@ -20,9 +20,10 @@ struct Layout {
   bool tokens_inner;          // tokens are contiguous; else channels are, or neither
   bool chunks;                // whether a thread loads several elements at once
   Misalignment misalignment;  // of contiguous tokens that are loaded so
-  // If not: which operand prevents it, and why.
+  // If not: which operand prevents it, and what of it; or whose rows begin elsewhere than its rows.
   const char* operand = nullptr;
   const char* what = nullptr;
+  const char* elsewhere = nullptr;
 
   // `dtype`, `bytes`: of an element; `chunk_of(tokens)`: the bytes of a chunk of tokens or of
   // channels. The first operand is written.
@@ -41,6 +42,7 @@ struct Layout {
       return misalignment_of(of, tokens, bytes, chunk);
     };
     Misalignment const wanted = tokens ? found_in(operands.begin()->tensor) : Misalignment{};
+    const char* const first = operands.begin()->name;
     for (const Operand& one : operands) {
       if (one.tensor.data == nullptr) continue;
       if (one.tensor.dtype != dtype) return stop(one.name, "the dtype");
@@ -48,8 +50,9 @@ struct Layout {
         return stop(one.name, "the order of dimensions");
       }
       Misalignment const found = found_in(one.tensor);
-      if (found.first != wanted.first) return stop(one.name, "the address");
-      if (!(found == wanted)) return stop(one.name, "a stride");
+      if (found == wanted) continue;
+      if (tokens) return Layout{tokens, false, {}, one.name, nullptr, first};
+      return stop(one.name, found.first == 0 ? "a stride" : "the address");
     }
     return {tokens, true, wanted};
   }
@@ -67,6 +70,11 @@ struct Layout {
     const char* const inner = tokens_inner ? "tokens" : "channels";
     if (chunks) {
       text.print("simt: along %s, %d bytes at a time", inner, chunk);
+    } else if (elsewhere != nullptr) {
+      text.print(
+          "simt: along %s, element by element, for rows of %s begin elsewhere within %d bytes than "
+          "those of %s",
+          inner, operand, chunk, elsewhere);
     } else {
       text.print("simt: along %s, element by element, for %s of %s does not allow %d bytes", inner,
                  what, operand, chunk);

@@ -26,6 +26,10 @@ struct TokenWork {
   __device__ __forceinline__ bool next_channels(const Problem& problem, const TokenTiles& tiles) {
     channel += channel_step(tiles);
     exists = channel < problem.dim;
+    return any_exist(problem, tiles);
+  }
+  // Whether any of the block's channels exists, the same for all of its threads.
+  __device__ __forceinline__ bool any_exist(const Problem& problem, const TokenTiles& tiles) const {
     return channel - (threadIdx.x >> tiles.lanes_log2 << tiles.apart_log2) < problem.dim;
   }
 
