@@ -52,7 +52,9 @@ def test_a_misspelled_word_gets_a_guess(
     assert where.endswith("--help` lists the commands and options.")
 
 
-@pytest.mark.parametrize("words", [("zzz",), ("doctor", "zzz"), ("tune", "--head-dim", "many")])
+@pytest.mark.parametrize(
+    "words", [("zzz",), ("doctor", "zzz"), ("tune", "--head-dim", "many"), ("tune", "--op", "nope")]
+)
 def test_what_is_like_nothing_gets_no_guess(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -65,7 +65,9 @@ def _suggestion(arguments: Iterable[str], known: list[str]) -> str | None:
         bare = argument.partition("=")[0]
         if bare in known:
             continue
-        near = get_close_matches(bare, known, n=1, cutoff=0.6)
+        # Their dashes do not make two options alike.
+        words = {one.lstrip("-"): one for one in known if one[:1] == "-" or bare[:1] != "-"}
+        near = get_close_matches(bare.lstrip("-"), words, n=1, cutoff=0.6)
         if near:
-            return near[0]
+            return words[near[0]]
     return None
