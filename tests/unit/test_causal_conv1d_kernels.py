@@ -361,6 +361,6 @@ def test_the_binary_explains_a_call() -> None:
     assert cuda.explain_forward(CHOSEN, conv, None, y, final) == said["tokens"]
     beside = conv._replace(x=conv.x[:, 1:])
     assert cuda.explain_forward(CHOSEN, beside, None, y[:, :-1], final) == (
-        "simt: along tokens, element by element, for rows of x begin elsewhere within 16 bytes than "
-        "those of y"
+        "simt: along tokens, element by element, for rows of x begin elsewhere within 16 bytes "
+        "than those of y"
     )
