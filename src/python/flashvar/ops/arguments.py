@@ -146,11 +146,17 @@ def whole_number(value: Any) -> Any:
     """
     if type(value) is int:  # as nearly always: each call of an op reads several
         return value
-    if type(value) is bool or (isinstance(value, torch.Tensor) and value.dtype == torch.bool):
+    dtype = getattr(value, "dtype", None)
+    # Some versions of numpy count its bools as integers.
+    if type(value) is bool or dtype == torch.bool or getattr(dtype, "kind", None) == "b":
         return None
     if isinstance(value, (int, torch.SymInt)):
         return value
     try:
+        if isinstance(value, torch.Tensor):  # Dynamo of torch 2.8 does not follow index()
+            kind = value.dtype
+            is_one = value.numel() == 1 and not kind.is_floating_point and not kind.is_complex
+            return value.item() if is_one else None
         return operator.index(value)
     except (TypeError, ValueError, RuntimeError):
         return None

@@ -65,7 +65,8 @@ def normalize(
     known = None if is_compiling() else run.known(given, options)
     if known is not None:
         return _forward_of_plain(*known, given)
-    tensors, norm = Tensors._make(given), Norm._make(options)
+    # Dynamo of torch 2.8 does not follow _make().
+    tensors, norm = Tensors(*given), Norm(*options)
     present = [x for x in tensors if x is not None]
     if not _kernels_serve(tensors, norm, present):
         return formula.forward(tensors, norm)
