@@ -20,7 +20,8 @@ struct Layout {
   bool tokens_inner;          // tokens are contiguous; else channels are, or neither
   bool chunks;                // whether a thread loads several elements at once
   Misalignment misalignment;  // of contiguous tokens that are loaded so
-  // If not: which operand prevents it, and what of it; or whose rows begin elsewhere than its rows.
+  // If not, `operand` prevents it: by its `what`, or because its rows begin elsewhere than those of
+  // the operand `elsewhere`.
   const char* operand = nullptr;
   const char* what = nullptr;
   const char* elsewhere = nullptr;

@@ -18,7 +18,7 @@ struct TokenWork {
   int32_t count;
   bool exists;  // the channel
 
-  // Distance from a block's channels to its next channels, of the same misalignment.
+  // Distance from a block's channels to its next channels, whose misalignment is the same.
   static __device__ __forceinline__ int64_t channel_step(const TokenTiles& tiles) {
     return int64_t{tiles.channel_blocks} * tiles.groups();
   }
@@ -28,7 +28,8 @@ struct TokenWork {
     exists = channel < problem.dim;
     return any_exist(problem, tiles);
   }
-  // Whether any of the block's channels exists, the same for all of its threads.
+  // Whether any of the block's channels exists, the same for all of its threads. There are blocks
+  // without: their number is rounded up (TokenTiles).
   __device__ __forceinline__ bool any_exist(const Problem& problem, const TokenTiles& tiles) const {
     return channel - (threadIdx.x >> tiles.lanes_log2 << tiles.apart_log2) < problem.dim;
   }
@@ -151,6 +152,7 @@ class TileTable {
         tiles_(tiles),
         at_(at),
         by_token_(by_token) {
+    // A Divisor takes numbers below 2^31.
     int64_t const batch = at.first >> 31 == 0 ? tiles.by_row(static_cast<uint32_t>(at.first))
                                               : at.first / tiles.per_row;
     TileNumber const first{batch, static_cast<int32_t>(at.first - batch * tiles.per_row)};
@@ -216,6 +218,7 @@ class TileTable {
     TokenCoordinate const tile = coordinate(number);
     return {tile.batch, tile.token + at_.lane * kElements};
   }
+  // Which of the thread's elements of a tile are tokens of its row.
   __device__ __forceinline__ RowElements row_elements(const Problem& problem, int number) const {
     if constexpr (kElements == 1) return {0, 1};
     int64_t const token = thread_coordinate(number).token,
@@ -243,8 +246,9 @@ class TileTable {
     int const least = kBackward ? 0 : -before, most = at_.count - 1 + (kBackward ? before : 0);
     return coordinate(first, min(max(number, least), most));
   }
-  // Of a lane's first element in a tile: the tokens of the row before it, negative where the row
-  // begins after it, and those from it on. Many count as kMany.
+  // A lane's distance to both ends of the row: `passed` tokens are before its first element in the
+  // tile, a negative number if the row begins after it, and `left` ones are from it on. A tile
+  // farther away than kMany counts as kMany away.
   struct RowEnds {
     static constexpr int64_t kMany = 1 << 30;
     int32_t passed, left;

@@ -56,16 +56,17 @@ struct ChannelTiles {
   int64_t count(const Problem& problem) const { return row_blocks(problem) * column_blocks; }
 };
 
-// How many elements after a multiple of the bytes that a thread loads at once a row of contiguous
-// tokens begins: that of batch entry b and channel c by first + b * batch + c * channel, modulo the
-// elements of these bytes. The same for all tensors of a call.
+// Where rows of contiguous tokens begin within the bytes that a thread loads at once, counted in
+// elements: the row of batch entry b and channel c at first + b * batch + c * channel, modulo the
+// elements of these bytes. It is the same for all tensors of a call.
 struct Misalignment {
   uint32_t first, batch, channel;
 
   __host__ __device__ bool operator==(const Misalignment& other) const {
     return first == other.first && batch == other.batch && channel == other.channel;
   }
-  // Distance from one channel to the next of the same misalignment. `elements`: of these bytes.
+  // Binary logarithm of the distance between channels of equal misalignment. `elements`: of what a
+  // thread loads at once.
   int period_log2(int elements) const {
     int log2 = 0;
     while ((channel << log2) % elements != 0) ++log2;
@@ -75,12 +76,11 @@ struct Misalignment {
 
 // Contiguous tokens: a group of `lanes` threads holds a tile of tokens of one channel and iterates
 // over a chunk, `tiles` consecutive tiles, counted over the whole batch. The groups of a block have
-// nearby channels of the same chunk, of the same misalignment. Where blocks are fewer than
+// nearby channels of the same chunk, whose misalignment is equal. Where blocks are fewer than
 // channels need, each goes on to further channels of its chunk.
 //
-// A row's first tile begins at the address, a multiple of what a thread loads at once, at or before
-// the row's start. So the first elements of a row's first tile, and the last ones of its last, may
-// belong to other rows.
+// Tiles are aligned to what a thread loads at once, so a row's first tile may begin before the row.
+// Its first elements, and the last ones of the row's last tile, may belong to other rows.
 struct TokenTiles {
   int64_t blocks;
   int64_t per_channel;      // tiles of a channel, over the whole batch
@@ -88,7 +88,7 @@ struct TokenTiles {
   uint32_t channel_blocks;  // blocks, adjacent in the grid, that share tokens
   int32_t lanes_log2;       // at most 5
   int32_t tiles;            // of a chunk
-  int32_t apart_log2;       // distance between the channels of a block's neighboring groups
+  int32_t apart_log2;       // the channels of adjacent groups of a block are 1 << apart_log2 apart
   Misalignment misalignment;
   Divisor by_row;  // divides by per_row
 
@@ -141,7 +141,7 @@ struct TokenTiles {
   __host__ __device__ int64_t chunks() const { return (per_channel + tiles - 1) / tiles; }
 
  private:
-  // Rounds a number of blocks up to equally many of each misalignment.
+  // Rounds up a number of blocks, so that there are equally many for each misalignment.
   uint32_t of_all_misalignments(int64_t count) const {
     int64_t const period = int64_t{1} << apart_log2;
     return static_cast<uint32_t>((count + period - 1) >> apart_log2 << apart_log2);

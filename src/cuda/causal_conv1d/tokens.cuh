@@ -167,8 +167,8 @@ __device__ __forceinline__ Chunk load_row_elements(const RowElements& of_row,
   return chunk;
 }
 
-// Loads the tokens of a row's last chunk, for the thread that has it. It is not loaded ahead where
-// it is not whole: the rest could be beyond the tensor.
+// Loads the tokens of a row's last chunk in the thread that has it, if the chunk is not whole. Only
+// whole chunks are loaded ahead, because the rest could be beyond the tensor.
 template <class Chunk, int kPast>
 __device__ __forceinline__ void load_last(const Tensor& tensor, const TokenCoordinate& at,
                                           int64_t channel, const RowElements& of_row,

@@ -198,7 +198,11 @@ def _reasons_of_part(
     if not part.complete:
         yield "it is of a part of what was chosen"
     if (part.native, part.platform) != (whole.native, whole.platform):
-        yield f"it ran otherwise than {whole.file}: natively on one of both, or on {part.platform}"
+        how, how_whole = (
+            f"{'natively' if one.native else 'translated'} on {one.platform}"
+            for one in (part, whole)
+        )
+        yield f"it ran otherwise than {whole.file}: expected {how_whole}, found {how}"
     for row, count in whole.tests.items():
         if _tests_of(op).match(row[0]) and part.tests.get(row, 0) < count:
             yield f"{part.tests.get(row, 0)} tests of {' '.join(row)} passed, {count} before"
