@@ -2,8 +2,8 @@
 
 What Triton and torch compile takes most of a run's time, and stays in the process that compiled it.
 So each process prepares a share of the cases; once all are ready, each is told to measure its own
-when nobody else works. `fill` is for work whose results are kept in
-caches on disk, so that any process can measure.
+when nobody else works. `fill` is for work whose results are kept in caches on disk, so that any
+process can measure.
 """
 
 from __future__ import annotations
