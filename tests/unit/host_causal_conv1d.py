@@ -20,8 +20,7 @@ from flashvar.selection.candidates import CandidateResult
 CHOSEN = CandidateResult("cuda", "cuda", True, "", binary=cast("Binary", object()))
 
 _TILES = "causal_conv1d/tiles.h"
-_BLOCKS = "inline constexpr int64_t kBlocks = 1024;"
-_BLOCKS_THAT_VARY = 'extern "C" { inline int64_t kBlocks = 1024; }'
+_LIMITS = {"kBlocks": 1024, "kFewTiles": 8}
 _PROGRAM = """
 #include "device.h"
 extern "C" {
@@ -57,8 +56,11 @@ class HostLibrary:
 
     def __init__(self, folder: Path, targets: Sequence[str]) -> None:
         tiles = (host_program.SOURCES / _TILES).read_text(encoding="utf-8")
-        assert _BLOCKS in tiles
-        headers = {_TILES: tiles.replace(_BLOCKS, _BLOCKS_THAT_VARY)}
+        for limit, value in _LIMITS.items():
+            constant = f"inline constexpr int64_t {limit} = {value};"
+            assert constant in tiles
+            tiles = tiles.replace(constant, f'extern "C" {{ inline int64_t {limit} = {value}; }}')
+        headers = {_TILES: tiles}
         for direction in ("fwd", "bwd", "update"):
             name = direction.capitalize()
             tables = ", ".join(f"k{name}Rows<Target<{target}>>" for target in targets)
@@ -93,14 +95,18 @@ class HostLibrary:
         )
 
     def install(
-        self, patch: pytest.MonkeyPatch, blocks: int = 1024, multiprocessors: int = 3
-    ) -> None:
+        self, patch: pytest.MonkeyPatch, blocks: int = 1024, few_tiles: int = 1,
+        multiprocessors: int = 3,
+    ) -> None:  # fmt: skip
         """Serve CPU tensors that are handed to the cuda backend.
 
         `blocks`: how many a launch should have before threads get more work each.
+        `few_tiles`: of tokens, for which a block is started; few of them, so that small calls have
+        several blocks.
         `multiprocessors`: of the device. With few, blocks go on from channel to channel.
         """
-        ctypes.c_int64.in_dll(self._library, "kBlocks").value = blocks
+        for limit, value in zip(_LIMITS, (blocks, few_tiles), strict=True):
+            ctypes.c_int64.in_dll(self._library, limit).value = value
         ctypes.c_int.in_dll(self._library, "multiprocessors").value = multiprocessors
         patch.setattr(cuda, "function_of", lambda name, chosen, device: (self.function(name), 0))
         patch.setattr(cuda, "maker", lambda like: partial(_aligned, like.numel()))

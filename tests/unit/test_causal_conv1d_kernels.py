@@ -304,7 +304,7 @@ int main() {
   for (auto [batch, seqlen, dim] : sizes) {
     flashvar::causal_conv1d::Problem problem{};
     problem.batch = batch, problem.seqlen = seqlen, problem.dim = dim;
-    auto tiles = flashvar::causal_conv1d::TokenTiles::make(problem, 8, 64);
+    auto tiles = flashvar::causal_conv1d::TokenTiles::make(problem, 8, 64, 256);
     auto const chunks = tiles.chunks();
     bool const whole = tiles.is_whole();
     tiles.divide_among(264);
@@ -318,7 +318,7 @@ int main() {
 def test_blocks_of_tokens_end_together(tmp_path: Path) -> None:
     """On 132 multiprocessors with two blocks each."""
     code, printed = host_program.run(_BLOCKS_OF_TOKENS, tmp_path)
-    assert (code, printed.split()) == (0, ["256", "256", "256", "260", "8", "0"])
+    assert (code, printed.split()) == (0, ["256", "256", "256", "257", "4", "0"])
 
 
 @pytest.mark.parametrize("positions", [False, True], ids=["", "circular"])

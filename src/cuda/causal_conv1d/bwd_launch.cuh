@@ -73,7 +73,10 @@ struct BwdLaunch {
         0};
     if (plan.layout.tokens_inner) {
       int const elements = plan.layout.chunks ? kTokens : 1;
-      plan.tokens = TokenTiles::make(problem, elements, kTokenTiles, plan.layout.misalignment);
+      // A quarter of the blocks: without all tokens of its channels, a block leaves partial sums to
+      // another kernel.
+      plan.tokens =
+          TokenTiles::make(problem, elements, kTokenTiles, kBlocks / 4, plan.layout.misalignment);
       plan.parts = plan.tokens.chunks();
     } else {
       plan.channels =

@@ -64,7 +64,7 @@ struct FwdLaunch {
     int64_t const state_blocks = blocks_of(problem.final_elements());
     if (chosen.tokens_inner) {
       FwdTokensArgs const args{
-          problem, TokenTiles::make(problem, kOfTokens, kTokenTiles, chosen.misalignment)};
+          problem, TokenTiles::make(problem, kOfTokens, kTokenTiles, kBlocks, chosen.misalignment)};
       return launch_blocks<fwd_tokens_kernel<Dtype, kWidth, kOfTokens, tokens_ahead(kOfTokens),
                                              kTokenTiles, kTokenBlocksPerSM>,
                            Target>(args, args.tiles.blocks + state_blocks, device, stream);

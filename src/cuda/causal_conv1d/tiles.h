@@ -3,6 +3,7 @@
 // depends on the sizes and the alignment of the call's tensors alone, so that sums are added in the
 // same order on every device.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
 #include "causal_conv1d/problem.h"
@@ -11,8 +12,11 @@
 namespace flashvar::causal_conv1d {
 
 inline constexpr int kThreads = 256;
-// Threads get more work each only in launches that keep at least this many blocks.
+// Blocks that keep a device busy: in launches with fewer, threads get less work each.
 inline constexpr int64_t kBlocks = 1024;
+// Fewest tiles of tokens of a block, where a channel has as many: a block takes about as long to
+// start.
+inline constexpr int64_t kFewTiles = 8;
 
 // Limits of ChannelTiles for one kernel.
 struct ChannelLimits {
@@ -92,7 +96,7 @@ struct TokenTiles {
   Misalignment misalignment;
   Divisor by_row;  // divides by per_row
 
-  static TokenTiles make(const Problem& problem, int elements, int max_tiles,
+  static TokenTiles make(const Problem& problem, int elements, int max_tiles, int64_t wanted,
                          const Misalignment& misalignment = {}) {
     TokenTiles tiles{};
     tiles.misalignment = misalignment;
@@ -107,8 +111,13 @@ struct TokenTiles {
     tiles.per_channel = problem.batch * tiles.per_row;
     tiles.channel_blocks =
         tiles.of_all_misalignments((problem.dim + tiles.groups() - 1) / tiles.groups());
-    tiles.tiles = max_tiles;
-    while (tiles.tiles > 1 && tiles.chunks() * tiles.channel_blocks < kBlocks) tiles.tiles /= 2;
+    // Chunks are equal, so that blocks end together, and as many as give no more than the `wanted`
+    // number of blocks.
+    int64_t const most = (tiles.per_channel + kFewTiles - 1) / kFewTiles,
+                  wanted_chunks = wanted / std::max(tiles.channel_blocks, 1u),
+                  chunks = std::max(std::min(wanted_chunks, most), int64_t{1});
+    tiles.tiles = static_cast<int32_t>(
+        std::clamp((tiles.per_channel + chunks - 1) / chunks, int64_t{1}, int64_t{max_tiles}));
     tiles.blocks = tiles.chunks() * tiles.channel_blocks;
     return tiles;
   }
