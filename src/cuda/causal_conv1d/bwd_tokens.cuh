@@ -312,7 +312,9 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksPerSM)
     if constexpr (kElements > 1) {
 #pragma unroll 1
       for (int number = at.count; number < iterations; ++number, ++iteration) {
-        __syncwarp();  // all lanes have read the slot that the load overwrites
+        // The slot that the load overwrites: copies to it are complete, and all lanes have read it.
+        ptx::cp_async_wait<Reader::kPending>();
+        __syncwarp();
         reader.skip();
         load_iteration(iteration + kAhead);
       }

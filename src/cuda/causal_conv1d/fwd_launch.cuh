@@ -69,7 +69,7 @@ struct FwdLaunch {
                                              kTokenTiles, kTokenBlocksPerSM>,
                            Target>(args, args.tiles.blocks + state_blocks, device, stream);
     }
-    ChannelLimits const limits{5, kMinRows, kMaxRows, kChannelStages, kBlocks};
+    ChannelLimits const limits{5, kMinRows, kMaxRows, kChannelStages, kBlocks / 4};
     FwdChannelsArgs const args{problem, ChannelTiles::make(problem, kOfChannels, limits)};
     return launch_blocks<
         fwd_channels_kernel<Dtype, kWidth, kOfChannels, kChannelStages, kBlocksPerSM>, Target>(

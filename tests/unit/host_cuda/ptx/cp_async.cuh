@@ -1,27 +1,39 @@
-// Stands for src/cuda/ptx/cp_async.cuh: copies are made no sooner than a wait for them.
+// Stands for src/cuda/ptx/cp_async.cuh: copies are made no sooner than a wait for them. A copy to
+// where another one of the thread is still in flight ends the program.
 #pragma once
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "device.h"
 
 namespace flashvar::ptx {
 
+inline void start_copy(const Copy& started) {
+  auto& copies = block->threads[threadIdx.x].copies;
+  for (const Copy& copy : copies) {
+    if (copy.bytes == 0 || copy.to != started.to) continue;
+    std::fprintf(stderr, "thread %u of block %u copies to where a copy is in flight\n", threadIdx.x,
+                 blockIdx.x);
+    std::abort();
+  }
+  copies.push_back(started);
+}
 inline void cp_async_16(const void* shared, const void* gmem, bool valid) {
   if (valid) check_access(gmem, 16);
-  block->threads[threadIdx.x].copies.push_back({const_cast<void*>(shared), gmem, 16, valid, false});
+  start_copy({const_cast<void*>(shared), gmem, 16, valid, false});
 }
 template <int kBytes>
 void cp_async(void* shared, const void* gmem) {
   check_access(gmem, kBytes);
-  block->threads[threadIdx.x].copies.push_back({shared, gmem, kBytes, true, false});
+  start_copy({shared, gmem, kBytes, true, false});
 }
 template <int kBytes>
 void cp_async_part(uint32_t smem, const void* gmem, int bytes) {
   unsigned char* const to = shared_memory + smem;
   size_t const copied = static_cast<size_t>(bytes);
-  auto& copies = block->threads[threadIdx.x].copies;
-  copies.push_back({to, gmem, copied, true, false});
-  copies.push_back({to + copied, nullptr, kBytes - copied, false, false});
+  start_copy({to, gmem, copied, true, false});
+  start_copy({to + copied, nullptr, kBytes - copied, false, false});
 }
 inline void cp_async_commit() {
   block->threads[threadIdx.x].copies.push_back({nullptr, nullptr, 0, false, true});
