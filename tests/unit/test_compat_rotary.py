@@ -175,7 +175,7 @@ CU = torch.tensor([0, 4, 10], dtype=torch.int32)
         ((X, COS.repeat(1, 2), SIN.repeat(1, 2)), ShapeError, r"at most 6\), found \(9, 10\)"),
         ((X, COS[None], SIN[None]), ShapeError, r"found \(1, 9, 5\)"),
         ((X[0], COS, SIN), ShapeError, r"\[batch, seqlen, heads, head_dim\], found \(5, 3, 12\)"),
-        ((X, COS[:4], SIN[:4]), ShapeError, "must have 5 positions, .* found 4: pass longer tables"),
+        ((X, COS[:4], SIN[:4]), ShapeError, "5 positions, .* found 4: pass longer tables"),
         (
             (X, COS, SIN, 5),
             ShapeError,
