@@ -326,9 +326,11 @@ def run_with_toolkit(session: nox.Session, group: str, command: str) -> None:
 
 def run_on_files(session: nox.Session, group: str, command: str, *patterns: str) -> None:
     """Run a command of the factory on the files that are named, else on those of dist/."""
-    install(session, group)
     made = [path for pattern in patterns for path in (ROOT / "dist").glob(pattern)]
     files = session.posargs or sorted(map(str, made))
+    if not files:
+        session.error("dist: expected wheels, found none: nox -s wheels -- all")
+    install(session, group)
     session.run("python", "-m", "flashvar_factory", command, *files, env=WITH_SOURCES)
 
 

@@ -123,6 +123,9 @@ def program(asked: dict[str, Any], streams: list[int]) -> None:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
+    # The first entry was that of this file; others came from the variables of the server.
+    own = set(map(os.path.abspath, path_of_environment()))
+    found = [folder for folder in sys.path[1:] if os.path.abspath(folder) not in own]  # noqa: PTH100
     os.chdir(asked["cwd"])
     os.environ.clear()
     os.environ.update(asked["environ"])
@@ -132,8 +135,7 @@ def program(asked: dict[str, Any], streams: list[int]) -> None:
         kind = getattr(__import__("builtins"), category or "Warning")
         warnings.simplefilter(action, kind)  # type: ignore[arg-type]
         del words[:2]
-    path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:1] = ["", *filter(None, path)]  # its first entry was that of this file
+    sys.path[:] = ["", *path_of_environment(), *found]
     if words[0] == "-m":
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
@@ -144,6 +146,11 @@ def program(asked: dict[str, Any], streams: list[int]) -> None:
         sys.argv = words
         sys.path[0] = os.path.dirname(os.path.abspath(words[0]))  # noqa: PTH100, PTH120
         runpy.run_path(words[0], run_name="__main__")
+
+
+def path_of_environment() -> list[str]:
+    """The folders of PYTHONPATH."""
+    return [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
 
 
 def leave(code: int | None) -> None:

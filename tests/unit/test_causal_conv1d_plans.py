@@ -131,7 +131,7 @@ def test_offsets_are_checked_at_every_call() -> None:
     given = made(x=torch.randn(1, 6, 8), cu_seqlens=torch.tensor([0, 4, 6]))
     causal_conv1d(**given)
     given["cu_seqlens"] = torch.tensor([0, 7, 6])
-    with pytest.raises(InvalidInputError, match="rise"):
+    with pytest.raises(InvalidInputError, match="not decrease"):
         causal_conv1d(**given)
 
 

@@ -77,7 +77,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "two state_lens": (
         {"state_len": 4, "return_final_state": True, "initial_state": torch.randn(2, 5, 3)},
-        flashvar.ShapeError, "that of initial_state, 3, found 4",
+        flashvar.ShapeError, "columns of initial_state, 3, found 4",
     ),
     "backend": ({"backend": "cudnn"}, flashvar.InvalidInputError, "found 'cudnn': leave it out"),
     "no binary": (

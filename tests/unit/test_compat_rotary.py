@@ -175,8 +175,12 @@ CU = torch.tensor([0, 4, 10], dtype=torch.int32)
         ((X, COS.repeat(1, 2), SIN.repeat(1, 2)), ShapeError, r"at most 6\), found \(9, 10\)"),
         ((X, COS[None], SIN[None]), ShapeError, r"found \(1, 9, 5\)"),
         ((X[0], COS, SIN), ShapeError, r"\[batch, seqlen, heads, head_dim\], found \(5, 3, 12\)"),
-        ((X, COS[:4], SIN[:4]), ShapeError, "up to 5, .* found 4: pass longer tables"),
-        ((X, COS, SIN, 5), ShapeError, "up to 10, of sequences as long as 5 from position 5"),
+        ((X, COS[:4], SIN[:4]), ShapeError, "5 positions, .* found 4: pass longer tables"),
+        (
+            (X, COS, SIN, 5),
+            ShapeError,
+            "10 positions, for sequences of up to 5 tokens from position 5 on",
+        ),
         ((X, COS, SIN, -1), InvalidInputError, "seqlen_offsets must be at least 0, found -1"),
         ((X, COS, SIN, 1.5), InvalidInputError, "an integer or a tensor of them, found float"),
         ((X, COS, SIN, None), InvalidInputError, "an integer or a tensor of them, found NoneType"),
@@ -185,13 +189,13 @@ CU = torch.tensor([0, 4, 10], dtype=torch.int32)
         ((X, COS, SIN, torch.tensor([0, 5])), ShapeError, "every position .* a row at 9"),
         ((X, COS, SIN, torch.tensor([-1, 0])), ShapeError, "every position .* a row at -1"),
         *(
-            ((X[0], COS, SIN, 0, torch.tensor(ends)), ShapeError, "cu_seqlens must rise and stay")
+            ((X[0], COS, SIN, 0, torch.tensor(ends)), ShapeError, "cu_seqlens must not decrease")
             for ends in ([0, 3, 2], [-2, 3], [0, X.shape[1] + 1])
         ),
         ((X, COS, SIN, 0, CU), ShapeError, r"\[total, heads, head_dim\] with cu_seqlens"),
         ((X[0], COS, SIN, 0, CU.float()), DtypeError, "cu_seqlens must be int32 or int64"),
         ((X[0], COS, SIN, 0, CU[None]), ShapeError, r"cu_seqlens must be \[batch \+ 1\]"),
-        ((X[0], COS, SIN, 0, CU, 10), ShapeError, "sequences as long as 10"),
+        ((X[0], COS, SIN, 0, CU, 10), ShapeError, "sequences of up to 10 tokens"),
         ((X.flatten(0, 1), COS[:5], SIN[:5], 0, CU), ShapeError, "a row at 5"),
     ],
 )

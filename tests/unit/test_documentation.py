@@ -36,7 +36,7 @@ def environment(bin_folder: Path) -> dict[str, str]:
     environ = {key: value for key, value in os.environ.items() if not key.startswith("FLASHVAR_")}
     return environ | {
         "PATH": f"{bin_folder}:{environ['PATH']}",
-        "PYTHONPATH": f"{ROOT / 'src' / 'python'}",
+        "PYTHONPATH": f"{bin_folder / 'site'}",
         "CUDA_VISIBLE_DEVICES": "",
     }
 
@@ -55,8 +55,10 @@ def run(command: list[str], folder: Path, bin_folder: Path) -> subprocess.Comple
 
 @pytest.fixture(scope="module")
 def bin_folder(python_with_models: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`python` and `flashvar` as after an installation."""
+    """`python` and `flashvar` as after an installation, which has no factory."""
     folder = tmp_path_factory.mktemp("bin")
+    (folder / "site").mkdir()
+    (folder / "site" / "flashvar").symlink_to(ROOT / "src" / "python" / "flashvar")
     for name, arguments in (("python", ""), ("flashvar", " -m flashvar")):
         script = folder / name
         script.write_text(f'#!/bin/sh\nexec "{python_with_models}"{arguments} "$@"\n')

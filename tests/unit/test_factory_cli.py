@@ -81,6 +81,17 @@ def test_a_misspelled_word_gets_a_guess(
     assert where == f"`{program} --help` lists the commands and options."
 
 
+def test_a_root_that_is_left_out_is_an_error_of_the_program(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(["list", "--root"], program="wheel-factory")
+    wrong, where = capsys.readouterr().err.splitlines()
+    assert refused.value.code == 2
+    assert wrong == "wheel-factory: argument --root: expected one argument"
+    assert where == "`wheel-factory --help` lists the commands and options."
+
+
 @pytest.mark.parametrize(("words", "asked"), [([], False), (["arch=native"], True)], ids=str)
 def test_devices_are_asked_for_where_words_need_them(
     words: list[str],

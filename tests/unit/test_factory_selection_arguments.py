@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from matrix import CONFIG
 
 from flashvar.errors import ConfigurationError
 from flashvar_factory.cli.selected import HELP
-from flashvar_factory.config import names
+from flashvar_factory.config import names, schema
 from flashvar_factory.config.selection_arguments import SelectionArguments, parse
 
+ROOT = Path(__file__).parents[2]
 SPOKEN = {
     "": SelectionArguments(),
     "hdim=64": SelectionArguments(axes={"head_dim": (64,)}),
@@ -117,6 +120,17 @@ def test_refused(text: str) -> None:
         parse(text.split(), CONFIG)
     missing = [word for word in REFUSED[text] if word not in str(caught.value)]
     assert not missing, str(caught.value)
+
+
+def test_limits_that_differ_name_their_ops() -> None:
+    config = schema.read(ROOT / schema.FILE_NAME)
+    with pytest.raises(ConfigurationError) as caught:
+        parse(["hdim=70"], config)
+    for limits in (
+        "in steps of 64 (gated_delta_rule_fwd, gated_delta_rule_bwd); ",
+        "in steps of 32 (gated_delta_rule_update), or 'all'",
+    ):
+        assert limits in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["hdim=264", "hdim=264x128", "hdim=64x300"])

@@ -215,7 +215,7 @@ def test_what_is_refused() -> None:
     for number in (-1, 2.5, True):
         with pytest.raises(InvalidInputError, match="cache_seqlens must be a whole number, not"):
             call(q, k, k, new, new, cache_seqlens=number)
-    with pytest.raises(ShapeError, match="k and v must have as many rows"):
+    with pytest.raises(ShapeError, match="k and v must have the same number of rows"):
         call(q, k, k.clone(), torch.cat((new, new), 1), new, cache_seqlens=1)
     pages, longer = made(3, PAGE, HEADS_K, D), made(3, 2 * PAGE, HEADS_K, D)
     with pytest.raises(ShapeError, match="k and v must have the same shape except for"):
@@ -224,7 +224,7 @@ def test_what_is_refused() -> None:
         )
     with pytest.raises(ShapeError, match=r"cache_seqlens must not be negative .* \[-1, 4\]"):
         call(q, k, k.clone(), new, new, cache_seqlens=ints(-1, 4))
-    with pytest.raises(InvalidInputError, match=r"cache_batch_idx must differ .* found \[1, 1\]"):
+    with pytest.raises(InvalidInputError, match=r"must name each slot once .* found \[1, 1\]"):
         call(q, k, k.clone(), new, new, cache_seqlens=4, cache_batch_idx=ints(1, 1))
     with pytest.raises(InvalidInputError, match="rotary_cos must come with k and v"):
         call(q, k, k, rotary_cos=k, rotary_sin=k)

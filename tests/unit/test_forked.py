@@ -46,6 +46,14 @@ def test_ends_as_a_process_of_its_own(python: str, code: str, tmp_path: Path) ->
     assert found.stderr.splitlines()[-1:] == expected.stderr.splitlines()[-1:]
 
 
+def test_has_the_folders_of_its_own_variables(python: str, tmp_path: Path) -> None:
+    """Not those of the process that loaded the modules, which are where this project is."""
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    code = "import sys; print(sys.path)"
+    found, expected = run(python, code, env=environ), run(sys.executable, code, env=environ)
+    assert found.stdout == expected.stdout
+
+
 # Tells when it goes, which is as Python takes its modules apart.
 KEPT = """
 import os, sys

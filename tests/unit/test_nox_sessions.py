@@ -16,7 +16,7 @@ class RefusedError(Exception):
 
 
 class Session:
-    """What `refuse_selection` asks of nox."""
+    """What sessions ask of nox before they make an environment."""
 
     name = "every-wheel"
 
@@ -61,3 +61,11 @@ def test_a_selection_is_not_for_pytest(arguments: tuple[str, ...], word: str, no
 )
 def test_arguments_of_pytest_are_its_own(arguments: tuple[str, ...], noxfile: Any) -> None:
     noxfile.refuse_selection(Session(*arguments))
+
+
+def test_an_empty_dist_is_an_error_that_says_how_to_fill_it(
+    noxfile: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(noxfile, "ROOT", tmp_path)
+    with pytest.raises(RefusedError, match=r"^dist: expected wheels, found none: nox -s wheels"):
+        noxfile.run_on_files(Session(), "audit", "audit", "*.whl")

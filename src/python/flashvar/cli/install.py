@@ -113,7 +113,7 @@ def _needs_of_names(text: str, offered: tuple[Offer, ...]) -> list[Need]:
         if not served:
             raise UnservedDeviceError(
                 f"--arch: expected a GPU that a binary is made for, found {kind.extra}; nothing "
-                f"was installed, leave it out ({offers.of_words(offered)})"
+                f"was installed: leave it out ({offers.of_words(offered)})"
             )
         needs.append(Need([Gpu("a GPU", capability)], served[0]))
     return needs
@@ -133,8 +133,8 @@ def _needs_of_machine(
         why = "no NVIDIA driver" if system.driver_cuda is None else "none that the driver shows"
         why += "" if hidden is None else f", CUDA_VISIBLE_DEVICES={hidden!r}"
         raise UnservedDeviceError(
-            f"expected an NVIDIA GPU, found {why}; nothing was installed: for an image that runs "
-            f"elsewhere name its GPU with --arch ({offers.of_words(offered)})"
+            f"expected an NVIDIA GPU, found {why}; nothing was installed: to build an image for "
+            f"another machine, name its GPU with --arch ({offers.of_words(offered)})"
         )
     alike: dict[tuple[int, int], list[Gpu]] = {}
     for gpu in gpus:
@@ -151,7 +151,7 @@ def _needs_of_machine(
     if not needs:
         raise UnservedDeviceError(
             f"expected a GPU that a binary is made for, found {', '.join(unserved)}; nothing was "
-            f"installed, Triton serves it where it can ({offers.of_words(offered)})"
+            f"installed: Triton serves it where it can ({offers.of_words(offered)})"
         )
     for words in unserved:
         print(f"no binary for {words}: Triton serves it where it can")

@@ -137,7 +137,7 @@ def run(asked: Asked, *, as_json: bool, system: System | None = None) -> int:
         )
     if system.interpreted:
         raise BackendUnavailableError(
-            "warming up compiles kernels, TRITON_INTERPRET=1 turns compiling off: unset it"
+            "warming up compiles kernels, found TRITON_INTERPRET=1, which turns that off: unset it"
         )
     device = _device(asked, system)
     before = _kernels(system.triton_cache)

@@ -80,8 +80,8 @@ class Documents(NamedTuple):
         offsets = [0, *accumulate(numbers)]
         if not numbers or min(numbers) < 0 or offsets[-1] > _MAX_TOKENS:
             raise InvalidInputError(
-                f"lengths must be numbers of tokens, not negative, and less than 2^31 together, "
-                f"found {lengths!r}: pass one for each document"
+                f"lengths must be numbers of tokens, not negative, with a sum below 2^31, found "
+                f"{lengths!r}: pass one for each document"
             )
         cu_seqlens = torch.tensor(offsets, dtype=torch.int32, device=as_device(device))
         return cls(cu_seqlens, max(numbers), offsets[-1])

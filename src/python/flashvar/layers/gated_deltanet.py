@@ -121,7 +121,7 @@ class GatedDeltaNet(nn.Module):  # type: ignore[misc]
         if self.num_v_heads % self.num_heads:
             raise InvalidInputError(
                 f"num_v_heads must be a multiple of num_heads, found {self.num_v_heads} and "
-                f"{self.num_heads}: leave it out for as many"
+                f"{self.num_heads}: leave it out for num_heads"
             )
 
     def forward(
@@ -206,7 +206,7 @@ class GatedDeltaNet(nn.Module):  # type: ignore[misc]
             return {}
         if self.layer_idx is None:
             raise InvalidInputError(
-                "layer_idx must be given with past_key_values, found None: pass the place of the "
+                "layer_idx must be given with past_key_values, found None: pass the index of the "
                 "layer to its constructor"
             )
         found = cache[self.layer_idx] if len(cache) > self.layer_idx else None

@@ -39,8 +39,8 @@ def check_offsets(cu_seqlens: torch.Tensor, rows: int) -> None:
     if ends[0] != 0 or ends[-1] != rows or sorted(ends) != ends:
         shown = str(ends) if len(ends) <= 8 else f"[{ends[0]}, ..., {ends[-1]}]"
         raise ShapeError(
-            f"cu_seqlens must rise from 0 to the number of rows, {rows}, found {shown}: pass 0 and "
-            "the cumulative sum of the lengths"
+            f"cu_seqlens must start at 0, not decrease, and end at the number of rows, {rows}, "
+            f"found {shown}: pass 0 and the cumulative sum of the lengths"
         )
 
 
@@ -67,7 +67,7 @@ def check_state_indices(indices: torch.Tensor, states: int) -> None:
     if len(set(used)) != len(used):
         twice = next(index for index in used if used.count(index) > 1)
         raise InvalidInputError(
-            f"state_indices must differ from each other, found {twice} more than once: give every "
+            f"state_indices must be distinct, found {twice} more than once: give every "
             "sequence a state of its own"
         )
 

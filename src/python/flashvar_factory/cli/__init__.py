@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None, *, program: str = "flashvar_fac
 
 def _call(command_line: list[str], program: str) -> int:
     """Parse the command line and run their command; an error is one message."""
-    common: Any = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    common: Any = Parser(prog=program, add_help=False)
     common.add_argument(
         "--root",
         type=Path,

@@ -1,4 +1,4 @@
-"""Prove that the files of a folder are the release of this commit; nothing is published before."""
+"""Prove that the files of a folder are the release of this commit, before any is published."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Build, prove and report a release: every stage, or no release."""
+"""Build, prove and report a release: if a stage fails, there is no release."""
 
 from __future__ import annotations
 
@@ -22,7 +22,12 @@ from flashvar_factory.toolchain.nvcc import Toolchain
 def configure(parser: argparse.ArgumentParser) -> None:
     """Selection arguments, where the release works, and where it goes."""
     selected.add_arguments(parser)
-    parser.add_argument("--folder", type=Path, default=Path(pipeline.FOLDER))
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path(pipeline.FOLDER),
+        help=f"where it works (default: {pipeline.FOLDER})",
+    )
     parser.add_argument("--output", type=Path, default=Path("dist"), help="default: dist")
     parser.add_argument(
         "--python",

@@ -17,7 +17,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--output", type=Path, default=Path("build/variants"), help="default: build/variants"
     )
     parser.add_argument(
-        "--experimental", action="store_true", help="the format may still change: say so"
+        "--experimental", action="store_true", help="required, because the format may still change"
     )
 
 

@@ -13,7 +13,13 @@ from flashvar_factory.release.merge import merge
 def configure(parser: argparse.ArgumentParser) -> None:
     """The arguments that the shards were built with, their folders, and where the files go."""
     selected.add_arguments(parser)
-    parser.add_argument("--shard", type=Path, action="append", required=True, help="a folder")
+    parser.add_argument(
+        "--shard",
+        type=Path,
+        action="append",
+        required=True,
+        help="a folder with the files of one shard; repeat it for each",
+    )
     parser.add_argument("--output", type=Path, default=Path("dist"), help="default: dist")
 
 

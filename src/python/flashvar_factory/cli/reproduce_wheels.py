@@ -12,7 +12,12 @@ from flashvar_factory.release import reproduce
 def configure(parser: argparse.ArgumentParser) -> None:
     """Selection arguments, and where the two builds work."""
     selected.add_arguments(parser)
-    parser.add_argument("--folder", type=Path, default=Path("build/reproduce"))
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("build/reproduce"),
+        help="where it works (default: build/reproduce)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:

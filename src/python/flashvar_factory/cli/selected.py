@@ -16,7 +16,7 @@ from flashvar_factory.config.selection_arguments import SelectionArguments
 from flashvar_factory.toolchain import compiler_cache, cross, nvcc
 
 HELP = (
-    "sm_XY all AXIS=VALUE,... (as hdim=64,128) arch=native op=... ptx=1 platform=aarch64 jobs=N "
+    "sm_XY all AXIS=VALUE,... (e.g. hdim=64,128) arch=native op=... ptx=1 platform=aarch64 jobs=N "
     "toolkit=pypi|system cache=sccache|ccache shard=i/n"
 )
 

@@ -19,7 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--module",
         nargs="+",
         metavar="NAME",
-        help="modules whose names it has (default: the package)",
+        help="modules whose public names the kernel has (default: the package)",
     )
     parser.add_argument(
         "--kernel-version", type=int, default=1, help="branch v<N> of the Hub (default: 1)"

@@ -219,8 +219,8 @@ def _values(axis: str, parts: list[str], ops: Sequence[str], config: Config) -> 
         given = [(kind, value) for kind in kinds if (value := kind.parse(part)) is not None]
         if not given:
             raise ConfigurationError(
-                f"{axis}={part}: expected {_limits(kinds)}, or '{ALL}' for the values of "
-                f"variants.toml ({listed(config.axes[axis])}){_advice(part, kinds)}"
+                f"{axis}={part}: expected {_limits(axis, ops, config)}, or '{ALL}' for the values "
+                f"of variants.toml ({listed(config.axes[axis])}){_advice(part, kinds)}"
             )
         kind, value = given[0]
         ranks[value] = kind.rank(value)
@@ -236,11 +236,18 @@ def _advice(part: str, kinds: Sequence[Axis]) -> str:
     return did_you_mean(part, [*spellings, ALL])
 
 
-def _limits(kinds: Sequence[Axis]) -> str:
-    """What an axis takes in one op or another."""
-    if all(kind.choices for kind in kinds):
-        return f"one of {listed(dict.fromkeys(one for kind in kinds for one in kind.choices))}"
-    return " or ".join(dict.fromkeys(str(kind) for kind in kinds))
+def _limits(axis: str, ops: Sequence[str], config: Config) -> str:
+    """What an axis takes, with the ops where they differ."""
+    kinds = {op: one for op in ops for one in config.ops[op].axes if one.name == axis}
+    if all(kind.choices for kind in kinds.values()):
+        choices = dict.fromkeys(one for kind in kinds.values() for one in kind.choices)
+        return f"one of {listed(choices)}"
+    taken: dict[str, list[str]] = {}
+    for op, kind in kinds.items():
+        taken.setdefault(str(kind), []).append(op)
+    if len(taken) == 1:
+        return next(iter(taken))
+    return "; ".join(f"{limits} ({listed(of)})" for limits, of in taken.items())
 
 
 def _ops(parts: list[str] | None, config: Config) -> tuple[str, ...] | None:

@@ -124,9 +124,8 @@ def unpad_input_for_concatenated_sequences(
     packed = _packed(hidden_states, positions < totals[:, None], lengths)
     if int(lengths.clamp(min=0).sum()) != packed[1].shape[0]:
         raise ShapeError(
-            "attention_mask_in_length must hold lengths of at most "
-            f"{positions.shape[0]} together in each entry of the batch, found "
-            f"{lengths.tolist()[:8]} and so on: shorten the sequences"
+            "the lengths in each batch entry of attention_mask_in_length must add up to at most "
+            f"{positions.shape[0]}, found {lengths.tolist()[:8]} and so on: shorten the sequences"
         )
     return packed
 

@@ -123,7 +123,7 @@ def read(
         if can_be_read(ends, rows) and bool((ends > rows).any()):
             raise ShapeError(
                 f"seqused_k must be at most the keys of each sequence, {rows.tolist()}, found "
-                f"{ends.tolist()}: pass how many of them count, from the first on"
+                f"{ends.tolist()}: pass how many keys to use, from the first on"
             )
         cache = Cache(k[None], v[None], slots=torch.zeros_like(ends))
         begins = begins + cu_seqlens_k[:-1]

@@ -233,7 +233,7 @@ def _check_sizes(given: Arguments) -> None:
         return
     if given.k.shape[1] != given.v.shape[1]:
         raise ShapeError(
-            f"k and v must have as many rows, found {tuple(given.k.shape)} and "
+            f"k and v must have the same number of rows, found {tuple(given.k.shape)} and "
             f"{tuple(given.v.shape)}: pass one value for each key"
         )
     for name, one, cache in (("k", given.k, given.k_cache), ("v", given.v, given.v_cache)):
@@ -272,13 +272,13 @@ def _check_lengths(given: Arguments, before: torch.Tensor, new: int, capacity: i
     begins = 0 if given.cache_leftpad is None else given.cache_leftpad
     if bool(((before < 0) | (used < begins)).any()):
         raise ShapeError(
-            "cache_seqlens must not be negative or, with the new keys, below cache_leftpad, found "
-            f"{before.tolist()}: correct it"
+            "cache_seqlens must not be negative and, with the new keys, not below cache_leftpad, "
+            f"found {before.tolist()}: correct it"
         )
     slots, size = given.cache_batch_idx, given.k_cache.shape[1]
     if slots is not None and new and len(slots.unique()) < len(slots):
         raise InvalidInputError(
-            f"cache_batch_idx must differ from each other to write new keys, found "
+            f"cache_batch_idx must name each slot once if new keys are written, found "
             f"{slots.tolist()}: give every sequence a slot of its own"
         )
     if given.block_table is not None:

@@ -194,7 +194,7 @@ def _check_used(used: list[int], inputs: Inputs) -> None:
         if not 0 <= one <= length:
             raise InvalidInputError(
                 f"seqused_k must be from 0 to the keys of each sequence, found {one} in sequence "
-                f"{number} of {length} keys: pass how many of them count"
+                f"{number} of {length} keys: pass how many keys to use"
             )
 
 

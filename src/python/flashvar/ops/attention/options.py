@@ -53,7 +53,7 @@ def check_options(options: Options) -> None:
         softcap == 0 or _FLOAT32_SMALLEST <= softcap <= _FLOAT32_LIMIT
     ):
         raise InvalidInputError(
-            "softcap must be a finite number that float32 can hold, not negative, found "
+            "softcap must be a finite number, not negative, that float32 can hold, found "
             f"{softcap!r}: pass 0.0 for none"
         )
     if not is_number(dropout_p) or not 0 <= dropout_p < _ALL_DROPPED:

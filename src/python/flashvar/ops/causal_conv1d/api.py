@@ -139,8 +139,8 @@ def causal_conv1d(
         columns = _columns(weight, initial_state, state_len)
     elif state_len is not None:
         raise InvalidInputError(
-            f"state_len is that of the final state, found {state_len!r} without it: pass "
-            "return_final_state=True, or leave it out"
+            f"state_len must come with return_final_state=True, found {state_len!r} without it: "
+            "pass both, or leave state_len out"
         )
     given = (*arguments, activation is not None, columns, layout, backend)
     if plain:

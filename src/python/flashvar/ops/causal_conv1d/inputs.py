@@ -148,8 +148,8 @@ def check_state_len(state_len: Any, weight: Any, state: Any) -> None:
         )
     if state is not None and state.dim() > 0 and state.shape[-1] != state_len:
         raise ShapeError(
-            f"state_len must be that of initial_state, {state.shape[-1]}, found {state_len}: "
-            "leave it out"
+            f"state_len must be the number of columns of initial_state, {state.shape[-1]}, found "
+            f"{state_len}: leave it out"
         )
 
 

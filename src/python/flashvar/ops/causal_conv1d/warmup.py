@@ -52,7 +52,7 @@ class Kind:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that select calls; they select every combination."""
-    add_sizes(parser, "--width", numbers, [4], "such as 2,4 (default: 4)")
+    add_sizes(parser, "--width", numbers, [4], "e.g. 2,4 (default: 4)")
     add_dtype(parser, _DTYPES)
     parser.add_argument("--bias", action="store_true", help="with a bias")
     add_varlen(parser)

@@ -79,8 +79,8 @@ class Kind:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that select calls; they select every combination."""
-    add_sizes(parser, "--head-dim", numbers, [64, 128], "such as 64,128 (default: 64,128)")
-    parts_help = "how many parts are merged, such as 2,4 (default: 2); not needed for stacked parts"
+    add_sizes(parser, "--head-dim", numbers, [64, 128], "e.g. 64,128 (default: 64,128)")
+    parts_help = "how many parts are merged, e.g. 2,4 (default: 2); not needed for stacked parts"
     add_sizes(parser, "--parts", numbers, [2], parts_help)
     add_dtype(parser, _DTYPES)
     add_backward(parser)

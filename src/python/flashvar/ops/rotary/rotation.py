@@ -91,8 +91,8 @@ def checked(
     offsets, offset = _split_offsets(x, seqlen_offsets, batch)
     if longest is not None and offset + longest > cos.shape[0]:
         raise ShapeError(
-            f"cos and sin must cover positions up to {offset + longest}, of sequences as long as "
-            f"{longest} from position {offset}, found {cos.shape[0]}: pass longer tables"
+            f"cos and sin must have {offset + longest} positions, for sequences of up to {longest} "
+            f"tokens from position {offset} on, found {cos.shape[0]}: pass longer tables"
         )
     flags = as_bool("interleaved", interleaved), as_bool("conjugate", conjugate)
     return Rotation(cos, sin, offsets, cu_seqlens, offset, *flags)
@@ -164,7 +164,7 @@ def check_writable(x: torch.Tensor) -> None:
     # The compiler and transforms know no memory.
     if expanded or (not is_compiling() and _transforms() is None and shares_memory(x)):
         raise LayoutError(
-            f"x must not share memory between entries to be rotated in place, found shape "
+            f"x must not share memory between entries if it is rotated in place, found shape "
             f"{tuple(x.shape)} with strides {x.stride()}: pass x.clone(), or inplace=False"
         )
 

@@ -92,8 +92,8 @@ def _check_positions(x: torch.Tensor, rotation: Rotation) -> None:
         ends = rotation.cu_seqlens.tolist()
         if sorted(ends) != ends or ends[0] < 0 or ends[-1] > x.shape[0]:
             raise ShapeError(
-                f"cu_seqlens must rise and stay within the {x.shape[0]} packed rows, found {ends}: "
-                "pass 0 and the cumulative sum of the lengths"
+                f"cu_seqlens must not decrease, and stay within the {x.shape[0]} packed rows, "
+                f"found {ends}: pass 0 and the cumulative sum of the lengths"
             )
     positions, inside = positions_of_rows(x, rotation)
     outside = ((positions < 0) | (positions >= rotation.cos.shape[0])) & inside
@@ -208,8 +208,8 @@ def _refuse_second_rotation(x: torch.Tensor) -> None:
     root = x._base if x._is_view() else x
     if root.is_leaf and root.requires_grad:
         raise InvalidInputError(
-            "x must not be an input of a function that is checkpointed, to be rotated in place, "
-            "found a leaf in a backward: rotate x.clone() in that function, or pass inplace=False"
+            "x must not be an input of a checkpointed function if it is rotated in place, found a "
+            "leaf in a backward: rotate x.clone() in that function, or pass inplace=False"
         )
 
 
@@ -224,8 +224,8 @@ def _swapped(x: torch.Tensor, rotated: torch.Tensor) -> torch.Tensor:
         torch.utils.swap_tensors(x, rotated)
     except RuntimeError as error:
         raise InvalidInputError(
-            "x is one of several views that were made at once, and must not be kept for a "
-            f"backward, to be rotated in place; found one that is ({error}): pass inplace=False"
+            "x must not be kept for a backward if it is rotated in place and is one of several "
+            f"views that one call made, found one that is ({error}): pass inplace=False"
         ) from error
     return x
 
