@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,6 +36,13 @@ class Parser(argparse.ArgumentParser):
             lines.append(f"did you mean {suggestion}?")
         lines.append(f"`{self.prog} --help` lists the commands and options.")
         self.exit(2, "\n".join(lines) + "\n")
+
+    def _print_message(self, message: str, file: IO[str] | None = None) -> None:
+        """Print a message; argparse itself hides that help or a version was not written."""
+        if message and file is not None and file is sys.stdout:
+            file.write(message)
+        else:
+            super()._print_message(message, file)
 
     def _known(self) -> list[str]:
         """The options, commands and values of this parser."""
