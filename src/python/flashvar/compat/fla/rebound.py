@@ -23,6 +23,8 @@ _OPS: Final = {
     "fla.ops.delta_rule": (delta_rule, ("chunk_delta_rule", "fused_recurrent_delta_rule")),
     "fla.modules.convolution": (convolution, ("causal_conv1d", "causal_conv1d_update")),
 }  # fmt: skip
+# The part of `backend="mix"` that some versions also have as a function.
+_FAST: Final = "fast_causal_conv1d_fn"
 
 
 def replacements(strict: bool) -> Iterator[tuple[Any, Any]]:
@@ -34,6 +36,7 @@ def replacements(strict: bool) -> Iterator[tuple[Any, Any]]:
     for name, (ours, functions) in _OPS.items():
         try:
             module = importlib.import_module(name)
+            functions += (_FAST,) if hasattr(module, _FAST) else ()
             theirs = [getattr(module, function) for function in functions]
         except (ImportError, AttributeError) as error:
             raise IntegrationError(
