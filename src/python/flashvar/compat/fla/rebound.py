@@ -36,15 +36,15 @@ def replacements(strict: bool) -> Iterator[tuple[Any, Any]]:
     for name, (ours, functions) in _OPS.items():
         try:
             module = importlib.import_module(name)
-            functions += (_FAST,) if hasattr(module, _FAST) else ()
-            theirs = [getattr(module, function) for function in functions]
+            named = (*functions, _FAST) if hasattr(module, _FAST) else functions
+            theirs = [getattr(module, function) for function in named]
         except (ImportError, AttributeError) as error:
             raise IntegrationError(
                 "install() needs flash-linear-attention 0.5.1 or newer, found: "
                 f"{error}; pip install --upgrade flash-linear-attention, or call provide(), which "
                 "needs no such package"
             ) from error
-        for function, original in zip(functions, theirs, strict=True):
+        for function, original in zip(named, theirs, strict=True):
             yield original, over(original, getattr(ours, function), ours.unserved, strict)
 
 
