@@ -300,6 +300,17 @@ def test_packed_queries_beside_pages_with_a_length_that_is_none(longest: Any) ->
         )
 
 
+@pytest.mark.parametrize("longest", [0, max(SEEN) - 1])
+def test_packed_queries_beside_pages_and_a_bound_below_a_length(longest: int) -> None:
+    caches, q = Caches("pages"), made(sum(QUERIES), HEADS, D)
+    ends = [ints(0, *sizes).cumsum(0, dtype=torch.int32) for sizes in (QUERIES, SEEN)]
+    words = f"max_seqlen_k must be at least the longest sequence, found {longest} and a sequence"
+    with pytest.raises(InvalidInputError, match=words):
+        flash_attn.flash_attn_varlen_func(
+            q, caches.k, caches.v, *ends, 5, longest, block_table=TABLE
+        )
+
+
 @pytest.mark.parametrize(
     ("pads", "used", "words"),
     [

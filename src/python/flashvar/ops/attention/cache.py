@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from flashvar.errors import ShapeError
+from flashvar.errors import InvalidInputError, ShapeError
 from flashvar.ops.arguments import check_strided, count
 from flashvar.ops.dispatch_modes import can_be_read
 from flashvar.ops.sequences import check_integers
@@ -134,6 +134,11 @@ def read(
                 f"block_table must have pages for {int(ends.max())} keys of a sequence, found room "
                 f"for {cache.capacity}: add columns"
             )
+    if can_be_read(lengths) and bool((lengths > room).any()):
+        raise InvalidInputError(
+            f"max_seqlen_k must be at least the longest sequence, found {room} and a sequence of "
+            f"{int(lengths.max())}: pass int(lengths.max())"
+        )
     return *cache.read(begins, lengths, min(room, cache.capacity)), lengths.int()
 
 
