@@ -56,7 +56,7 @@ FLOOR = [
     "compat_fla",
     "distributed",
     "dropout",
-    "flash_attn",
+    "flash_attn*",
     "imports",
     "integrations_torch*",
     "layers",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import Final, TypeAlias
 
 import torch
@@ -43,6 +43,7 @@ def run(options: Options) -> Report:
     return Report(rows=rows, columns=_COLUMNS, lines=lines)
 
 
+@cache
 def _cases() -> Mapping[str, Case]:
     """All cases by name. Each process makes them: modules, which ops are, cannot be sent."""
     return {

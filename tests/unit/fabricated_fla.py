@@ -48,6 +48,12 @@ def functions(before: bool) -> dict[str, Callable[..., Any]]:
             "x, cache, residual=None, weight=None, bias=None, activation=None"
         ),
     }
+    if not before:
+        heads["fast_causal_conv1d_fn"] = (
+            "x, weight=None, bias=None, residual=None, initial_state=None, "
+            "output_final_state=False, activation=None, cu_seqlens=None, cu_seqlens_cpu=None, "
+            "chunk_indices=None, seq_idx=None"
+        )
     found = {}
     for name, head in heads.items():
         names: dict[str, Any] = {}
@@ -68,6 +74,7 @@ def put(before: bool) -> dict[str, ModuleType]:
     gated = {n: made[n] for n in ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule")}
     plain = {n: made[n] for n in ("chunk_delta_rule", "fused_recurrent_delta_rule")}
     convolution = {n: made[n] for n in ("causal_conv1d", "causal_conv1d_update")}
+    fast = {n: made[n] for n in made if n.startswith("fast")}
     chunk = {**gated, "chunk_gdn": gated["chunk_gated_delta_rule"]}
     contents: dict[str, dict[str, Any]] = {
         "fla": {},
@@ -76,7 +83,7 @@ def put(before: bool) -> dict[str, ModuleType]:
         "fla.ops.gated_delta_rule.chunk": chunk,
         "fla.ops.delta_rule": plain,
         "fla.modules": {},
-        "fla.modules.convolution": convolution,
+        "fla.modules.convolution": {**convolution, **fast},
         "fla.layers": {},
         "fla.layers.gated_deltanet": {**gated, "causal_conv1d": made["causal_conv1d"]},
         "a_model_of_someone": {"rule": gated["chunk_gated_delta_rule"]},
@@ -86,6 +93,7 @@ def put(before: bool) -> dict[str, ModuleType]:
         contents["fla.modules.conv.causal_conv1d"] = {"causal_conv1d": made["causal_conv1d"]}
     else:
         contents["fla.modules.causal_conv1d"] = convolution
+        contents["fla.modules.causal_conv1d.backends"] = fast
     modules = modules_of(contents)
     sys.modules.update(modules)
     return modules

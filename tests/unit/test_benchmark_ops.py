@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -29,7 +30,7 @@ SMALL: dict[Any, Any] = {
 
 
 @pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The benchmark, of small calls of the CPU, each of which takes 2 ms or the copy 1."""
     monkeypatch.syspath_prepend(str(ROOT))
     ops = import_module("benchmarks.ops")
@@ -49,7 +50,9 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         for name in ("CELLS", "MORE_CELLS", "SMALL_CELLS"):
             monkeypatch.setattr(module, name, tuple(map(small, getattr(module, name))))
     monkeypatch.setattr(import_module("flashvar.ops.attention.speed"), "CELLS", ())
-    return ops
+    ops._cases.cache_clear()
+    yield ops
+    ops._cases.cache_clear()
 
 
 def test_every_cell_has_rates_of_all_who_serve_it(benchmark: ModuleType) -> None:
@@ -72,6 +75,15 @@ def test_every_cell_has_rates_of_all_who_serve_it(benchmark: ModuleType) -> None
             assert found[op, cell, "copy"]["to_contender"] == 0.5
     for peer in ("fla", "flash-qla", "causal-conv1d"):
         assert any(name == peer and "skipped" in row for (_, _, name), row in found.items()), peer
+
+
+def test_a_process_makes_the_cases_once(
+    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+    monkeypatch.setattr(benchmark, "timed_ops", lambda: made.append(1) or timed_ops())
+    benchmark.run(Options(only=("gated_delta_rule_update:*",), contenders=("flashvar",)))
+    assert len(made) == 1
 
 
 def test_other_processes_can_have_the_work(

@@ -96,7 +96,9 @@ def test_threads(fla: dict[str, ModuleType]) -> None:
 
 @pytest.mark.parametrize("name", fabricated_fla.functions(before=False))
 def test_signatures(name: str, fla: dict[str, ModuleType]) -> None:
-    module = next(m for m in fla.values() if hasattr(m, name))
+    module = next((m for m in fla.values() if hasattr(m, name)), None)
+    if module is None:
+        pytest.skip(f"{name} is not in this version")
     theirs = inspect.signature(getattr(module, name))
     ours.install()
     found = inspect.signature(getattr(module, name))

@@ -300,6 +300,34 @@ def test_packed_queries_beside_pages_with_a_length_that_is_none(longest: Any) ->
         )
 
 
+@pytest.mark.parametrize("new", [False, True], ids=["read", "written"])
+@pytest.mark.parametrize("inside", [False, True], ids=["alone", "of a gradient"])
+def test_mapped_caches_are_refused_in_words(inside: bool, new: bool) -> None:
+    q, k = made(3, 2, 1, 2, 8), made(3, 2, 4, 2, 8)
+
+    def call(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        options = {"k": k[:, :1], "v": k[:, :1]} if new else {}
+        found: torch.Tensor = flash_attn.flash_attn_with_kvcache(
+            q, k, k, cache_seqlens=2, **options
+        )
+        return found.sum()
+
+    mapped = torch.vmap(torch.func.grad(call) if inside else call)
+    with pytest.raises(InvalidInputError, match=r"in the batch, found torch.vmap over q"):
+        mapped(q, k)
+
+
+@pytest.mark.parametrize("longest", [0, max(SEEN) - 1])
+def test_packed_queries_beside_pages_and_a_bound_below_a_length(longest: int) -> None:
+    caches, q = Caches("pages"), made(sum(QUERIES), HEADS, D)
+    ends = [ints(0, *sizes).cumsum(0, dtype=torch.int32) for sizes in (QUERIES, SEEN)]
+    words = f"max_seqlen_k must be at least the longest sequence, found {longest} and a sequence"
+    with pytest.raises(InvalidInputError, match=words):
+        flash_attn.flash_attn_varlen_func(
+            q, caches.k, caches.v, *ends, 5, longest, block_table=TABLE
+        )
+
+
 @pytest.mark.parametrize(
     ("pads", "used", "words"),
     [

@@ -443,6 +443,23 @@ def test_meta_tensors() -> None:
     assert (final.shape, final.dtype) == ((2, 2, 8, 6), torch.float32)
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+@pytest.mark.parametrize("layout", ["kv", "vk"])
+def test_gradients_of_meta_tensors(layout: str, packed: bool) -> None:
+    given = made(batch=1, dtype=torch.bfloat16)
+    state = torch.zeros(1, 2, 8, 6) if layout == "kv" else torch.zeros(1, 2, 6, 8)
+    leaves = {
+        name: x.detach().to("meta").requires_grad_()
+        for name, x in (given | {"initial_state": state}).items()
+        if isinstance(x, torch.Tensor)
+    }
+    ends = torch.tensor([0, 70], dtype=torch.int32, device="meta") if packed else None
+    out, _ = gated_delta_rule(**{**given, **leaves}, state_layout=layout, cu_seqlens=ends)
+    out.sum().backward()
+    for name, leaf in leaves.items():
+        assert (leaf.grad.shape, leaf.grad.is_meta) == (leaf.shape, True), name
+
+
 def test_second_derivatives_are_refused() -> None:
     given = made(seqlen=3)
     leaves = differentiable(given)

@@ -16,6 +16,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from flashvar.errors import BackendUnavailableError, ConfigurationError, InvalidInputError
 from flashvar.integrations import fallback
 from flashvar.integrations import torch as ours
+from flashvar.integrations.torch.sdpa import why_not
 
 OWN = functional.scaled_dot_product_attention
 
@@ -155,6 +156,23 @@ def test_leaves_to_torch_what_it_does_not_serve(
         monkeypatch.setenv("FLASHVAR_STRICT", "1")
         with pytest.raises(BackendUnavailableError, match=r"FLASHVAR_STRICT=1"):
             functional.scaled_dot_product_attention(*tensors, **options)
+
+
+@pytest.mark.parametrize("which", ["qkv", "v"])
+def test_empty_head_dims_are_left_to_torch(which: str) -> None:
+    tensors = {name: x.detach() for name, x in zip("qkv", qkv(), strict=True)}
+    tensors |= {name: tensors[name][..., :0] for name in which}
+    with ours.activate(backend="reference"):
+        out = functional.scaled_dot_product_attention(*tensors.values())
+        assert ours.last_reason() == "a tensor is empty"
+    torch.testing.assert_close(out, OWN(*tensors.values()))
+
+
+def test_keys_without_heads_are_left_to_torch() -> None:
+    """Asked alone: torch 2.8 divides by them, which ends the process."""
+    q, k, v = (x.detach() for x in qkv())
+    reason = why_not(q, k[:, :0], v[:, :0], None, 0.0, False, True, "bhsd", "reference")
+    assert reason == "a tensor is empty"
 
 
 def test_the_cpu_is_left_to_torch_unless_a_backend_is_named(

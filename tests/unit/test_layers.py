@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +10,14 @@ import torch
 from torch.nn import functional
 
 import flashvar
-from flashvar.layers import FusedRMSNormGated, GatedDeltaNet, RMSNorm, ShortConvolution, StateCache
+from flashvar.layers import (
+    FusedRMSNormGated,
+    GatedDeltaNet,
+    RMSNorm,
+    ShortConvolution,
+    StateCache,
+    norms,
+)
 from flashvar.layers.norms import L2Norm, l2norm
 
 SIZES: dict[str, Any] = {"hidden_size": 24, "head_dim": 8, "num_heads": 2, "expand_v": 1.5}
@@ -319,6 +327,26 @@ def test_gates_of_the_same_rows(shape: tuple[int, ...]) -> None:
     assert torch.equal(norm(x, g.view(shape)), norm(x, g))
     # One row is the gate of all.
     assert torch.equal(norm(x, g[:1, :1]), norm(x, g[:1, :1].expand_as(x)))
+
+
+NO_NORMS: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
+    "channels": (lambda x: RMSNorm(8)(x[..., :1]), r"weight must be .*\(1,\), found \(8,\)"),
+    "weight": (lambda x: norms.rms_norm(x, x, None), "weight must be of the size of the last"),
+    "bias": (lambda x: norms.rms_norm(x, None, x[0, :1]), "bias must be of the size of the last"),
+    "residual": (lambda x: norms.rms_norm(x, None, None, x[None]), "residual must have the shape"),
+    "gate": (lambda x: norms.rms_norm_gated(x, x[None, :, :2], None, None), "gate must have the"),
+    "integers": (lambda x: RMSNorm(8)(x.long()), "x must be .*, found torch.int64"),
+    "complex": (lambda x: norms.l2norm(x.cfloat()), "x must be .*, found torch.complex64"),
+    "result": (lambda x: norms.l2norm(x, output_dtype=torch.int8), "the result must be .*int8"),
+}
+
+
+@pytest.mark.parametrize(("call", "words"), NO_NORMS.values(), ids=NO_NORMS)
+def test_what_would_be_broadcast_or_rounded_is_refused(
+    call: Callable[[torch.Tensor], Any], words: str
+) -> None:
+    with pytest.raises(flashvar.InvalidInputError, match=words):
+        call(torch.randn(3, 8))
 
 
 REFUSALS: dict[str, tuple[dict[str, Any], str]] = {

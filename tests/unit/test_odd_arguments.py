@@ -326,6 +326,35 @@ def test_an_integer_of_any_kind(four: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("call", "option", "plain"),
+    [
+        (dense, {"window_size": (np.int64(2), np.int32(0))}, {"window_size": (2, 0)}),
+        (fa_dense, {"window_size": (np.int32(2), np.uint8(0))}, {"window_size": (2, 0)}),
+        (fa_varlen, {"max_seqlen_q": np.int32(4)}, {}),
+        (conv1d, {"state_len": np.int64(4)}, {"state_len": 4}),
+        (dense, {"scale": 1 / np.sqrt(16)}, {"scale": 0.25}),
+        (fa_dense, {"softmax_scale": 1 / np.sqrt(16)}, {"softmax_scale": 0.25}),
+        (delta_rule, {"scale": 1 / np.sqrt(16)}, {"scale": 0.25}),
+        (dense, {"softcap": np.float64(20)}, {"softcap": 20.0}),
+        (dense, {"dropout_p": np.float64(0)}, {}),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else str(value),
+)
+def test_numbers_of_numpy_enter_a_graph(
+    call: Call, option: dict[str, Any], plain: dict[str, Any]
+) -> None:
+    torch._dynamo.reset()
+
+    def compiled(x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = call(**option)
+        return found + x
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):  # later torch's default
+        found = torch.compile(compiled, backend="aot_eager", fullgraph=True)(torch.zeros(()))
+    torch.testing.assert_close(found, call(**plain))
+
+
+@pytest.mark.parametrize(
     "odd", [True, np.True_, torch.tensor(True), 4.0, torch.tensor(4.0), "4"], ids=str
 )
 def test_no_integer(odd: Any) -> None:

@@ -214,6 +214,28 @@ def test_triton_cache_is_one_that_can_be_used(
     assert look().triton_cache == (str(folder) if found else None)
 
 
+@pytest.mark.parametrize(
+    ("named", "found"),
+    [
+        ({"TRITON_CACHE_DIR": ""}, None),
+        ({"TRITON_CACHE_DIR": "", "TRITON_HOME": "base"}, None),
+        ({"TRITON_CACHE_DIR": "kernels", "TRITON_HOME": "base"}, "kernels"),
+        ({"TRITON_HOME": "base"}, "base/.triton/cache"),
+        ({"TRITON_HOME": ""}, ".triton/cache"),
+    ],
+    ids=str,
+)
+def test_triton_cache_is_the_one_that_triton_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: dict[str, str], found: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("TRITON_CACHE_DIR", "TRITON_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in named.items():
+        monkeypatch.setenv(name, value)
+    assert look().triton_cache == found
+
+
 @pytest.mark.parametrize(("value", "on"), [("1", True), ("true", True), ("0", False), ("", False)])
 def test_interpreter_is_on_when_asked_for(
     monkeypatch: pytest.MonkeyPatch, value: str, on: bool

@@ -180,6 +180,13 @@ def test_meta_tensors() -> None:
     assert (out.shape, lse.shape, out.is_meta) == (q.shape, (1, 2, 3), True)
 
 
+def test_gradients_of_packed_meta_tensors() -> None:
+    q = torch.empty(3, 2, 8, device="meta", requires_grad=True)
+    ends = torch.tensor([0, 1, 3], dtype=torch.int32, device="meta")
+    flashvar.attention_varlen(q, q, q, cu_seqlens_q=ends).sum().backward()
+    assert (q.grad.shape, q.grad.is_meta) == (q.shape, True)
+
+
 class _Ops(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()

@@ -6,7 +6,10 @@ import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,6 +39,13 @@ class Parser(argparse.ArgumentParser):
             lines.append(f"did you mean {suggestion}?")
         lines.append(f"`{self.prog} --help` lists the commands and options.")
         self.exit(2, "\n".join(lines) + "\n")
+
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        """Print a message; argparse itself hides that help or a version was not written."""
+        if message and file is not None and file is sys.stdout:
+            file.write(message)
+        else:
+            super()._print_message(message, file)
 
     def _known(self) -> list[str]:
         """The options, commands and values of this parser."""

@@ -172,8 +172,11 @@ def _python_headers() -> str | None:
 def _triton_cache() -> str | None:
     """The folder if it is writable, or if it is filled already, as in a read-only image."""
     try:
-        home = Path(os.environ.get("TRITON_HOME") or Path("~").expanduser())
-        folder = Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
+        named, home = (os.environ.get(name) for name in ("TRITON_CACHE_DIR", "TRITON_HOME"))
+        if named == "":  # Triton raises an error at the first kernel
+            return None
+        base = Path("~").expanduser() if home is None else Path(home)  # "" is the current folder
+        folder = base / ".triton" / "cache" if named is None else Path(named)
         existing = next(one for one in (folder, *folder.parents) if one.exists())
         filled = existing == folder and any(folder.iterdir())
     except (OSError, RuntimeError):  # RuntimeError: a user without a home

@@ -12,6 +12,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 import torch
 
 from flashvar.errors import DeviceError, InvalidInputError, LayoutError
+from flashvar.ops.dispatch_modes import is_compiling
 from flashvar.selection.request import BACKENDS
 
 _Arguments = ParamSpec("_Arguments")
@@ -137,6 +138,17 @@ def is_integer(value: object) -> bool:
     return isinstance(value, _INTEGERS) and type(value) is not bool
 
 
+def followed(value: Any) -> Any:
+    """A number of numpy as one of torch while torch.compile traces; other values are kept.
+
+    Dynamo takes numbers of numpy for arrays, which no op accepts.
+    """
+    if not is_compiling() or type(value).__module__ != "numpy":
+        return value
+    array = torch.as_tensor(value)
+    return array.item() if array.numel() == 1 and array.dtype != torch.bool else value
+
+
 def whole_number(value: Any) -> Any:
     """An integer as Python's; None for other values.
 
@@ -146,12 +158,13 @@ def whole_number(value: Any) -> Any:
     """
     if type(value) is int:  # as nearly always: each call of an op reads several
         return value
-    dtype = getattr(value, "dtype", None)
-    # Some versions of numpy count its bools as integers.
-    if type(value) is bool or dtype == torch.bool or getattr(dtype, "kind", None) == "b":
-        return None
+    value = followed(value)
     if isinstance(value, (int, torch.SymInt)):
-        return value
+        return None if type(value) is bool else value
+    # Some versions of numpy count its bools as integers.
+    dtype = getattr(value, "dtype", None)
+    if dtype == torch.bool or getattr(dtype, "kind", None) == "b":
+        return None
     try:
         if isinstance(value, torch.Tensor):  # Dynamo of torch 2.8 does not follow index()
             kind = value.dtype

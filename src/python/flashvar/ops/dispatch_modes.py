@@ -41,6 +41,15 @@ def can_be_read(*tensors: torch.Tensor | None) -> bool:
     )
 
 
+def is_mapped(tensor: torch.Tensor) -> bool:
+    """Whether torch.vmap maps a tensor, also inside of other transforms."""
+    while _is_transformed(tensor):
+        if _is_batched(tensor):
+            return True
+        tensor = _unwrapped(tensor)
+    return False
+
+
 def is_faking() -> bool:
     """Whether operations make tensors without values, also of tensors that have some."""
     return _infra_mode(_FAKES) is not None
@@ -67,6 +76,8 @@ _infra_mode: Final = torch._C._get_dispatch_mode
 _PROXIES: Final = torch._C._TorchDispatchModeKey.PROXY
 _FAKES: Final = torch._C._TorchDispatchModeKey.FAKE
 _is_transformed: Final = torch._C._functorch.is_functorch_wrapped_tensor
+_is_batched: Final = torch._C._functorch.is_batchedtensor
+_unwrapped: Final = torch._C._functorch.get_unwrapped
 _tracer: Final = torch._C._get_tracing_state
 autocasts: Final = torch._C._is_any_autocast_enabled
 

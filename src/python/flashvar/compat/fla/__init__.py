@@ -42,8 +42,9 @@ def install(strict: bool = False) -> None:
     """Replace functions of the installed flash-linear-attention, in every module that has them.
 
     These are `chunk_gated_delta_rule` (also as `chunk_gdn`), `fused_recurrent_gated_delta_rule`,
-    `chunk_delta_rule`, `fused_recurrent_delta_rule`, `causal_conv1d` and `causal_conv1d_update`;
-    its layers and models call them by name. A second call changes `strict` and nothing else.
+    `chunk_delta_rule`, `fused_recurrent_delta_rule`, `causal_conv1d`, `causal_conv1d_update` and,
+    where it has one, `fast_causal_conv1d_fn`; its layers and models call them by name. A second
+    call changes `strict` and nothing else.
 
     Args:
         strict: Raise an error in a call that flashvar does not support. By default such a call goes

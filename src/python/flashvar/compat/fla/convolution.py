@@ -16,7 +16,7 @@ from flashvar.ops.arguments import check_strided
 from flashvar.ops.causal_conv1d import api
 from flashvar.ops.causal_conv1d.inputs import WIDTHS
 
-__all__ = ["causal_conv1d", "causal_conv1d_update"]
+__all__ = ["causal_conv1d", "causal_conv1d_update", "fast_causal_conv1d_fn"]
 
 _BACKENDS: Final = ("triton", "cuda", "mix")
 

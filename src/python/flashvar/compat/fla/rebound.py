@@ -23,6 +23,8 @@ _OPS: Final = {
     "fla.ops.delta_rule": (delta_rule, ("chunk_delta_rule", "fused_recurrent_delta_rule")),
     "fla.modules.convolution": (convolution, ("causal_conv1d", "causal_conv1d_update")),
 }  # fmt: skip
+# The part of `backend="mix"` that some versions also have as a function.
+_FAST: Final = "fast_causal_conv1d_fn"
 
 
 def replacements(strict: bool) -> Iterator[tuple[Any, Any]]:
@@ -34,14 +36,15 @@ def replacements(strict: bool) -> Iterator[tuple[Any, Any]]:
     for name, (ours, functions) in _OPS.items():
         try:
             module = importlib.import_module(name)
-            theirs = [getattr(module, function) for function in functions]
+            named = (*functions, _FAST) if hasattr(module, _FAST) else functions
+            theirs = [getattr(module, function) for function in named]
         except (ImportError, AttributeError) as error:
             raise IntegrationError(
                 "install() needs flash-linear-attention 0.5.1 or newer, found: "
                 f"{error}; pip install --upgrade flash-linear-attention, or call provide(), which "
                 "needs no such package"
             ) from error
-        for function, original in zip(functions, theirs, strict=True):
+        for function, original in zip(named, theirs, strict=True):
             yield original, over(original, getattr(ours, function), ours.unserved, strict)
 
 

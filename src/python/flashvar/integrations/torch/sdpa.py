@@ -117,6 +117,8 @@ def why_not(
     q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
     if len(q_shape) != 4 or len(k_shape) != 4 or len(v_shape) != 4:
         return f"tensors of {len(q_shape)}, {len(k_shape)} and {len(v_shape)} dimensions, not 4"
+    if not all((*q_shape, *k_shape, *v_shape)):
+        return "a tensor is empty"
     heads = 1 if layout == "bhsd" else 2
     fits = k_shape == v_shape or k_shape[:3] == v_shape[:3]
     if q_shape[0] != k_shape[0] or not fits or q_shape[3] != k_shape[3]:
@@ -133,8 +135,6 @@ def why_not(
         return "q, k and v differ in dtype or device"
     if not 0 <= dropout_p < 1:
         return "dropout_p is not a probability below 1"
-    if not (q_shape[1] and q_shape[2] and k_shape[1] and k_shape[2] and q_shape[0]):
-        return "a tensor is empty"
     backward = _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if mask is not None:
         reason = _why_not_mask(mask, q, k_shape, causal, layout, cast)

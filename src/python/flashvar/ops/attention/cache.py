@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from flashvar.errors import ShapeError
+from flashvar.errors import InvalidInputError, ShapeError
 from flashvar.ops.arguments import check_strided, count
 from flashvar.ops.dispatch_modes import can_be_read
 from flashvar.ops.sequences import check_integers
@@ -25,7 +25,7 @@ class Cache(NamedTuple):
     slots: torch.Tensor | None = None  # [batch], the slot of each sequence; None: its number
     table: torch.Tensor | None = None  # [batch, pages]: slots are pages of several for a sequence
 
-    @property
+    # Dynamo of torch 2.8 follows no property of a named tuple.
     def capacity(self) -> int:
         """How many keys a sequence can have."""
         pages = 1 if self.table is None else self.table.shape[1]
@@ -62,11 +62,11 @@ class Cache(NamedTuple):
         return self.k[slots, rows], self.v[slots, rows]
 
     def _check_rows(self, begins: torch.Tensor, lengths: torch.Tensor) -> None:
-        wrong = (begins < 0) | (lengths < 0) | (begins + lengths > self.capacity)
+        wrong = (begins < 0) | (lengths < 0) | (begins + lengths > self.capacity())
         if bool(wrong.any()):
             sequence = int(wrong.nonzero()[0])
             raise ShapeError(
-                f"the keys of a sequence must be from 0 to {self.capacity} of the cache, found "
+                f"the keys of a sequence must be from 0 to {self.capacity()} of the cache, found "
                 f"{int(lengths[sequence])} keys from {int(begins[sequence])} on for sequence "
                 f"{sequence}: correct the lengths, or the padding before them"
             )
@@ -129,12 +129,17 @@ def read(
         begins = begins + cu_seqlens_k[:-1]
     else:
         cache = Cache(k, v, table=block_table)
-        if can_be_read(ends) and len(ends) and int(ends.max()) > cache.capacity:
+        if can_be_read(ends) and len(ends) and int(ends.max()) > cache.capacity():
             raise ShapeError(
                 f"block_table must have pages for {int(ends.max())} keys of a sequence, found room "
-                f"for {cache.capacity}: add columns"
+                f"for {cache.capacity()}: add columns"
             )
-    return *cache.read(begins, lengths, min(room, cache.capacity)), lengths.int()
+    if can_be_read(lengths) and bool((lengths > room).any()):
+        raise InvalidInputError(
+            f"max_seqlen_k must be at least the longest sequence, found {room} and a sequence of "
+            f"{int(lengths.max())}: pass int(lengths.max())"
+        )
+    return *cache.read(begins, lengths, min(room, cache.capacity())), lengths.int()
 
 
 def _check(

@@ -19,7 +19,7 @@ from flashvar.ops.attention.options import plain_scale, window_pair, window_side
 from flashvar.ops.attention.problem import pack_options, pack_tensors
 from flashvar.ops.attention.validate import rows_contiguous
 from flashvar.ops.derivatives import Refused, attach, likenesses, refuse
-from flashvar.ops.dispatch_modes import are_plain, can_be_read, is_compiling, is_faking
+from flashvar.ops.dispatch_modes import are_plain, can_be_read, is_compiling, is_faking, is_mapped
 from flashvar.ops.sequences import check_integers, check_own_memory
 
 __all__ = ["Arguments", "Rotate", "with_kv_cache"]
@@ -86,6 +86,7 @@ class _WithCacheInGraph(torch.autograd.Function):  # type: ignore[misc]
 
 def with_kv_cache(given: Arguments, rotate: Rotate, return_lse: bool) -> Any:
     """The output [batch, seqlen_q, heads_q, head_dim of v], and the log-sum-exp if wanted."""
+    _refuse_mapped(given)
     _check(given)
     with torch.no_grad():
         out, lse = _computed(given, rotate)
@@ -97,6 +98,17 @@ def with_kv_cache(given: Arguments, rotate: Rotate, return_lse: bool) -> Any:
         elif torch._C._any_requires_grad(*inputs):
             results = attach(_WithCache, results, *inputs)
     return results if len(results) == 2 else results[0]
+
+
+def _refuse_mapped(given: Arguments) -> None:
+    if is_compiling():
+        return
+    for name, x in given._asdict().items():
+        if isinstance(x, torch.Tensor) and is_mapped(x):
+            raise InvalidInputError(
+                "flash_attn_with_kvcache must have its sequences in the batch, found torch.vmap "
+                f"over {name}: pass them as one batch with their caches"
+            )
 
 
 def _refusing_in_graph(results: tuple[Any, ...], inputs: list[torch.Tensor]) -> tuple[Any, ...]:
@@ -117,7 +129,7 @@ def _computed(given: Arguments, rotate: Rotate) -> tuple[torch.Tensor, torch.Ten
     left, right = (window_side(side) for side in window_pair(given.window_size))
     causal = as_bool("causal", given.causal)
     cache = Cache(given.k_cache, given.v_cache, given.cache_batch_idx, given.block_table)
-    used = _as_lengths(given, cache.capacity)
+    used = _as_lengths(given, cache.capacity())
     if given.rotary_cos is not None:
         assert given.rotary_sin is not None
         assert k is not None
@@ -131,15 +143,15 @@ def _computed(given: Arguments, rotate: Rotate) -> tuple[torch.Tensor, torch.Ten
             q = rotate(q, *rotation)
         k = rotate(k, *rotation)
     new = 0 if k is None else k.shape[1]
-    longest = _check_lengths(given, used, new, cache.capacity)
+    longest = _check_lengths(given, used, new, cache.capacity())
     if k is not None:
         cache.write(k, v, used)
         used = used + new
     in_order = cache.slots is cache.table is given.cache_leftpad is None
-    keys, values, room = cache.k[:batch], cache.v[:batch], cache.capacity
+    keys, values, room = cache.k[:batch], cache.v[:batch], cache.capacity()
     if not in_order:
         begins = torch.zeros_like(used) if given.cache_leftpad is None else given.cache_leftpad
-        room = cache.capacity if longest is None else longest
+        room = cache.capacity() if longest is None else longest
         used = used - begins
         keys, values = cache.read(begins, used, room)
     ends = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * rows

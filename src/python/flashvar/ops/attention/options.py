@@ -12,6 +12,7 @@ from flashvar.ops.arguments import (
     check_layout,
     check_scale,
     float32_scale,
+    followed,
     is_integer,
     is_number,
     whole_number,
@@ -113,6 +114,7 @@ def plain_scale(scale: Any) -> Any:
     Scales that they refuse, such as a tensor with a gradient or a list, and booleans are returned
     unchanged for `check_options` to refuse.
     """
+    scale = followed(scale)
     if scale is None or is_number(scale):
         return scale
     if isinstance(scale, torch.Tensor) and (scale.requires_grad or scale.dim() > 0):

@@ -376,7 +376,7 @@ def _make_backward(
     forward = problem.forward
     pads = needs_padding(forward, options.backend)
     launch = None
-    if not forward.empty and not pads:
+    if not forward.empty and not pads and not inputs.q.is_meta:
         chosen, backend = serving(BACKWARD, inputs.q, options.backend, forward)
         launch = backend.prepare_backward(problem, chosen)
         launch = logged_backward(launch, problem, chosen)

@@ -265,7 +265,9 @@ def _backward_plan(
         inputs = given((*of_inputs, *rest))
         chosen, serves = _serving(BACKWARD, inputs, backend)
         launch: BackwardLaunch
-        if chosen.binary is None:
+        if inputs.q.is_meta:
+            launch = partial(_without_values, layout)
+        elif chosen.binary is None:
             launch = _with_views(serves.backward, inputs[_TENSORS:], layout)
         else:
             binary: Any = serves
@@ -274,6 +276,13 @@ def _backward_plan(
         found = BackwardPlan(launch, layout, alignment)
         _backward_plans.keep(key, found)
     return found
+
+
+def _without_values(layout: str, tensors: tuple[torch.Tensor | None, ...]) -> Gradients:
+    """The gradients of meta tensors."""
+    _, _, states, *given, _ = tensors
+    wanted = (*given, _k_first(states, layout))
+    return Gradients(*(None if x is None else torch.empty_like(x) for x in wanted))
 
 
 def _with_views(

@@ -26,6 +26,7 @@ from flashvar.ops.derivatives import (
 from flashvar.ops.dispatch_modes import PLAIN, are_plain, is_compiling, no_dispatch_mode_active
 from flashvar.ops.profiling import recorded
 from flashvar.ops.rms_norm import formula, run
+from flashvar.ops.rms_norm.checks import check
 from flashvar.ops.rms_norm.formula import Gradients, Norm, Tensors
 
 _LIBRARY: Final = torch.library.Library("flashvar", "FRAGMENT")
@@ -69,6 +70,7 @@ def normalize(
     tensors, norm = Tensors(*given), Norm(*options)
     present = [x for x in tensors if x is not None]
     if not _kernels_serve(tensors, norm, present):
+        check(tensors, norm)
         return formula.forward(tensors, norm)
     if is_compiling() or not no_dispatch_mode_active():
         y, total = _OP(*tensors, *norm)
