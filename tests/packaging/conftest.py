@@ -147,7 +147,7 @@ def on_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     """The library needs nothing that auditwheel could name; one installer, and no real torch."""
     policy = platform_tag.Policy("manylinux_2_17_x86_64", ())
     monkeypatch.setattr(platform_tag, "ask", lambda wheel, name, brought: policy)
-    monkeypatch.setattr(smoke, "INSTALLERS", ("pip",))
+    monkeypatch.setattr(smoke, "INSTALLERS", ("uv",))  # pip takes seconds
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
 
 
