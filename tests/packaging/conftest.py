@@ -52,8 +52,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let one worker build the release while the other one does what needs no file of it.
+
+    Then come the other files that need the release, and last those that work in its project, where
+    they keep others waiting.
+    """
+    here = Path(__file__).parent
+    ours = [item for item in items if item.path.parent == here]
+    working = dict.fromkeys((item.path for item in ours if _asks(item, "sample")), 3)
+    needing = dict.fromkeys((item.path for item in ours if _asks(item, "dist")), 2)
+    rank = working | needing | dict.fromkeys([*needing][:1], 0)
+    ordered = iter(sorted(ours, key=lambda item: rank.get(item.path, 1)))
+    items[:] = [next(ordered) if item.path.parent == here else item for item in items]
+
+
+def _asks(item: pytest.Item, fixture: str) -> bool:
+    """Whether a test has a fixture, be it by way of another one."""
+    return fixture in getattr(item, "fixturenames", ())
+
+
 @pytest.fixture(scope="session")
-def project(request: pytest.FixtureRequest) -> Path:
+def sample(request: pytest.FixtureRequest) -> Path:
     """The project that is released: this one, or a copy with fewer kernels.
 
     The copy lies in build/, so that what did not change is not compiled again by a later run.
@@ -65,15 +85,15 @@ def project(request: pytest.FixtureRequest) -> Path:
     text = (ROOT / "variants.toml").read_text(encoding="utf-8")
     for line, smaller in SAMPLE:
         text = re.sub(line, smaller, text, flags=re.MULTILINE)
-    sample = ROOT / "build" / "sample"
-    with alone(sample):
-        return committed_copy(sample, {"variants.toml": text.encode()})
+    copy = ROOT / "build" / "sample"
+    with alone(copy):
+        return committed_copy(copy, {"variants.toml": text.encode()})
 
 
 @pytest.fixture(scope="session")
-def config(project: Path) -> Config:
+def config(sample: Path) -> Config:
     """What the released project builds."""
-    return schema.read(project / "variants.toml")
+    return schema.read(sample / "variants.toml")
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +128,7 @@ def factory() -> Factory:
 
 
 @pytest.fixture(scope="session")
-def dist(factory: Factory, project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dist(factory: Factory, sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheels of a release; objects of an earlier run are used again."""
     from checkout import alone
 
@@ -116,9 +136,9 @@ def dist(factory: Factory, project: Path, tmp_path_factory: pytest.TempPathFacto
     if "PYTEST_XDIST_WORKER" in os.environ:
         run = run.parent  # of all workers: the first one builds
     folder = run / "dist"
-    with alone(project):
+    with alone(sample):
         if not folder.is_dir():
-            done = factory(project, "wheels", "all", "--output", str(run / "unfinished"))
+            done = factory(sample, "wheels", "all", "--output", str(run / "unfinished"))
             assert done.returncode == 0, done.stdout[-5000:]
             (run / "unfinished").rename(folder)
     return folder
@@ -147,7 +167,7 @@ def on_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     """The library needs nothing that auditwheel could name; one installer, and no real torch."""
     policy = platform_tag.Policy("manylinux_2_17_x86_64", ())
     monkeypatch.setattr(platform_tag, "ask", lambda wheel, name, brought: policy)
-    monkeypatch.setattr(smoke, "INSTALLERS", ("pip",))
+    monkeypatch.setattr(smoke, "INSTALLERS", ("uv",))  # pip takes seconds
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
 
 

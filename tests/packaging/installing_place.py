@@ -100,7 +100,7 @@ class Place(NamedTuple):
     def frozen(self) -> set[str]:
         """What the environment has, as the lines of a file of requirements say it."""
         freeze = [UV, "pip", "freeze", "--python", str(self.python)]
-        if list(self.root.glob("env/lib/python*/site-packages/pip")):
+        if list(self.root.glob("env/lib/python*/site-packages/pip.pth")):
             freeze = [str(self.python), "-m", "pip", "freeze"]
         done = subprocess.run(freeze, check=True, capture_output=True, text=True)
         return set(done.stdout.replace("_", "-").splitlines())  # the names of paper wheels

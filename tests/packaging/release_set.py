@@ -196,7 +196,9 @@ def make(folder: Path) -> Case:
 
 def clone(case: Case, folder: Path) -> Case:
     """The same in a fresh clone, with copies of the files."""
-    git(folder, "clone", "--quiet", str(case.root), str(folder / "clone"))
+    # Without the 256 folders of objects and the samples of hooks, which take longest to remove.
+    words = ("--quiet", "--shared", "--template=", str(case.root), str(folder / "clone"))
+    git(folder, "clone", *words)
     own = replace(case, root=folder / "clone", one=folder / "one", two=folder / "two")
     shutil.copytree(case.one, own.one)
     shutil.copytree(case.two, own.two)

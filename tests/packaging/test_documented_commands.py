@@ -67,20 +67,20 @@ def pypi(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def checkout(project: Path) -> Iterator[Path]:
+def checkout(sample: Path) -> Iterator[Path]:
     """The sample, in which no wheel is made yet, with environments of its sessions."""
-    noxfile = loaded_noxfile.load(project / "noxfile.py")
-    with alone(project):
-        shutil.rmtree(project / "dist", ignore_errors=True)
-        shutil.rmtree(project / "factory-wheel", ignore_errors=True)
+    noxfile = loaded_noxfile.load(sample / "noxfile.py")
+    with alone(sample):
+        shutil.rmtree(sample / "dist", ignore_errors=True)
+        shutil.rmtree(sample / "factory-wheel", ignore_errors=True)
         for name, group in SESSIONS.items():
-            folder = project / ".nox" / name
+            folder = sample / ".nox" / name
             make_environment(folder)
             # This Python by its own path, which commands of the compiler have in them.
             put_script(folder / "bin" / "python", f'exec "{sys.executable}" "$@"')
             _, pins = noxfile.pinned(group)
             (folder / environment.STAMP).write_text("\n".join(pins), encoding="utf-8")
-        yield project
+        yield sample
 
 
 def make_environment(folder: Path) -> None:

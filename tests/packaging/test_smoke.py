@@ -32,6 +32,8 @@ print(vecadd.WORDS, *(f"{name}={metadata.version(name)}" for name in sys.argv[1:
 sys.exit(vecadd.EXIT)
 """
 PIP = ("pip",)
+# Its environments are without pip, which takes seconds to put into one.
+UV = ("uv",)
 
 
 def put_wheel(
@@ -53,7 +55,7 @@ def put_wheel(
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project whose wheels are empty but for their metadata and one module."""
-    monkeypatch.setattr(smoke, "INSTALLERS", PIP)
+    monkeypatch.setattr(smoke, "INSTALLERS", UV)
     monkeypatch.setenv("PIP_FIND_LINKS", "")
     folder = tmp_path / "project"
     shutil.copytree(SECOND, folder)
@@ -95,8 +97,12 @@ def fault(report: smoke.Report) -> str:
     return check.error
 
 
+@pytest.mark.parametrize("installers", [PIP, UV], ids=["pip", "uv"])
 @pytest.mark.parametrize("way", ["find-links", "index"])
-def test_wheels_that_work(project: Path, way: str) -> None:
+def test_wheels_that_work(
+    project: Path, way: str, installers: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(smoke, "INSTALLERS", installers)
     url = None
     if way == "index":
         index.write(project / "dist", project / "site")
@@ -105,6 +111,7 @@ def test_wheels_that_work(project: Path, way: str) -> None:
     report = run(project, index_url=url)
     (check,) = report.checks
     assert report.ok, report.text()
+    assert (check.installer,) == installers
     assert check.dependencies == ("stand-in absent-here 3.1",)
     assert check.output == "hello vecadd=0.1.0 vecadd-sm75=0.1.0 vecadd-sm90=0.1.0"
     assert json.loads(report.to_json())["ok"] is True
@@ -144,6 +151,7 @@ def test_command_installs_from_an_index_that_it_serves(
         return run_command(command, **changes)
 
     monkeypatch.setattr(smoke, "_run", spy)
+    monkeypatch.setattr(smoke, "INSTALLERS", PIP)
     words = ["smoke", "--serve", "--python", sys.executable]
     assert main(["--root", str(project), *words]) == 0, capsys.readouterr().out
     (installing,) = [line for line in commands if "vecadd[all]==0.1.0" in line]
