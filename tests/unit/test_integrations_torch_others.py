@@ -12,7 +12,7 @@ import torch
 from test_imports import evaluate
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
-from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.bias import CausalBias, causal_lower_right, causal_upper_left
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -233,6 +233,33 @@ def test_a_function_that_somebody_kept() -> None:
         assert pickle.loads(pickle.dumps(functional)) is functional
     torch.testing.assert_close(kept(Q, K, V), OWN(Q, K, V))
     assert served() == 0
+
+
+@pytest.mark.parametrize("variant", [causal_upper_left, causal_lower_right])
+def test_a_kept_function_with_torchs_own_masks(variant: Any) -> None:
+    kept, (q, k, v) = functional.scaled_dot_product_attention, torch.randn(3, 1, 2, 9, 8)
+    q = q[:, :, :7]
+    expected = kept(q, k, v, attn_mask=variant(7, 9))
+    handler = CausalBias.__dict__["__torch_function__"]
+    with ours.activate(backend="reference"):
+        for function in (kept, functional.scaled_dot_product_attention):
+            torch.testing.assert_close(function(q, k, v, attn_mask=variant(7, 9)), expected)
+    assert CausalBias.__dict__["__torch_function__"] is handler
+
+
+def test_a_kept_function_with_masks_of_a_module_that_is_imported_later(python: str) -> None:
+    code = (
+        "import torch, flashvar\n"
+        "import flashvar.integrations.torch as ours\n"
+        "kept = torch.nn.functional.scaled_dot_product_attention\n"
+        "q, k, v = torch.randn(3, 1, 2, 7, 8)\n"
+        "expected = kept(q, k, v, is_causal=True)\n"
+        "with ours.activate():\n"
+        "    from torch.nn.attention.bias import causal_upper_left\n"
+        "    out = kept(q, k, v, attn_mask=causal_upper_left(7, 7))\n"
+        "print((out - expected).abs().max().item())"
+    )
+    assert evaluate(code, python) < 1e-5
 
 
 def test_attend_leaves_calls_to_who_replaced_the_function() -> None:

@@ -24,6 +24,7 @@ from flashvar.integrations.fallback import report_fallback
 from flashvar.integrations.serving import named
 from flashvar.integrations.tally import Tally
 from flashvar.integrations.torch import attribute as torch_attribute
+from flashvar.integrations.torch import causal_bias as torch_causal_bias
 from flashvar.integrations.torch import flash as torch_flash
 from flashvar.integrations.torch.sdpa import attend, attend_fast, non_plain_type, why_not
 from flashvar.ops.attention.api import BackendName, attention
@@ -154,6 +155,7 @@ def _switch() -> None:
     if not _stack:
         _active = False
         torch_attribute.restore()
+        torch_causal_bias.restore()
         torch.backends.mha.set_fastpath_enabled(_had_fastpath)
         torch_flash.switch_off()
         return
@@ -165,6 +167,7 @@ def _switch() -> None:
         _had_fastpath = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         torch_attribute.replace(_scaled_dot_product_attention)
+        torch_causal_bias.recognize_own()
 
 
 def _scaled_dot_product_attention(
