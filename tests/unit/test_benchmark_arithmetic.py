@@ -75,10 +75,18 @@ def test_forms_differ_in_their_form_alone() -> None:
 
 @pytest.mark.parametrize(
     ("milliseconds", "rounds"),
-    [([10.0, 10.0, 10.0], 25), ([10.0, 10.0, 1000.0], 25), ([0.1, 0.1], 60), ([500.0], 7)],
-    ids=["even", "one is slow", "short", "long"],
+    [
+        ([10.0, 10.0, 10.0], [25, 25, 25]),
+        ([10.0, 10.0, 100.0], [25, 25, 25]),
+        ([1000.0, 10.0, 10.0], [7, 25, 25]),
+        ([0.1, 0.1], [60, 60]),
+        ([500.0], [7]),
+    ],
+    ids=["even", "one is slow", "one is very slow", "short", "long"],
 )
-def test_the_middling_contender_decides_the_rounds(milliseconds: list[float], rounds: int) -> None:
+def test_the_middling_contender_decides_the_rounds(
+    milliseconds: list[float], rounds: list[int]
+) -> None:
     assert timing.rounds_for(milliseconds, seconds=0.25) == rounds
 
 

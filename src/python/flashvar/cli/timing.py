@@ -20,6 +20,7 @@ import torch
 
 _WARM_UP_CALLS: Final = 3
 _ROUNDS: Final = (7, 60)  # fewest (enough for a spread) and most
+_SLOW: Final = 10.0  # times the contender of middling speed: fewest rounds do, or they take minutes
 # Most writes of the cache before a call, several milliseconds: a host that takes longer for a call
 # is waiting for the device.
 _MAX_WRITES: Final = 256
@@ -52,7 +53,8 @@ def measure(
 
     Args:
         contenders: name to a call that enqueues work on the current stream.
-        seconds: device time to spend on the one of middling speed; the others run as often.
+        seconds: device time to spend on the one of middling speed; the others run as often, but
+            for very slow ones.
         enqueued: called when all calls are enqueued, while the device is still working on them.
     """
     if not contenders:
@@ -62,13 +64,16 @@ def measure(
     flush = torch.empty(2 * properties.L2_cache_size, dtype=torch.int8, device="cuda")
     spent = [_warm_up(call) for call in contenders.values()]
     rounds = rounds_for([device for device, _ in spent], seconds)
+    rounds_of = dict(zip(contenders, rounds, strict=True))
     writes = writes_for(max(host for _, host in spent), _write_ms(flush))
 
     names = list(contenders)
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in names}
-    for index in range(rounds):
+    for index in range(max(rounds)):
         first = index % len(names)
         for name in names[first:] + names[:first]:
+            if index >= rounds_of[name]:
+                continue
             for _ in range(writes):
                 flush.zero_()
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -81,10 +86,11 @@ def measure(
     return {n: summarise([start.elapsed_time(end) for start, end in e]) for n, e in events.items()}
 
 
-def rounds_for(milliseconds: Sequence[float], seconds: float) -> int:
+def rounds_for(milliseconds: Sequence[float], seconds: float) -> list[int]:
     """How often to call each of some contenders; a very slow one does not thin out the others."""
-    wanted = int(1000 * seconds / max(median(milliseconds), 1e-3))
-    return min(max(wanted, _ROUNDS[0]), _ROUNDS[1])
+    middling = max(median(milliseconds), 1e-3)
+    rounds = min(max(int(1000 * seconds / middling), _ROUNDS[0]), _ROUNDS[1])
+    return [rounds if one <= _SLOW * middling else _ROUNDS[0] for one in milliseconds]
 
 
 def writes_for(host: float, write: float) -> int:
