@@ -40,7 +40,7 @@ def recurrent(
     if cu is None:
         outs, finals = _sequences(rows, 0, v.shape[1], initial.double())
         return torch.stack(outs, 1) if outs else v.new_zeros(v.shape), finals
-    ends = cu.tolist()
+    ends = [int(end) for end in cu]  # tolist of torch 2.8 fails inside of torch.func.grad
     out, states = list(v.new_zeros(v.shape).unbind(1)), []
     for i, (begin, end) in enumerate(pairwise(ends)):
         out[begin:end], final = _sequences(rows, begin, end, initial[i : i + 1].double())

@@ -29,12 +29,15 @@ def interpreted(python: str, *arguments: str) -> str:
 
 
 def patch_once() -> None:
-    """Make Triton's interpreter faster, in the process that it runs in.
+    """Make Triton's interpreter faster and right, in the process that it runs in.
 
     It patches its language at every call of a function in a kernel, although the launch has done
     so: half of its time. Here the first call of a module's functions patches alone. And whatever it
     computes it makes types anew, which are the same for the same shape and dtype; what follows from
     shapes and dtypes it asks again.
+
+    One thing it computes wrong: a comparison of scalars becomes a block of the dtype of what was
+    compared, which Triton 3.9 refuses as a mask.
     """
     from triton.language import core
     from triton.language.core import block_type, constexpr, dtype, tensor
@@ -102,6 +105,12 @@ def patch_once() -> None:
         return known[name]
 
     interpreter._get_np_dtype = found
+    splat = interpreter.InterpreterBuilder.create_splat
+
+    def spread(self: Any, kind: Any, value: Any) -> Any:
+        return splat(self, kind, interpreter.TensorHandle(value.data, kind.scalar))
+
+    interpreter.InterpreterBuilder.create_splat = spread
     patching = InterpretedFunction.__call__
     patched = set()
 

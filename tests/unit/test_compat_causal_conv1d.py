@@ -335,6 +335,9 @@ def test_written_out(activation: str | None, width: int) -> None:
         varlen.causal_conv1d_varlen_states(x[0].T, ends, 3),
         varlen.causal_conv1d_varlen_states_ref(x[0].T, ends, 3),
     )
+    for function in (varlen.causal_conv1d_varlen_states, varlen.causal_conv1d_varlen_states_ref):
+        gradient = torch.func.grad(lambda x, f=function: f(x[0].T, ends, 3).sum())(x)
+        assert gradient[0].sum(0).tolist() == [0, 0, 6, 6, 6, 6, 6]
 
 
 def test_over_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,8 @@ pytestmark = pytest.mark.filterwarnings(
 
 ANGLES = torch.linspace(0, 6, 18, dtype=torch.float64).view(9, 2)
 COS, SIN = ANGLES.cos(), ANGLES.sin()
+# Not made inside of a transform, which would wrap them: their values are checked.
+BEGINS, ENDS = torch.tensor([1, 4]), torch.tensor([0, 2, 5])
 BOTH = pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
 
 
@@ -47,9 +49,9 @@ def in_place(x: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
 FORMS: dict[str, Callable[[torch.Tensor, bool], torch.Tensor]] = {
     "new": lambda x, i: apply_rotary_emb(x, COS, SIN, i),
     "back": lambda x, i: apply_rotary(x, COS, SIN, 2, interleaved=i, conjugate=True),
-    "offsets": lambda x, i: apply_rotary_emb(x, COS, SIN, i, False, torch.tensor([1, 4])),
+    "offsets": lambda x, i: apply_rotary_emb(x, COS, SIN, i, False, BEGINS),
     "packed": lambda x, i: apply_rotary_emb(
-        x.flatten(0, 1), COS, SIN, i, cu_seqlens=torch.tensor([0, 2, 5]), max_seqlen=3
+        x.flatten(0, 1), COS, SIN, i, cu_seqlens=ENDS, max_seqlen=3
     ),
     "in place": lambda x, i: in_place(x * 1, i),
     "in a view": lambda x, i: in_place((x * 1)[:, :, 1:4], i),
@@ -207,6 +209,18 @@ def test_transforms() -> None:
         dual = torch.autograd.forward_ad.make_dual(x[0], tangent)
         found = torch.autograd.forward_ad.unpack_dual(turn(dual)).tangent
     torch.testing.assert_close(found, own(tangent))
+
+
+@pytest.mark.parametrize("form", ["new", "back", "offsets", "packed"])
+def test_torch_func_finds_the_gradients_of_autograd(form: str) -> None:
+    x = leaf(2, 3, 6, 4)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return FORMS[form](x, False).pow(3).sum()
+
+    torch.testing.assert_close(
+        torch.func.grad(loss)(x.detach()), torch.autograd.grad(loss(x), x)[0]
+    )
 
 
 @pytest.mark.parametrize("inplace", [False, True], ids=["new", "in place"])

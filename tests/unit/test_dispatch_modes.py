@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 import flashvar
 from flashvar.ops.attention import plan as plans
 from flashvar.ops.causal_conv1d import api as convolution
-from flashvar.ops.dispatch_modes import are_plain
+from flashvar.ops.dispatch_modes import are_plain, as_list
 
 
 class Own(torch.Tensor):
@@ -62,3 +63,42 @@ def test_gradients_of_a_negated_view(place: int, monkeypatch: pytest.MonkeyPatch
     flashvar.attention(q, k, v, bias=bias).sum().backward()
     assert passed
     assert all(map(are_plain, passed))
+
+
+TRANSFORMS: dict[str, Callable[[Callable[[torch.Tensor], torch.Tensor]], Any]] = {
+    "none": lambda f: f(torch.ones(())),
+    "grad": lambda f: torch.func.grad(f)(torch.ones(())),
+    "jvp": lambda f: torch.func.jvp(f, (torch.ones(()),), (torch.ones(()),)),
+    "vmap": lambda f: torch.vmap(f)(torch.ones(2)),
+    "grad of vmap": lambda f: torch.func.grad(lambda x: torch.vmap(f)(x.expand(2)).sum())(
+        torch.ones(())
+    ),
+    "vmap of grad": lambda f: torch.vmap(torch.func.grad(f))(torch.ones(2)),
+    "grad of grad": lambda f: torch.func.grad(torch.func.grad(lambda x: f(x).square()))(
+        torch.ones(())
+    ),
+    "functionalize": lambda f: torch.func.functionalize(f)(torch.ones(())),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_values_inside_of_transforms(transform: Callable[..., Any]) -> None:
+    """Of a tensor from outside, and of one that is made inside, which torch wraps."""
+    offsets, found = torch.tensor([0, 3, 7]), []
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        found.append((as_list(offsets), as_list(offsets.diff())))
+        return x * 2
+
+    transform(f)
+    assert found == [([0, 3, 7], [3, 4])]
+
+
+def test_values_while_compiling() -> None:
+    def f(lengths: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([*as_list(lengths), 1])
+
+    torch._dynamo.reset()
+    compiled = torch.compile(f, backend="eager")
+    assert torch.equal(compiled(torch.tensor([2, 3])), torch.tensor([2, 3, 1]))

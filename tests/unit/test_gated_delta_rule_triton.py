@@ -30,6 +30,7 @@ def test_interpreted(case: Case, found: dict[str, str]) -> None:
     assert found[str(case)] == ""
 
 
+OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 NAMES = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
@@ -87,7 +88,7 @@ def compiled(capability: int, inputs: Inputs, direction: str = "forward") -> dic
             kernels[kernel.__name__] = triton.compile(
                 ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned),
                 target=GPUTarget("cuda", capability, 32),
-                options={n: others[n] for n in ("num_warps", "num_stages") if n in others},
+                options={n: others[n] for n in OPTIONS if n in others},
             )
 
         return launch

@@ -41,6 +41,20 @@ def test_ids_and_lengths_say_the_same() -> None:
     assert Documents.of_lengths([0, 3, 0]).cu_seqlens.tolist() == [0, 0, 3, 3]
 
 
+def test_lengths_inside_of_transforms() -> None:
+    """Also of a tensor, and of one that is made inside."""
+    q, lengths = torch.randn(7, 2, 8), torch.tensor([3, 4])
+
+    def loss(q: torch.Tensor, add: int | None = None) -> torch.Tensor:
+        documents = Documents.of_lengths(lengths if add is None else lengths + add)
+        return documents.attention(q, q, q).square().sum()
+
+    leaf = q.clone().requires_grad_()
+    expected = torch.autograd.grad(loss(leaf), leaf)[0]
+    torch.testing.assert_close(torch.func.grad(loss)(q), expected)
+    torch.testing.assert_close(torch.func.grad(loss)(q, 0), expected)
+
+
 def test_packed_rows() -> None:
     q, v = torch.randn(21, 2, 8), torch.randn(21, 2, 12)
     documents = Documents.of_ids(IDS)

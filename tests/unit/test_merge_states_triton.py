@@ -90,7 +90,7 @@ def compiled(capability: int, direction: str, parts: Parts, grad_lse: bool = Tru
     return triton.compile(
         ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned),
         target=GPUTarget("cuda", capability, 32),
-        options={"num_warps": asked["others"]["num_warps"]},
+        options={name: asked["others"][name] for name in ("num_warps", "enable_fp_fusion")},
     )
 
 

@@ -26,16 +26,6 @@ class _Pattern(NamedTuple):
     after: Side
     lengths: dict[str, int]
 
-    @property
-    def names(self) -> list[str]:
-        """The axes on the left."""
-        return [axis for group in self.before for axis in group]
-
-    @property
-    def others(self) -> list[str]:
-        """The axes on the right."""
-        return [axis for group in self.after for axis in group]
-
 
 @refuses_unknown_kinds
 def rearrange(
@@ -54,7 +44,7 @@ def rearrange(
     """
     x = _one(tensor)
     read = _read(x, pattern, axes_lengths)
-    unmatched = set(read.names) ^ set(read.others)
+    unmatched = set(_axes(read.before)) ^ set(_axes(read.after))
     if unmatched:
         raise _bad(pattern, f"{_list(unmatched)} on only one side", "name every axis on both")
     return _apply(x, read)
@@ -71,10 +61,10 @@ def repeat(
     """
     x = _one(tensor)
     read = _read(x, pattern, axes_lengths)
-    lost = set(read.names).difference(read.others)
+    lost = set(_axes(read.before)).difference(_axes(read.after))
     if lost:
         raise _bad(pattern, f"{_list(lost)} only on the left", "name every axis on the right too")
-    unknown = set(read.others).difference(read.lengths)
+    unknown = set(_axes(read.after)).difference(read.lengths)
     if unknown:
         raise _bad(pattern, f"{_list(unknown)} without a length", "pass it as a keyword")
     return _apply(x, read)
@@ -92,8 +82,13 @@ def _one(tensor: object) -> torch.Tensor:
     )
 
 
+def _axes(side: Side) -> list[str]:
+    # Not a property of the pattern: Dynamo of torch 2.8 follows none of a named tuple.
+    return [axis for group in side for axis in group]
+
+
 def _apply(x: torch.Tensor, read: _Pattern) -> torch.Tensor:
-    names, others, lengths = read.names, read.others, read.lengths
+    names, others, lengths = _axes(read.before), _axes(read.after), read.lengths
     x = x.reshape([lengths[axis] for axis in names])
     x = x.permute([names.index(axis) for axis in others if axis in names])
     for i, axis in enumerate(others):
@@ -127,10 +122,11 @@ def _read(x: torch.Tensor, pattern: str, given: dict[str, int]) -> _Pattern:
         raise _bad(pattern, "(...) on the left", "join dimensions only on the right")
     if (_DOTS in before) != any(_DOTS in group for group in after):
         raise _bad(pattern, "... on only one side", "write it on both")
-    for side in (read.names, read.others):
+    names, others = _axes(read.before), _axes(read.after)
+    for side in (names, others):
         if len(set(side)) != len(side):
             raise _bad(pattern, "an axis twice on one side", "give every axis its own name")
-    unused = set(given).difference(read.names, read.others)
+    unused = set(given).difference(names, others)
     if unused:
         raise _bad(pattern, f"a length of {_list(unused)}, which it lacks", "leave it out")
     for size, group in zip(x.shape, read.before, strict=True):

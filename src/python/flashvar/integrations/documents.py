@@ -17,6 +17,7 @@ import torch
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, ShapeError
 from flashvar.ops.arguments import as_device, check_strided, whole_number
 from flashvar.ops.attention.varlen import attention_varlen
+from flashvar.ops.dispatch_modes import as_list
 
 __all__ = ["Documents"]
 
@@ -131,7 +132,7 @@ class Documents(NamedTuple):
 def _whole_numbers(lengths: Any) -> list[int]:
     """The lengths as Python integers; empty if they are not whole numbers."""
     try:
-        given = lengths.tolist() if isinstance(lengths, torch.Tensor) else lengths
+        given = as_list(lengths) if isinstance(lengths, torch.Tensor) else lengths
         numbers = [whole_number(length) for length in given]
     except (TypeError, ValueError, RuntimeError):
         return []

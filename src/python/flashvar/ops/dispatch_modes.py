@@ -7,7 +7,7 @@ does so before it is called.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch.autograd import forward_ad
@@ -39,6 +39,22 @@ def can_be_read(*tensors: torch.Tensor | None) -> bool:
         x is None or (type(x) in PLAIN and x.device.type == "cpu" and not _is_transformed(x))
         for x in tensors
     )
+
+
+def as_list(tensor: torch.Tensor) -> Any:
+    """`tensor.tolist()`, also inside of torch.func's derivatives.
+
+    There tolist of torch 2.8 fails, of any tensor: it reads the memory of a wrapper.
+    """
+    if is_compiling():
+        return tensor.tolist()
+    inner = tensor
+    while _is_tracked(inner):
+        inner = _unwrapped(inner)
+    if _is_transformed(inner):  # mapped, or made functional: torch knows what its values are
+        return tensor.tolist()
+    with _WithoutTransforms():
+        return inner.tolist()
 
 
 def is_mapped(tensor: torch.Tensor) -> bool:
@@ -77,6 +93,8 @@ _PROXIES: Final = torch._C._TorchDispatchModeKey.PROXY
 _FAKES: Final = torch._C._TorchDispatchModeKey.FAKE
 _is_transformed: Final = torch._C._functorch.is_functorch_wrapped_tensor
 _is_batched: Final = torch._C._functorch.is_batchedtensor
+_is_tracked: Final = torch._C._functorch.is_gradtrackingtensor
+_WithoutTransforms: Final = torch._C._DisableFuncTorch
 _unwrapped: Final = torch._C._functorch.get_unwrapped
 _tracer: Final = torch._C._get_tracing_state
 autocasts: Final = torch._C._is_any_autocast_enabled

@@ -7,6 +7,7 @@ from typing import Any, Final
 import torch
 
 from flashvar.errors import DtypeError, InvalidInputError, LayoutError, ShapeError
+from flashvar.ops.dispatch_modes import as_list
 
 # What torch says of a tensor that is neither dense nor expanded.
 _TOO_HARD: Final = 2
@@ -35,7 +36,7 @@ def check_offsets(cu_seqlens: torch.Tensor, rows: int) -> None:
     """
     if not cu_seqlens.is_cpu:
         return
-    ends = cu_seqlens.tolist()
+    ends = as_list(cu_seqlens)
     if ends[0] != 0 or ends[-1] != rows or sorted(ends) != ends:
         shown = str(ends) if len(ends) <= 8 else f"[{ends[0]}, ..., {ends[-1]}]"
         raise ShapeError(
@@ -58,7 +59,7 @@ def check_state_indices(indices: torch.Tensor, states: int) -> None:
     """Refuse indices beyond a pool of so many states, and two of one; as `check_offsets`."""
     if not indices.is_cpu:
         return
-    used = [index for index in indices.tolist() if index >= 0]
+    used = [index for index in as_list(indices) if index >= 0]
     if used and max(used) >= states:
         raise ShapeError(
             f"state_indices must be below the {states} states of the pool, found {max(used)}: "

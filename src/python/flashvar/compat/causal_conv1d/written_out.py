@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from flashvar.errors import InvalidInputError
 from flashvar.ops.causal_conv1d.inputs import ACTIVATIONS
+from flashvar.ops.dispatch_modes import as_list
 
 __all__ = ["causal_conv1d_ref", "causal_conv1d_update_ref", "causal_conv1d_varlen_states_ref"]
 
@@ -70,9 +71,10 @@ def causal_conv1d_varlen_states_ref(
 ) -> torch.Tensor:
     """As `causal_conv1d_varlen_states`, sequence by sequence."""
     states = x.new_zeros(len(cu_seqlens) - 1, x.shape[1], state_len)
-    for state, (begin, end) in zip(states, pairwise(cu_seqlens.tolist()), strict=True):
+    for i, (begin, end) in enumerate(pairwise(as_list(cu_seqlens))):
         kept = min(end - begin, state_len)
-        state[:, state_len - kept :] = x[end - kept : end].T
+        # Not through rows that a loop unbinds: autograd refuses to record writes to them.
+        states[i, :, state_len - kept :] = x[end - kept : end].T
     return states
 
 

@@ -10,6 +10,7 @@ from flashvar.compat.einops_patterns import rearrange, repeat
 from flashvar.compat.not_served import refuse_name
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, ShapeError
 from flashvar.ops.arguments import check_strided, count, refuses_unknown_kinds
+from flashvar.ops.dispatch_modes import as_list
 
 __all__ = [
     "index_first_axis",
@@ -125,7 +126,7 @@ def unpad_input_for_concatenated_sequences(
     if int(lengths.clamp(min=0).sum()) != packed[1].shape[0]:
         raise ShapeError(
             "the lengths in each batch entry of attention_mask_in_length must add up to at most "
-            f"{positions.shape[0]}, found {lengths.tolist()[:8]} and so on: shorten the sequences"
+            f"{positions.shape[0]}, found {as_list(lengths)[:8]} and so on: shorten the sequences"
         )
     return packed
 

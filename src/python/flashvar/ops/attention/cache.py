@@ -11,7 +11,7 @@ import torch
 
 from flashvar.errors import InvalidInputError, ShapeError
 from flashvar.ops.arguments import check_strided, count
-from flashvar.ops.dispatch_modes import can_be_read
+from flashvar.ops.dispatch_modes import as_list, can_be_read
 from flashvar.ops.sequences import check_integers
 
 __all__ = ["Cache", "read"]
@@ -88,7 +88,7 @@ def check_slots(name: str, slots: torch.Tensor, slots_of_cache: int) -> None:
     if bool(wrong.any()):
         raise ShapeError(
             f"{name} must be from 0 to {slots_of_cache - 1}, found "
-            f"{slots[wrong].unique().tolist()}: pass indices into the first dimension of the cache"
+            f"{as_list(slots[wrong].unique())}: pass indices into the first dimension of the cache"
         )
 
 
@@ -122,8 +122,8 @@ def read(
         rows = cu_seqlens_k.diff()
         if can_be_read(ends, rows) and bool((ends > rows).any()):
             raise ShapeError(
-                f"seqused_k must be at most the keys of each sequence, {rows.tolist()}, found "
-                f"{ends.tolist()}: pass how many keys to use, from the first on"
+                f"seqused_k must be at most the keys of each sequence, {as_list(rows)}, found "
+                f"{as_list(ends)}: pass how many keys to use, from the first on"
             )
         cache = Cache(k[None], v[None], slots=torch.zeros_like(ends))
         begins = begins + cu_seqlens_k[:-1]

@@ -19,7 +19,14 @@ from flashvar.ops.attention.options import plain_scale, window_pair, window_side
 from flashvar.ops.attention.problem import pack_options, pack_tensors
 from flashvar.ops.attention.validate import rows_contiguous
 from flashvar.ops.derivatives import Refused, attach, likenesses, refuse
-from flashvar.ops.dispatch_modes import are_plain, can_be_read, is_compiling, is_faking, is_mapped
+from flashvar.ops.dispatch_modes import (
+    are_plain,
+    as_list,
+    can_be_read,
+    is_compiling,
+    is_faking,
+    is_mapped,
+)
 from flashvar.ops.sequences import check_integers, check_own_memory
 
 __all__ = ["Arguments", "Rotate", "with_kv_cache"]
@@ -285,13 +292,13 @@ def _check_lengths(given: Arguments, before: torch.Tensor, new: int, capacity: i
     if bool(((before < 0) | (used < begins)).any()):
         raise ShapeError(
             "cache_seqlens must not be negative and, with the new keys, not below cache_leftpad, "
-            f"found {before.tolist()}: correct it"
+            f"found {as_list(before)}: correct it"
         )
     slots, size = given.cache_batch_idx, given.k_cache.shape[1]
     if slots is not None and new and len(slots.unique()) < len(slots):
         raise InvalidInputError(
             f"cache_batch_idx must name each slot once if new keys are written, found "
-            f"{slots.tolist()}: give every sequence a slot of its own"
+            f"{as_list(slots)}: give every sequence a slot of its own"
         )
     if given.block_table is not None:
         pages = torch.arange(given.block_table.shape[1]) * size < used[:, None]

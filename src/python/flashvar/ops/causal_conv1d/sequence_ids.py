@@ -9,7 +9,7 @@ import torch
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, ShapeError
 from flashvar.ops.arguments import check_strided
 from flashvar.ops.batching_rules import check_unmapped
-from flashvar.ops.dispatch_modes import can_be_read
+from flashvar.ops.dispatch_modes import as_list, can_be_read
 from flashvar.ops.sequences import check_cu_seqlens, check_offsets
 
 
@@ -44,7 +44,7 @@ def check_seq_idx(x: torch.Tensor, seq_idx: Any, layout: str, others: dict[str, 
 
 
 def _check_values(seq_idx: torch.Tensor) -> None:
-    for row in seq_idx.tolist():
+    for row in as_list(seq_idx):
         runs = [one for one, before in zip(row, [None, *row], strict=False) if one != before]
         again = [one for one in runs if one >= 0 and runs.count(one) > 1]
         if again:

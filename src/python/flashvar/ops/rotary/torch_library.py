@@ -10,7 +10,7 @@ import torch
 
 from flashvar.errors import InvalidInputError, ShapeError
 from flashvar.ops.derivatives import Differentiated, attach, below_autograd, has_tangent
-from flashvar.ops.dispatch_modes import can_be_read, is_compiling
+from flashvar.ops.dispatch_modes import as_list, can_be_read, is_compiling
 from flashvar.ops.rotary.rotation import (
     Rotation,
     check_tables,
@@ -89,7 +89,7 @@ def _check_positions(x: torch.Tensor, rotation: Rotation) -> None:
     if given == (None, None) or not can_be_read(*given):
         return
     if rotation.cu_seqlens is not None:
-        ends = rotation.cu_seqlens.tolist()
+        ends = as_list(rotation.cu_seqlens)
         if sorted(ends) != ends or ends[0] < 0 or ends[-1] > x.shape[0]:
             raise ShapeError(
                 f"cu_seqlens must not decrease, and stay within the {x.shape[0]} packed rows, "
