@@ -20,7 +20,9 @@ import torch
 
 _WARM_UP_CALLS: Final = 3
 _ROUNDS: Final = (7, 60)  # fewest (enough for a spread) and most
-_SLOW: Final = 10.0  # times the contender of middling speed: fewest rounds do, or they take minutes
+# A contender that takes longer than this many times the one of middling speed gets the fewest
+# rounds: more would take minutes.
+_SLOW: Final = 10.0
 # Most writes of the cache before a call, several milliseconds: a host that takes longer for a call
 # is waiting for the device.
 _MAX_WRITES: Final = 256
