@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,6 +111,15 @@ class HostLibrary:
         patch.setattr(cuda, "function_of", lambda name, chosen, device: (self.function(name), 0))
         patch.setattr(cuda, "maker", lambda like: partial(_aligned, like.numel()))
         patch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
+
+    def count_blocks(self, call: Callable[[], object]) -> int:
+        """How many blocks a call launches. They are not run."""
+        counted = ctypes.c_int64()
+        counter = ctypes.c_void_p.in_dll(self._library, "counted_blocks")
+        counter.value = ctypes.addressof(counted)
+        call()
+        counter.value = None
+        return counted.value
 
     def end_tensors_at(self, x: torch.Tensor | None) -> None:
         """From now on let no access cross the end of x; None: of no tensor."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,15 @@ def test_the_middling_contender_decides_the_rounds(
     milliseconds: list[float], rounds: list[int]
 ) -> None:
     assert timing.rounds_for(milliseconds, seconds=0.25) == rounds
+
+
+def test_who_takes_part_in_few_rounds_does_so_from_the_first_to_the_last() -> None:
+    assert "".join(timing.turns({"a": 4, "b": 4, "c": 2})) == "abbcaababc"
+    called = list(timing.turns({"fast": 60, "slow": 7}))
+    places = [index for index, name in enumerate(called) if name == "slow"]
+    apart = [after - before for before, after in pairwise(places)]
+    assert (len(called), len(places)) == (67, 7)
+    assert max(places[0], *apart, len(called) - places[-1]) <= 11
 
 
 @pytest.mark.parametrize(

@@ -293,6 +293,38 @@ def test_the_same_bits_on_every_device(
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("kind", "batch", "seqlen", "dim", "of_forward", "of_backward"),
+    [
+        ("channels", 1, 32768, 512, 256, 250 + 80),  # 64 and 66 rows a thread
+        ("channels", 1, 2048, 512, 64, 30 + 80),  # 16 and 36 rows, the fewest
+        ("tokens", 32, 2048, 512, 1024, 256 + 10),  # as many blocks as are wanted
+        ("tokens", 1, 2**20, 64, 1024, 512 + 10),  # in the backward 64 tiles a block, the most
+        ("tokens", 1, 65536, 64, 256, 256 + 10),  # 8 tiles a block
+        ("tokens", 1, 2304, 8, 2, 2 + 1),  # of 9 tiles, 5 and 4
+        ("tokens", 1, 2048, 8, 1, 1),  # of 8 tiles
+        ("tokens", 1, 8, 0, 0, 0),
+        ("tokens", 0, 8, 8, 0, 1),  # sums of no parts are written
+    ],
+)  # fmt: skip
+def test_numbers_of_blocks(
+    kind: str, batch: int, seqlen: int, dim: int, of_forward: int, of_backward: int,
+    library: HostLibrary, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """With the limits of src/cuda. In the backward blocks that add up partial sums come after."""
+    library.install(monkeypatch, few_tiles=8, multiprocessors=10**6)
+    shape = (batch, seqlen, dim) if kind == "channels" else (batch, dim, seqlen)
+    x = torch.empty(shape, dtype=torch.bfloat16)
+    x = x if kind == "channels" else x.transpose(1, 2)
+    conv = Convolution(x, x.new_empty(dim, 4), None, None, None, True)
+    final, grads = x.new_empty(batch, dim, 0), Gradients(x, conv.weight, None, None)
+    given: Any = conv, x, None, grads
+    run_forward = cuda.prepare_forward(CHOSEN, conv, None, x, final)
+    run_backward = cuda.prepare_backward(CHOSEN, *given)
+    assert library.count_blocks(lambda: run_forward(conv, None, x, final)) == of_forward
+    assert library.count_blocks(lambda: run_backward(*given)) == of_backward
+
+
 _BLOCKS_OF_TOKENS = """
 #include <cstdio>
 #include "device.h"

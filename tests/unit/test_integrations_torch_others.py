@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -244,6 +245,16 @@ def test_a_kept_function_with_torchs_own_masks(variant: Any) -> None:
     with ours.activate(backend="reference"):
         for function in (kept, functional.scaled_dot_product_attention):
             torch.testing.assert_close(function(q, k, v, attn_mask=variant(7, 9)), expected)
+        assert variant(7, 9).shape[1:] == (7, 9)  # in calls of other functions nothing changes
+        assert pickle.loads(pickle.dumps(torch.nn.attention)) is torch.nn.attention
+    assert CausalBias.__dict__["__torch_function__"] is handler
+    assert type(torch.nn.attention) is type(pickle)
+
+
+def test_torchs_own_masks_after_their_module_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = CausalBias.__dict__["__torch_function__"]
+    with ours.activate(backend="reference"):
+        monkeypatch.delitem(sys.modules, "torch.nn.attention.bias")
     assert CausalBias.__dict__["__torch_function__"] is handler
 
 

@@ -337,7 +337,7 @@ NO_NORMS: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
     "gate": (lambda x: norms.rms_norm_gated(x, x[None, :, :2], None, None), "gate must have the"),
     "integers": (lambda x: RMSNorm(8)(x.long()), "x must be .*, found torch.int64"),
     "complex": (lambda x: norms.l2norm(x.cfloat()), "x must be .*, found torch.complex64"),
-    "result": (lambda x: norms.l2norm(x, output_dtype=torch.int8), "the result must be .*int8"),
+    "result": (lambda x: norms.l2norm(x, output_dtype=torch.int8), "output_dtype must be .*int8"),
 }
 
 

@@ -69,6 +69,7 @@ struct FwdLaunch {
                                              kTokenTiles, kTokenBlocksPerSM>,
                            Target>(args, args.tiles.blocks + state_blocks, device, stream);
     }
+    // A quarter of the blocks, because each also reads the last rows before its own.
     ChannelLimits const limits{5, kMinRows, kMaxRows, kChannelStages, kBlocks / 4};
     FwdChannelsArgs const args{problem, ChannelTiles::make(problem, kOfChannels, limits)};
     return launch_blocks<

@@ -14,8 +14,8 @@ namespace flashvar::causal_conv1d {
 inline constexpr int kThreads = 256;
 // Blocks that keep a device busy: in launches with fewer, threads get less work each.
 inline constexpr int64_t kBlocks = 1024;
-// Fewest tiles of tokens of a block, where a channel has as many: a block takes about as long to
-// start.
+// About the fewest tiles of tokens of a chunk, where a channel has as many: a block takes about as
+// long to start as to process them.
 inline constexpr int64_t kFewTiles = 8;
 
 // Limits of ChannelTiles for one kernel.
@@ -111,8 +111,9 @@ struct TokenTiles {
     tiles.per_channel = problem.batch * tiles.per_row;
     tiles.channel_blocks =
         tiles.of_all_misalignments((problem.dim + tiles.groups() - 1) / tiles.groups());
-    // Chunks are equal, so that blocks end together, and as many as give no more than the `wanted`
-    // number of blocks.
+    // As many equal chunks, so that blocks end together, as give no more than the `wanted` number
+    // of blocks. If those would have more than `max_tiles` tiles, all have so many, and the last
+    // chunk what remains.
     int64_t const most = (tiles.per_channel + kFewTiles - 1) / kFewTiles,
                   wanted_chunks = wanted / std::max(tiles.channel_blocks, 1u),
                   chunks = std::max(std::min(wanted_chunks, most), int64_t{1});

@@ -69,6 +69,7 @@ struct Block {
   std::vector<float> exchanged;
   void (*run)(const void*);
   const void* what;
+  bool copies_at_once;  // else at a wait for them
 
   void wait(Barrier& barrier) {
     Thread& thread = threads[threadIdx.x];
@@ -201,10 +202,12 @@ inline void run_thread() {
 }
 
 // Runs the threads of a block. Who goes first changes from turn to turn and from block to block,
-// so that a barrier that is missing shows.
+// and when copies are made from every second block to the next, so that a barrier that is missing
+// shows.
 inline void run_block(int threads, void (*run)(const void*), const void* what) {
   static std::vector<Thread> pool;
   static bool backwards = false;
+  static uint32_t blocks = 0;
   if (pool.size() < size_t(threads)) pool = std::vector<Thread>(threads);
   Block one{{},
             pool,
@@ -212,7 +215,8 @@ inline void run_block(int threads, void (*run)(const void*), const void* what) {
             std::vector<Barrier>(threads / 32, Barrier{32}),
             std::vector<float>(threads),
             run,
-            what};
+            what,
+            (blocks++ & 2) != 0};
   block = &one;
   blockDim.x = threads;
   for (int index = 0; index < threads; ++index) {

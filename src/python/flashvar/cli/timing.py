@@ -2,14 +2,15 @@
 
 The card slows down as it warms up, so contenders that run one after the other are not compared on
 the same card. Here every round calls each contender once, in an order that rotates from round to
-round. Before each call the device writes memory for longer than the host takes to enqueue the call:
-a figure is time of the device, also where the host is slower. A call that waits for the device
-itself is timed with that wait.
+round; very slow ones take part in some rounds, from the first to the last. Before each call the
+device writes memory for longer than the host takes to enqueue the call: a figure is time of the
+device, also where the host is slower. A call that waits for the device itself is timed with that
+wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from statistics import median, quantiles
@@ -20,7 +21,9 @@ import torch
 
 _WARM_UP_CALLS: Final = 3
 _ROUNDS: Final = (7, 60)  # fewest (enough for a spread) and most
-_SLOW: Final = 10.0  # times the contender of middling speed: fewest rounds do, or they take minutes
+# A contender that takes longer than this many times the one of middling speed gets the fewest
+# rounds: more would take minutes.
+_SLOW: Final = 10.0
 # Most writes of the cache before a call, several milliseconds: a host that takes longer for a call
 # is waiting for the device.
 _MAX_WRITES: Final = 256
@@ -64,23 +67,17 @@ def measure(
     flush = torch.empty(2 * properties.L2_cache_size, dtype=torch.int8, device="cuda")
     spent = [_warm_up(call) for call in contenders.values()]
     rounds = rounds_for([device for device, _ in spent], seconds)
-    rounds_of = dict(zip(contenders, rounds, strict=True))
     writes = writes_for(max(host for _, host in spent), _write_ms(flush))
 
-    names = list(contenders)
-    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in names}
-    for index in range(max(rounds)):
-        first = index % len(names)
-        for name in names[first:] + names[:first]:
-            if index >= rounds_of[name]:
-                continue
-            for _ in range(writes):
-                flush.zero_()
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            contenders[name]()
-            end.record()
-            events[name].append((start, end))
+    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in contenders}
+    for name in turns(dict(zip(contenders, rounds, strict=True))):
+        for _ in range(writes):
+            flush.zero_()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        contenders[name]()
+        end.record()
+        events[name].append((start, end))
     enqueued()
     torch.cuda.synchronize()
     return {n: summarise([start.elapsed_time(end) for start, end in e]) for n, e in events.items()}
@@ -91,6 +88,19 @@ def rounds_for(milliseconds: Sequence[float], seconds: float) -> list[int]:
     middling = max(median(milliseconds), 1e-3)
     rounds = min(max(int(1000 * seconds / middling), _ROUNDS[0]), _ROUNDS[1])
     return [rounds if one <= _SLOW * middling else _ROUNDS[0] for one in milliseconds]
+
+
+def turns(rounds: Mapping[str, int]) -> Iterator[str]:
+    """The contenders in the order of their calls, each as often as its number of rounds.
+
+    Whoever takes part in fewer rounds does so at equal distances: all see the card warm up.
+    """
+    names, most = list(rounds), max(rounds.values())
+    for index in range(most):
+        first = index % len(names)
+        for name in names[first:] + names[:first]:
+            if index * rounds[name] // most < (index + 1) * rounds[name] // most:
+                yield name
 
 
 def writes_for(host: float, write: float) -> int:

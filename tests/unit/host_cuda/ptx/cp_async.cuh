@@ -1,5 +1,7 @@
-// Stands for src/cuda/ptx/cp_async.cuh: copies are made no sooner than a wait for them. A copy to
-// where another one of the thread is still in flight ends the program.
+// Stands for src/cuda/ptx/cp_async.cuh: copies are made no sooner than a wait for them, which shows
+// data that are read too early; in some blocks as soon as they are started, which shows data that
+// are overwritten too early. A copy to where another one of the thread is still in flight ends the
+// program.
 #pragma once
 #include <cstdio>
 #include <cstdlib>
@@ -9,6 +11,13 @@
 
 namespace flashvar::ptx {
 
+inline void make_copy(const Copy& copy) {
+  if (copy.exists) {
+    std::memcpy(copy.to, copy.from, copy.bytes);
+  } else if (!copy.ends_group) {
+    std::memset(copy.to, 0, copy.bytes);
+  }
+}
 inline void start_copy(const Copy& started) {
   auto& copies = block->threads[threadIdx.x].copies;
   for (const Copy& copy : copies) {
@@ -17,6 +26,7 @@ inline void start_copy(const Copy& started) {
                  blockIdx.x);
     std::abort();
   }
+  if (block->copies_at_once) make_copy(started);
   copies.push_back(started);
 }
 inline void cp_async_16(const void* shared, const void* gmem, bool valid) {
@@ -47,11 +57,7 @@ void cp_async_wait() {
   for (; groups > kPending; ++done) {
     const Copy& copy = copies[done];
     groups -= copy.ends_group;
-    if (copy.exists) {
-      std::memcpy(copy.to, copy.from, copy.bytes);
-    } else if (!copy.ends_group) {
-      std::memset(copy.to, 0, copy.bytes);
-    }
+    if (!block->copies_at_once) make_copy(copy);
   }
   copies.erase(copies.begin(), copies.begin() + done);
 }

@@ -21,7 +21,7 @@ __all__ = ["recognize_own", "restore"]
 _MODULE: Final = "torch.nn.attention.bias"  # not imported here: that takes a second
 _HANDLER: Final = "__torch_function__"
 
-_torchs: Any = None  # CausalBias's handler, where it is replaced
+_replaced: tuple[Any, Any] | None = None  # CausalBias, and torch's handler of it
 
 
 class _Package(ModuleType):
@@ -45,19 +45,21 @@ def recognize_own() -> None:
 
 def restore() -> None:
     """Undo `recognize_own`."""
-    global _torchs
+    global _replaced
     torch.nn.attention.__class__ = ModuleType
-    if _torchs is not None:
-        setattr(sys.modules[_MODULE].CausalBias, _HANDLER, _torchs)
-        _torchs = None
+    if _replaced is not None:
+        kind, torchs = _replaced
+        setattr(kind, _HANDLER, torchs)
+        _replaced = None
 
 
 def _replace(module: ModuleType) -> None:
-    global _torchs
-    if _torchs is not None:
+    global _replaced
+    if _replaced is not None:
         return
     kind = module.CausalBias
-    _torchs = torchs = kind.__dict__[_HANDLER]
+    torchs = kind.__dict__[_HANDLER]
+    _replaced = kind, torchs
 
     def handle(
         cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

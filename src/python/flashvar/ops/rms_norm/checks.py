@@ -23,8 +23,8 @@ def check(tensors: Tensors, norm: Norm) -> None:
         if one is None:
             continue
         check_tensor(name, one)
-        _check_dtype(name, one.dtype)
-    _check_dtype("the result", norm.dtype)
+        _check_dtype(name, one.dtype, "cast it with .to(torch.bfloat16)")
+    _check_dtype("output_dtype", norm.dtype, "leave it out for the dtype of x")
     x, gate, weight, bias, residual = tensors
     for name, one in (("weight", weight), ("bias", bias)):
         if one is not None and one.shape != x.shape[-1:]:
@@ -46,9 +46,8 @@ def _expands(one: torch.Tensor, x: torch.Tensor) -> bool:
     return one.dim() <= x.dim() and all(size in (1, wanted) for size, wanted in sizes)
 
 
-def _check_dtype(name: str, dtype: torch.dtype) -> None:
+def _check_dtype(name: str, dtype: torch.dtype, way: str) -> None:
     if dtype not in _DTYPES:
         raise DtypeError(
-            f"{name} must be bfloat16, float16, float32 or float64, found {dtype}: cast it with "
-            ".to(torch.bfloat16)"
+            f"{name} must be bfloat16, float16, float32 or float64, found {dtype}: {way}"
         )
