@@ -111,9 +111,9 @@ struct TokenTiles {
     tiles.per_channel = problem.batch * tiles.per_row;
     tiles.channel_blocks =
         tiles.of_all_misalignments((problem.dim + tiles.groups() - 1) / tiles.groups());
-    // As many equal chunks, so that blocks end together, as give no more than the `wanted` number
-    // of blocks. If those would have more than `max_tiles` tiles, all have so many, and the last
-    // chunk what remains.
+    // As many chunks as give no more than the `wanted` number of blocks, all equal, so that blocks
+    // end together. Where these would have more than `max_tiles` tiles, each has that many, and the
+    // last one the rest.
     int64_t const most = (tiles.per_channel + kFewTiles - 1) / kFewTiles,
                   wanted_chunks = wanted / std::max(tiles.channel_blocks, 1u),
                   chunks = std::max(std::min(wanted_chunks, most), int64_t{1});
