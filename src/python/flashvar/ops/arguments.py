@@ -22,6 +22,7 @@ _FLOAT32_LIMIT: Final = float(torch.finfo(torch.float32).max)
 # Numbers may also come from numpy, and be symbols while a graph is traced.
 _INTEGERS: Final = (int, torch.SymInt, Integral)
 _NUMBERS: Final = (int, float, torch.SymFloat, torch.SymInt, Real)
+_KNOWN_TO_DYNAMO: Final = (bool, int, float, str, torch.SymFloat, torch.SymInt, torch.Tensor)
 _PACKED: Final = "a padded dense one, or pass its values packed, with cu_seqlens"
 
 
@@ -143,7 +144,10 @@ def followed(value: Any) -> Any:
 
     Dynamo takes numbers of numpy for arrays, which no op accepts.
     """
-    if not is_compiling() or type(value).__module__ != "numpy":
+    # Of what eager code has made, Dynamo cannot name the type: known kinds go first.
+    if not is_compiling() or value is None or isinstance(value, _KNOWN_TO_DYNAMO):
+        return value
+    if type(value).__module__ != "numpy":
         return value
     array = torch.as_tensor(value)
     return array.item() if array.numel() == 1 and array.dtype != torch.bool else value
