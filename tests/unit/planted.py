@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import fabricated
-from fabricated import Image, Library, Segment, Wheel
+from fabricated import Image, Library, Wheel
+from fabricated_elf import LOADED, Segment
 
 from flashvar.binaries.manifest import Manifest
 from flashvar_factory.audit import expectations
@@ -287,7 +288,7 @@ def inside(section: str, form: str, offset: int, value: int) -> Wheel:
 
 
 def segments(kind: int, **changes: Any) -> tuple[Segment, ...]:
-    return tuple(one._replace(**changes) if one.kind == kind else one for one in fabricated.LOADED)
+    return tuple(one._replace(**changes) if one.kind == kind else one for one in LOADED)
 
 
 def field(path: str, value: object) -> Wheel:

@@ -13,9 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import fabricated
+import fabricated_elf
 import pytest
 from audited import Fault, faults, rows
-from fabricated import Image, Section, Segment, Wheel
+from fabricated import Image, Wheel
+from fabricated_elf import Section, Segment
 from planted import (
     ENTRIES,
     LIBRARY,
@@ -62,13 +64,13 @@ RENAMED = tuple(
     for one in KERNELS
 )
 WRITABLE = tuple(
-    segment._replace(flags=7) if segment.kind == 1 else segment for segment in fabricated.LOADED
+    segment._replace(flags=7) if segment.kind == 1 else segment for segment in fabricated_elf.LOADED
 )
 OTHER = fabricated.fatbin(Image("86", fabricated.cubin({}, 86)))
 PTX = b"//\n.version 8.0\n.target sm_80\n.address_size 64\n"
 EXECUTABLE_STACK = tuple(
     segment._replace(flags=7) if segment.kind == 0x6474E551 else segment
-    for segment in fabricated.LOADED
+    for segment in fabricated_elf.LOADED
 )
 
 
@@ -380,7 +382,7 @@ OF_KERNELS: Mapping[str, Fault] = {
 OF_LIBRARY: Mapping[str, Fault] = {
     "stack of code": (library(segments=EXECUTABLE_STACK), "a stack that is not executable"),
     "no word on the stack": (
-        library(segments=tuple(s for s in fabricated.LOADED if s.kind != 0x6474E551)),
+        library(segments=tuple(s for s in fabricated_elf.LOADED if s.kind != 0x6474E551)),
         "a stack that is not executable",
     ),
     "code that is written to": (
@@ -388,12 +390,12 @@ OF_LIBRARY: Mapping[str, Fault] = {
         "expected no writable and executable segment",
     ),
     "no RELRO": (
-        library(segments=tuple(s for s in fabricated.LOADED if s.kind != 0x6474E552)),
+        library(segments=tuple(s for s in fabricated_elf.LOADED if s.kind != 0x6474E552)),
         "expected full RELRO",
     ),
     "lazy": (library(tags=()), "expected full RELRO"),
     "interpreter": (
-        library(segments=(*fabricated.LOADED, Segment(3, 4, ".rodata"))),
+        library(segments=(*fabricated_elf.LOADED, Segment(3, 4, ".rodata"))),
         "it names an interpreter",
     ),
     "auxiliary": (library(tags=((30, 8), (0x7FFFFFFD, 1))), "found the tag 0x7ffffffd"),
@@ -403,13 +405,13 @@ OF_LIBRARY: Mapping[str, Fault] = {
     "other SONAME": (library(soname="libc.so.6"), "expected the SONAME libflashvar_sm80.so"),
     "no SONAME": (library(soname=""), "expected the SONAME libflashvar_sm80.so, found None"),
     "no dynamic segment": (
-        library(segments=tuple(s for s in fabricated.LOADED if s.kind != 2)),
+        library(segments=tuple(s for s in fabricated_elf.LOADED if s.kind != 2)),
         "expected one dynamic section, at the location of its segment",
     ),
     "dynamic segment elsewhere": (
         library(
             segments=tuple(
-                s._replace(section=".rodata") if s.kind == 2 else s for s in fabricated.LOADED
+                s._replace(section=".rodata") if s.kind == 2 else s for s in fabricated_elf.LOADED
             )
         ),
         "expected one dynamic section, at the location of its segment",

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import fabricated
+import fabricated_elf
 import planted
 import pytest
 from audited import faults
-from fabricated import Section, Segment, Wheel
+from fabricated import Wheel
+from fabricated_elf import Section, Segment
 from planted import ENTRIES, MANIFEST, METADATA, RECORD, STEM, described
 
 from flashvar_factory.inspect import archive, elf
@@ -287,7 +289,7 @@ OF_LIBRARY: Mapping[str, Fault] = {
         "expected no debug information, found .gnu_debuglink",
     ),
     "segment of nobody": (
-        planted.library(segments=(*fabricated.LOADED, Segment(0x60000005, 4, ".rodata"))),
+        planted.library(segments=(*fabricated_elf.LOADED, Segment(0x60000005, 4, ".rodata"))),
         "expected known segments, found one of type 0x60000005",
     ),
     "relocations of another kind": (
@@ -354,7 +356,7 @@ OF_LIBRARY: Mapping[str, Fault] = {
         "expected full RELRO",
     ),
     "segment within a segment": (
-        planted.library(segments=(*fabricated.LOADED, Segment(elf.LOAD, 5, ".text"))),
+        planted.library(segments=(*fabricated_elf.LOADED, Segment(elf.LOAD, 5, ".text"))),
         "expected no segments that overlap",
     ),
     "segment beside its pages": (

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import fabricated
+import fabricated_elf
 import planted
 import pytest
 from audited import Fault, check_found_at_once, rows
-from fabricated import Image, Section, Wheel
+from fabricated import Image, Wheel
+from fabricated_elf import ALLOCATED, CUDA, Section
 from planted import described
 
 from flashvar.binaries.manifest import KernelRow, Launch
@@ -68,7 +70,7 @@ def with_section(name: str, content: bytes) -> Image:
         for one in whole.sections[1:-1]
     ]
     more = Section(name, 1, content)
-    return Image("80", fabricated.elf(fabricated.CUDA, [*parts, more], whole.flags, 8))
+    return Image("80", fabricated_elf.elf(CUDA, [*parts, more], whole.flags, 8))
 
 
 def ptx(code: str, text: bytes) -> Image:
@@ -79,7 +81,7 @@ CONTAINER = fabricated.fatbin(planted.own()[1])
 OF_DEVICE: Mapping[str, Fault] = {
     "records of nobody": (
         planted.library(
-            kernels=(), more=(Section(".x.kernels", 1, records(*KERNELS), 0, fabricated.ALLOCATED),)
+            kernels=(), more=(Section(".x.kernels", 1, records(*KERNELS), 0, ALLOCATED),)
         ),
         "expected the records of kernels in .flashvar.kernels alone, found .flashvar.kernels, .x.k",
     ),

@@ -14,7 +14,8 @@ import fabricated
 import planted
 import pytest
 from audited import Fault, check_found_at_once, rows
-from fabricated import Section, Wheel
+from fabricated import Wheel
+from fabricated_elf import Section
 from planted import ENTRIES, INFO, MANIFEST, METADATA, STEM, WHEEL, described, edited, field
 
 from flashvar.binaries.manifest import MinimumDriver, Toolkit

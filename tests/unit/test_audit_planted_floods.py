@@ -13,10 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import fabricated
+import fabricated_elf
 import planted
 import pytest
 from audited import Fault, check_found_at_once, rows
-from fabricated import Section, Wheel
+from fabricated import Wheel
+from fabricated_elf import Section
 from planted import described
 from test_audit_planted_loading import packed
 from test_audit_planted_readers import changed, header
@@ -29,7 +31,7 @@ TIMES = 90  # what repeats itself may be longer than noise
 
 
 def noise(size: int) -> Section:
-    return Section(".noise", 1, os.urandom(size // TIMES), 0, fabricated.ALLOCATED)
+    return Section(".noise", 1, os.urandom(size // TIMES), 0, fabricated_elf.ALLOCATED)
 
 
 def behind(code: bytes) -> Wheel:
@@ -40,11 +42,11 @@ def behind(code: bytes) -> Wheel:
 
 def symbols(count: int, name: str) -> Wheel:
     """The wheel with a table of this many symbols, which share a name."""
-    size = count * fabricated.SYMBOL.size
+    size = count * fabricated_elf.SYMBOL.size
 
     def change(data: bytearray, file: elf.Elf) -> None:
         at = bytes(file.named(".dynstr")[0].content).index(name.encode())
-        row = fabricated.SYMBOL.pack(at, fabricated.GLOBAL_FUNCTION, 0, 8, 1, 1)
+        row = fabricated_elf.SYMBOL.pack(at, fabricated_elf.GLOBAL_FUNCTION, 0, 8, 1, 1)
         struct.pack_into("<QQ", data, header(data, file, ".dynsym") + 24, len(data), size)
         data += row * count
 
@@ -57,12 +59,12 @@ def sections(count: int) -> Wheel:
     def change(data: bytearray, file: elf.Elf) -> None:
         at = header(data, file, ".rodata")
         row = bytearray(data[at : at + 64])
-        struct.pack_into("<I", row, 4, fabricated.NOTES)
+        struct.pack_into("<I", row, 4, fabricated_elf.NOTES)
         data += bytes(row) * count
         struct.pack_into("<H", data, 60, len(file.sections) + count)
 
-    many = [fabricated.Segment(4, 4, ".dynamic")] * 60
-    return changed(change, noise(64 * count), segments=(*fabricated.LOADED, *many))
+    many = [fabricated_elf.Segment(4, 4, ".dynamic")] * 60
+    return changed(change, noise(64 * count), segments=(*fabricated_elf.LOADED, *many))
 
 
 COMMENT = b"//" + b".target//" * 21 + b"\n"

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import fabricated
+import fabricated_elf
 import planted
 import pytest
 from audited import Fault, check_found_at_once, faults, rows
-from fabricated import Section, Segment, Wheel
+from fabricated import Wheel
+from fabricated_elf import Section, Segment
 
 from flashvar_factory.errors import BuildError
 from flashvar_factory.inspect import elf as elf_file
@@ -22,8 +24,8 @@ BIND_NOW = (30, 8)
 WRITTEN, LOADED, CODE = 3, 2, 6  # flags of sections
 ADDRESS, DATA, SLOT, RELATIVE, MODULE, OFFSET = 1, 6, 7, 8, 16, 18  # kinds of relocations
 ASKED, SHOWN = 1, 2  # symbols of a fabricated library: that it asks for, the first that it shows
-WRITABLE = tuple(one._replace(flags=6) if one.kind == 1 else one for one in fabricated.LOADED)
-WRITTEN_PART = (*fabricated.LOADED[:1], Segment(1, 6, ".data"), *fabricated.LOADED[1:])
+WRITABLE = tuple(one._replace(flags=6) if one.kind == 1 else one for one in fabricated_elf.LOADED)
+WRITTEN_PART = (*fabricated_elf.LOADED[:1], Segment(1, 6, ".data"), *fabricated_elf.LOADED[1:])
 CODE_BYTES = 6  # of a fabricated function
 # The common part of frames without and with handlers, as compilers write them; instructions aside.
 PLAIN = b"\x01zR\0\x01\x78\x10\x01\x1b" + bytes(3)
@@ -162,7 +164,7 @@ def of_section(name: str, field: int, form: str, value: int, *more: Section) -> 
         number = [one.name for one in file.sections].index(name)
         struct.pack_into(form, data, start + SECTION * number + field, value)
 
-    parts = WRITTEN_PART if more else fabricated.LOADED
+    parts = WRITTEN_PART if more else fabricated_elf.LOADED
     return changed(change, more=more, segments=parts)
 
 
@@ -205,7 +207,7 @@ RELATIONS: Mapping[str, Fault] = {
 
 SYMBOLS: Mapping[str, Fault] = {
     "weak function of the C runtime": (
-        planted.inside(".dynsym", "<B", fabricated.SYMBOL.size * ASKED + 4, 0x22),
+        planted.inside(".dynsym", "<B", fabricated_elf.SYMBOL.size * ASKED + 4, 0x22),
         "found weak ones: malloc; declare them without __attribute__((weak))",
     ),
     "version that may be missing": (
@@ -217,7 +219,7 @@ SYMBOLS: Mapping[str, Fault] = {
             lambda data, file: struct.pack_into(
                 "<Q",
                 data,
-                file.named(".dynsym")[0].offset + fabricated.SYMBOL.size * SHOWN + 8,
+                file.named(".dynsym")[0].offset + fabricated_elf.SYMBOL.size * SHOWN + 8,
                 file.named(".text")[0].address + CODE_BYTES,
             )
         ),

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import fabricated
+import fabricated_elf
 import planted
 import pytest
 from audited import Fault, check_found_at_once, faults, rows
-from fabricated import Section, Segment, Wheel
+from fabricated import Wheel
+from fabricated_elf import Section, Segment
 
 from flashvar_factory.inspect import elf as elf_file
 from flashvar_factory.inspect import fatbin
@@ -34,13 +36,13 @@ def part(number: int, field: int, form: str, value: int) -> Wheel:
 
 
 def more_parts(*more: Segment) -> Wheel:
-    return planted.library(segments=(*fabricated.LOADED, *more))
+    return planted.library(segments=(*fabricated_elf.LOADED, *more))
 
 
 def note(name: str, kind: int, text: bytes, owner: bytes = b"GNU\0") -> Wheel:
     """The wheel with a note that is loaded."""
     content = NOTE.pack(len(owner), len(text), kind, owner) + text
-    return planted.library(more=(Section(name, fabricated.NOTES, content, 0, 2),))
+    return planted.library(more=(Section(name, fabricated_elf.NOTES, content, 0, 2),))
 
 
 def relocated(*table: tuple[int, int, int], count: int | None = None) -> Wheel:
@@ -48,7 +50,7 @@ def relocated(*table: tuple[int, int, int], count: int | None = None) -> Wheel:
     content = b"".join(struct.pack("<QQq", *one) for one in table)
     tags = (BIND_NOW, (7, 0), (8, len(content)), (9, 24))
     tags += () if count is None else ((0x6FFFFFF9, count),)
-    parts = tuple(one._replace(flags=6) if one.kind == 1 else one for one in fabricated.LOADED)
+    parts = tuple(one._replace(flags=6) if one.kind == 1 else one for one in fabricated_elf.LOADED)
     table_section = Section(".rela.dyn", 4, content, 2, 2)
     return planted.library(tags=tags, more=(table_section,), segments=parts)
 
@@ -102,7 +104,7 @@ def older(*reached: int, end: int = 0) -> Wheel:
 
 def symbol(row: int, offset: int, form: str, value: int) -> Wheel:
     """The wheel with another number in a row of the table of symbols."""
-    return planted.inside(".dynsym", form, fabricated.SYMBOL.size * row + offset, value)
+    return planted.inside(".dynsym", form, fabricated_elf.SYMBOL.size * row + offset, value)
 
 
 def behind_the_end(data: bytearray) -> None:
@@ -179,7 +181,7 @@ PARTS: dict[str, Fault] = {
     ),
     "data that is protected": (
         planted.library(
-            more=(Section(".data", 1, bytes(3 * fabricated.PAGE), 0, WRITTEN),),
+            more=(Section(".data", 1, bytes(3 * fabricated_elf.PAGE), 0, WRITTEN),),
             segments=planted.segments(0x6474E552, section=".data"),
         ),
         "expected .data outside of PT_GNU_RELRO, found it within",
@@ -358,7 +360,7 @@ def of_code(*more: Section, info: bytes = b"", name: str = ".nv.info") -> Wheel:
     parts = [one._replace(content=one.content + info) if one.name == name else one for one in parts]
     others = {one.name: one for one in more}
     parts = [others.pop(one.name, one) for one in parts]
-    content = fabricated.elf(fabricated.CUDA, [*parts, *others.values()], whole.flags, 8)
+    content = fabricated_elf.elf(fabricated_elf.CUDA, [*parts, *others.values()], whole.flags, 8)
     return planted.device(fabricated.Image("80", content), *planted.own()[1:])
 
 
@@ -427,7 +429,7 @@ def text(flags: int = 6, info: int = fabricated.REGISTERS << 24 | 1, name: str =
 
 
 # Its symbol in the table of strings.
-ELSEWHERE = bytes(24) + fabricated.SYMBOL.pack(1, 0x12, fabricated.KERNEL, 1, 0, 1000)
+ELSEWHERE = bytes(24) + fabricated_elf.SYMBOL.pack(1, 0x12, fabricated_elf.KERNEL, 1, 0, 1000)
 ONE_PARAMETER = struct.pack("<BBHIHHIBBH", 4, 0x17, 12, 0, 0, 0, 48 << 18, 3, 0x19, 32)
 # Each is refused as code that ptxas did not write, and names what differs.
 FORMS: dict[str, Fault] = {

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import fabricated
+import fabricated_elf
 import planted
 import pytest
 from audited import Fault, check_found_at_once, faults, rows
-from fabricated import Image, Section, Wheel
+from fabricated import Image, Wheel
+from fabricated_elf import Section
 from planted import described
 
 from flashvar.binaries.manifest import Launch
@@ -24,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("auditwheel")
 FIRST = described().kernels[0]
 (NAME,) = FIRST.functions
 INFO, CODE, CONSTANTS = f".nv.info.{NAME}", f".text.{NAME}", f".nv.constant0.{NAME}"
-SYMBOL, KERNEL = fabricated.SYMBOL.size, 1  # bytes of a symbol, the number of the kernel's
+SYMBOL, KERNEL = fabricated_elf.SYMBOL.size, 1  # bytes of a symbol, the number of the kernel's
 KIND, ADDRESS, ALIGNMENT = 4, 16, 48  # places in the header of a section
 WHOLE = planted.own()[0]
 
@@ -45,9 +47,9 @@ def with_sections(*more: Section, parts: tuple[tuple[int, ...], ...] = ()) -> Im
         before = held.get(one.name)
         content = (before.content if before else b"") + one.content
         held[one.name] = (before or one)._replace(content=content)
-    segments = [fabricated.Segment(1, 5) for _ in parts]
+    segments = [fabricated_elf.Segment(1, 5) for _ in parts]
     content = bytearray(
-        fabricated.elf(fabricated.CUDA, list(held.values()), whole.flags, 8, segments)
+        fabricated_elf.elf(fabricated_elf.CUDA, list(held.values()), whole.flags, 8, segments)
     )
     for number, (kind, flags, offset, size, memory) in enumerate(parts):
         row = kind, flags, offset, 0, 0, size, memory, 8

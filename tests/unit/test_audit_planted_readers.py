@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import fabricated
+import fabricated_elf
 import planted
 import pytest
 import zstandard
 from audited import Fault, check_found_at_once, faults, rows
-from fabricated import Image, Section, Segment, Wheel
+from fabricated import Image, Wheel
+from fabricated_elf import Section, Segment
 from planted import INFO, LIBRARY, MANIFEST, RECORD, STEM, described
 
 from flashvar_factory.audit import platform_tag
@@ -183,7 +185,7 @@ def cubin(change: Callable[[Section], Section]) -> Wheel:
         Section(one.name, one.kind, bytes(one.content), one.link, one.flags, one.info)
         for one in whole.sections[1:-1]
     ]
-    content = fabricated.elf(fabricated.CUDA, [*map(change, parts)], whole.flags, 8)
+    content = fabricated_elf.elf(fabricated_elf.CUDA, [*map(change, parts)], whole.flags, 8)
     return planted.device(Image("80", content), *planted.own()[1:])
 
 
@@ -396,7 +398,7 @@ OF_LIBRARY: Mapping[str, Fault] = {
         "expected known entries in the dynamic section, found the tag 0x6ffffefa",
     ),
     "second stack": (
-        planted.library(segments=(*fabricated.LOADED, Segment(elf.GNU_STACK, 6))),
+        planted.library(segments=(*fabricated_elf.LOADED, Segment(elf.GNU_STACK, 6))),
         "expected a stack that is not executable",
     ),
     "core": (planted.number("<H", 16, 4), "expected a shared library, found an ELF file of type 4"),

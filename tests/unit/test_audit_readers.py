@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import fabricated
+import fabricated_elf
 import pytest
-from fabricated import Image, Library, Section
+from fabricated import Image, Library
+from fabricated_elf import CUDA, X86_64, Section
 
 from flashvar_factory.audit import platform_tag
 from flashvar_factory.audit.platform_tag import Version
@@ -108,18 +110,18 @@ def test_what_a_cubin_states_of_its_kernels() -> None:
 
 def test_a_library_is_no_cubin() -> None:
     with pytest.raises(BuildError, match="expected a cubin, found an ELF file for machine 62"):
-        cubin.read(memoryview(fabricated.elf(fabricated.X86_64, [])), "x")
+        cubin.read(memoryview(fabricated_elf.elf(X86_64, [])), "x")
 
 
 def test_reserved_memory_is_described_for_the_second_assembler() -> None:
     # ptxas for 11.0 writes bytes into a section whose kind has none in a plain cubin.
     described = Section(".nv.merc.nv.shared.reserved.0", 0x70000015, b"\1" * 128, 0, 1 << 28)
     flags = 0x6000004 | 110 << 8
-    read = cubin.read(memoryview(fabricated.elf(fabricated.CUDA, [described], flags, 8)), "x")
+    read = cubin.read(memoryview(fabricated_elf.elf(CUDA, [described], flags, 8)), "x")
     assert read.number == 110
     plain = described._replace(name=".nv.shared.reserved.0", flags=0)
     with pytest.raises(BuildError, match="expected a cubin of sections alone"):
-        cubin.read(memoryview(fabricated.elf(fabricated.CUDA, [plain], flags, 8)), "x")
+        cubin.read(memoryview(fabricated_elf.elf(CUDA, [plain], flags, 8)), "x")
 
 
 def test_dynamic_facts() -> None:
@@ -144,13 +146,13 @@ def test_dynamic_facts() -> None:
 
 
 def test_nothing_dynamic() -> None:
-    found = dynamic.read(elf.parse(fabricated.elf(183, []), "x"), "x")
+    found = dynamic.read(elf.parse(fabricated_elf.elf(183, []), "x"), "x")
     assert found == dynamic.Dynamic("aarch64", None, (), (), (), False, (), (), (), ())
 
 
 def test_damaged_dynamic_tables() -> None:
     table = Section(".dynsym", 11, b"\xff" * 24, 1)
-    broken = fabricated.elf(62, [Section(".dynstr", 3, b"\0"), table])
+    broken = fabricated_elf.elf(62, [Section(".dynstr", 3, b"\0"), table])
     with pytest.raises(BuildError, match="expected whole dynamic tables"):
         dynamic.read(elf.parse(broken, "x"), "x")
 
