@@ -22,7 +22,7 @@ _FLOAT32_LIMIT: Final = float(torch.finfo(torch.float32).max)
 # Numbers may also come from numpy, and be symbols while a graph is traced.
 _INTEGERS: Final = (int, torch.SymInt, Integral)
 _NUMBERS: Final = (int, float, torch.SymFloat, torch.SymInt, Real)
-_KNOWN_TO_DYNAMO: Final = (bool, int, float, str, torch.SymFloat, torch.SymInt, torch.Tensor)
+_TRACEABLE: Final = (bool, int, float, str, torch.SymFloat, torch.SymInt, torch.Tensor)
 _PACKED: Final = "a padded dense one, or pass its values packed, with cu_seqlens"
 
 
@@ -139,13 +139,13 @@ def is_integer(value: object) -> bool:
     return isinstance(value, _INTEGERS) and type(value) is not bool
 
 
-def followed(value: Any) -> Any:
-    """A number of numpy as one of torch while torch.compile traces; other values are kept.
+def as_traceable(value: Any) -> Any:
+    """While torch.compile traces, a NumPy number as one of torch; other values unchanged.
 
-    Dynamo takes numbers of numpy for arrays, which no op accepts.
+    Dynamo turns NumPy numbers into arrays, which no op accepts.
     """
-    # Of what eager code has made, Dynamo cannot name the type: known kinds go first.
-    if not is_compiling() or value is None or isinstance(value, _KNOWN_TO_DYNAMO):
+    # The usual types return first: type() of a value from eager code can end the trace.
+    if not is_compiling() or value is None or isinstance(value, _TRACEABLE):
         return value
     if type(value).__module__ != "numpy":
         return value
@@ -162,7 +162,7 @@ def whole_number(value: Any) -> Any:
     """
     if type(value) is int:  # as nearly always: each call of an op reads several
         return value
-    value = followed(value)
+    value = as_traceable(value)
     if isinstance(value, (int, torch.SymInt)):
         return None if type(value) is bool else value
     # Some versions of numpy count its bools as integers.

@@ -54,6 +54,7 @@ def restore() -> None:
 
 
 def _replace(module: ModuleType) -> None:
+    """Wrap the handler of the module's CausalBias, so that it also knows torch's own function."""
     global _replaced
     if _replaced is not None:
         return

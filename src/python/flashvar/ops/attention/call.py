@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import torch
 
-from flashvar.ops.arguments import followed, is_number, refuse_unknown_kinds
+from flashvar.ops.arguments import as_traceable, is_number, refuse_unknown_kinds
 from flashvar.ops.attention.autograd import differentiable
 from flashvar.ops.attention.options import check_options
 from flashvar.ops.attention.plan import Plan, known, plan, remember
@@ -47,7 +47,7 @@ def call(
     """
     if is_compiling():
         register_sharding_rules()
-        out, lse = attention_fwd(*_cast((q, k, v, *optional)), *map(followed, options))
+        out, lse = attention_fwd(*_cast((q, k, v, *optional)), *map(as_traceable, options))
         return out, lse
     given = (q, k, v) if optional is NO_TENSORS else (q, k, v, *optional)
     if autocasts() and _skips_dispatcher(given):
@@ -126,7 +126,7 @@ def rng_state_of(
 
     Invalid arguments draw nothing: the call itself refuses them.
     """
-    dropout_p = followed(dropout_p)
+    dropout_p = as_traceable(dropout_p)
     if given is not None or not (isinstance(q, torch.Tensor) and is_number(dropout_p)):
         return given
     return draw_rng_state(q) if dropout_p > 0 else None

@@ -108,6 +108,7 @@ def with_kv_cache(given: Arguments, rotate: Rotate, return_lse: bool) -> Any:
 
 
 def _refuse_mapped(given: Arguments) -> None:
+    """Refuse tensors that torch.vmap maps."""
     if is_compiling():
         return
     for name, x in given._asdict().items():

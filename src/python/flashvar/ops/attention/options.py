@@ -8,11 +8,11 @@ import torch
 
 from flashvar.errors import InvalidInputError
 from flashvar.ops.arguments import (
+    as_traceable,
     check_backend,
     check_layout,
     check_scale,
     float32_scale,
-    followed,
     is_integer,
     is_number,
     whole_number,
@@ -114,7 +114,7 @@ def plain_scale(scale: Any) -> Any:
     Scales that they refuse, such as a tensor with a gradient or a list, and booleans are returned
     unchanged for `check_options` to refuse.
     """
-    scale = followed(scale)
+    scale = as_traceable(scale)
     if scale is None or is_number(scale):
         return scale
     if isinstance(scale, torch.Tensor) and (scale.requires_grad or scale.dim() > 0):

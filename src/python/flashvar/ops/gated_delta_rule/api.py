@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 import torch
 
 from flashvar.errors import InvalidInputError
-from flashvar.ops.arguments import followed
+from flashvar.ops.arguments import as_traceable
 from flashvar.ops.dispatch_modes import is_compiling
 from flashvar.ops.dispatched import dispatched
 from flashvar.ops.gated_delta_rule import run
@@ -123,7 +123,7 @@ def _checked(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """A call through the dispatcher, with arguments of any kind."""
     *of_inputs, initial_state, state_indices = given
-    options = tuple(map(followed, options))
+    options = tuple(map(as_traceable, options))
     scale, qk_l2norm, beta_sigmoid, allow_neg_eigval, state_layout, backend = options
     tensors = dict(zip(_TENSORS, given, strict=True))
     arguments = (*of_inputs, *options)
