@@ -331,8 +331,8 @@ _BLOCKS_OF_TOKENS = """
 #include "causal_conv1d/tiles.h"
 int main() {
   const int64_t sizes[][3] = {
-      {1, 8192, 8192}, {4, 8192, 8192}, {1, 65536, 4096},
-      {1, 8192, 2056}, {2, 100, 64}, {0, 100, 64}};
+      {1, 8192, 8192}, {4, 8192, 8192}, {1, 65536, 4096}, {1, 16640, 4096},
+      {3, 8192, 8192}, {1, 8192, 2056}, {2, 100, 64},     {0, 100, 64}};
   for (auto [batch, seqlen, dim] : sizes) {
     flashvar::causal_conv1d::Problem problem{};
     problem.batch = batch, problem.seqlen = seqlen, problem.dim = dim;
@@ -341,16 +341,17 @@ int main() {
     bool const whole = tiles.is_whole();
     tiles.divide_among(264);
     if (tiles.chunks() != chunks || tiles.is_whole() != whole) return 1;
-    std::printf("%d ", int(tiles.blocks));
+    std::printf("%dx%d ", int(tiles.blocks), int(tiles.tiles));
   }
 }
 """
 
 
 def test_blocks_of_tokens_end_together(tmp_path: Path) -> None:
-    """On 132 multiprocessors with two blocks each."""
+    """On 132 multiprocessors with two blocks each. 65 and 96 tiles are halved: a block has 64."""
     code, printed = host_program.run(_BLOCKS_OF_TOKENS, tmp_path)
-    assert (code, printed.split()) == (0, ["256", "256", "256", "257", "4", "0"])
+    expected = ["256x32", "256x64", "256x64", "256x33", "256x48", "257x32", "4x2", "0x1"]
+    assert (code, printed.split()) == (0, expected)
 
 
 @pytest.mark.parametrize("positions", [False, True], ids=["", "circular"])

@@ -111,14 +111,15 @@ struct TokenTiles {
     tiles.per_channel = problem.batch * tiles.per_row;
     tiles.channel_blocks =
         tiles.of_all_misalignments((problem.dim + tiles.groups() - 1) / tiles.groups());
-    // As many chunks as give no more than the `wanted` number of blocks, all equal, so that blocks
-    // end together. Where these would have more than `max_tiles` tiles, each has that many, and the
-    // last one the rest.
-    int64_t const most = (tiles.per_channel + kFewTiles - 1) / kFewTiles,
-                  wanted_chunks = wanted / std::max(tiles.channel_blocks, 1u),
-                  chunks = std::max(std::min(wanted_chunks, most), int64_t{1});
-    tiles.tiles = static_cast<int32_t>(
-        std::clamp((tiles.per_channel + chunks - 1) / chunks, int64_t{1}, int64_t{max_tiles}));
+    // As many chunks as give no more than the `wanted` number of blocks, but none with more than
+    // `max_tiles` tiles. All are equal, so that blocks end together.
+    auto const chunks_of = [&](int64_t of_chunk) {
+      return (tiles.per_channel + of_chunk - 1) / of_chunk;
+    };
+    int64_t const most = std::min(wanted / std::max(tiles.channel_blocks, 1u), chunks_of(kFewTiles)),
+                  chunks = std::max({most, chunks_of(max_tiles), int64_t{1}});
+    tiles.tiles =
+        static_cast<int32_t>(std::max((tiles.per_channel + chunks - 1) / chunks, int64_t{1}));
     tiles.blocks = tiles.chunks() * tiles.channel_blocks;
     return tiles;
   }
