@@ -20,7 +20,7 @@ from flashvar.selection.candidates import CandidateResult
 CHOSEN = CandidateResult("cuda", "cuda", True, "", binary=cast("Binary", object()))
 
 _TILES = "causal_conv1d/tiles.h"
-_LIMITS = {"kBlocks": 1024, "kFewTiles": 8}
+_LIMITS = {"kBlocks": 256, "kFewTiles": 8}
 _PROGRAM = """
 #include "device.h"
 extern "C" {
@@ -95,7 +95,7 @@ class HostLibrary:
         )
 
     def install(
-        self, patch: pytest.MonkeyPatch, blocks: int = 1024, few_tiles: int = 1,
+        self, patch: pytest.MonkeyPatch, blocks: int = 256, few_tiles: int = 1,
         multiprocessors: int = 3,
     ) -> None:  # fmt: skip
         """Serve CPU tensors that are handed to the cuda backend.

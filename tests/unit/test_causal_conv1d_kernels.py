@@ -298,8 +298,8 @@ def test_the_same_bits_on_every_device(
     [
         ("channels", 1, 32768, 512, 256, 250 + 80),  # 64 and 66 rows a thread
         ("channels", 1, 2048, 512, 64, 30 + 80),  # 16 and 36 rows, the fewest
-        ("tokens", 32, 2048, 512, 1024, 256 + 10),  # as many blocks as are wanted
-        ("tokens", 1, 2**20, 64, 1024, 512 + 10),  # in the backward 64 tiles a block, the most
+        ("tokens", 32, 2048, 512, 512, 256 + 10),  # one wave, and as many blocks as are wanted
+        ("tokens", 1, 2**20, 64, 528, 256 + 10),  # 63 tiles a block; two channels of 64 tiles
         ("tokens", 1, 65536, 64, 256, 256 + 10),  # 8 tiles a block
         ("tokens", 1, 2304, 8, 2, 2 + 1),  # of 9 tiles, 5 and 4
         ("tokens", 1, 2048, 8, 1, 1),  # of 8 tiles
@@ -311,8 +311,10 @@ def test_numbers_of_blocks(
     kind: str, batch: int, seqlen: int, dim: int, of_forward: int, of_backward: int,
     library: HostLibrary, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """With the limits of src/cuda. In the backward blocks that add up partial sums come after."""
-    library.install(monkeypatch, few_tiles=8, multiprocessors=10**6)
+    """With the limits of src/cuda, on 132 multiprocessors that run four blocks each in the forward,
+    and two in the backward, where blocks that add up partial sums come after.
+    """
+    library.install(monkeypatch, few_tiles=8, multiprocessors=132)
     shape = (batch, seqlen, dim) if kind == "channels" else (batch, dim, seqlen)
     x = torch.empty(shape, dtype=torch.bfloat16)
     x = x if kind == "channels" else x.transpose(1, 2)
@@ -336,11 +338,19 @@ int main() {
   for (auto [batch, seqlen, dim] : sizes) {
     flashvar::causal_conv1d::Problem problem{};
     problem.batch = batch, problem.seqlen = seqlen, problem.dim = dim;
-    auto tiles = flashvar::causal_conv1d::TokenTiles::make(problem, 8, 64, 256);
+    auto tiles = flashvar::causal_conv1d::TokenTiles::make(problem, 8);
+    tiles.divide_tokens(256, 64);
     auto const chunks = tiles.chunks();
     bool const whole = tiles.is_whole();
-    tiles.divide_among(264);
+    tiles.divide_channels_among(264);
     if (tiles.chunks() != chunks || tiles.is_whole() != whole) return 1;
+    std::printf("%dx%d ", int(tiles.blocks), int(tiles.tiles));
+  }
+  for (int dim : {5120, 6144, 7168, 8192, 1 << 20}) {
+    flashvar::causal_conv1d::Problem problem{};
+    problem.batch = 1, problem.seqlen = 8192, problem.dim = dim;
+    auto tiles = flashvar::causal_conv1d::TokenTiles::make(problem, 8);
+    tiles.divide_tokens_among(528, 64);
     std::printf("%dx%d ", int(tiles.blocks), int(tiles.tiles));
   }
 }
@@ -348,10 +358,13 @@ int main() {
 
 
 def test_blocks_of_tokens_end_together(tmp_path: Path) -> None:
-    """On 132 multiprocessors with two blocks each. 65 and 96 tiles are halved: a block has 64."""
+    """On 132 multiprocessors, with two blocks each in the backward and four in the forward."""
     code, printed = host_program.run(_BLOCKS_OF_TOKENS, tmp_path)
-    expected = ["256x32", "256x64", "256x64", "256x33", "256x48", "257x32", "4x2", "0x1"]
-    assert (code, printed.split()) == (0, expected)
+    # 65 and 96 tiles are halved: a block has 64.
+    backward = ["256x32", "256x64", "256x64", "256x33", "256x48", "257x32", "4x2", "0x1"]
+    # Halves take three instead of two waves, if these were less than three quarters full.
+    forward = ["1280x16", "1536x16", "896x32", "1024x32", "131072x32"]
+    assert (code, printed.split()) == (0, backward + forward)
 
 
 @pytest.mark.parametrize("positions", [False, True], ids=["", "circular"])

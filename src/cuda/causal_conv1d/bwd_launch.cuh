@@ -20,8 +20,8 @@ struct BwdLaunch {
   static constexpr int kChannels = 4, kTokens = 16 / kWordBytes;
   static constexpr int kStages = kWordBytes == 2 ? 6 : 4;
   // A group is two warps, with adjacent channels, so that 512 bytes of a 16-bit row are read at
-  // about the same time. Few blocks, because each also reads the first rows of the next block.
-  static constexpr ChannelLimits kChannelLimits{6, 32, 256, kStages, 256};
+  // about the same time.
+  static constexpr int kLanesLog2 = 6;
   // Blocks per SM of the kernels of channels. With two, those for fp32 spill on 10.0 and newer.
   static constexpr int kChannelBlocksPerSM = kWordBytes == 2 || Target::kArchitecture <= 90 ? 2 : 1;
   // Blocks per SM of the kernels of tokens. Two where shared memory suffices for loading so far
@@ -73,14 +73,12 @@ struct BwdLaunch {
         0};
     if (plan.layout.tokens_inner) {
       int const elements = plan.layout.chunks ? kTokens : 1;
-      // A quarter of the blocks: without all tokens of its channels, a block leaves partial sums to
-      // another kernel.
-      plan.tokens =
-          TokenTiles::make(problem, elements, kTokenTiles, kBlocks / 4, plan.layout.misalignment);
+      plan.tokens = TokenTiles::make(problem, elements, plan.layout.misalignment);
+      plan.tokens.divide_tokens(kBlocks, kTokenTiles);
       plan.parts = plan.tokens.chunks();
     } else {
-      plan.channels =
-          ChannelTiles::make(problem, plan.layout.chunks ? kChannels : 1, kChannelLimits);
+      ChannelLimits const limits{kLanesLog2, 32, 256, kStages, kBlocks};
+      plan.channels = ChannelTiles::make(problem, plan.layout.chunks ? kChannels : 1, limits);
       plan.parts = plan.channels.row_blocks(problem);
     }
     return plan;
@@ -120,13 +118,14 @@ struct BwdLaunch {
         // An SM has 1 KB more than a block may have, of which each block takes 1 KB.
         constexpr int kFit =
             (Target::kSharedMemory + 1024) / (sizeof(typename Config::Shared) + 1024);
-        args.tiles.divide_among(int64_t{multiprocessors} * std::min(kFit, Config::kBlocksPerSM));
+        args.tiles.divide_channels_among(int64_t{multiprocessors} *
+                                         std::min(kFit, Config::kBlocksPerSM));
       }
       return launch_blocks<bwd_tokens_kernel<Config>, Target>(
           args, args.tiles.blocks + state_blocks, device, stream, sizeof(typename Config::Shared));
     }
-    return launch_blocks<bwd_channels_kernel<Dtype, kWidth, kOfChannels, kStages,
-                                             1 << kChannelLimits.lanes_log2, kChannelBlocksPerSM>,
+    return launch_blocks<bwd_channels_kernel<Dtype, kWidth, kOfChannels, kStages, 1 << kLanesLog2,
+                                             kChannelBlocksPerSM>,
                          Target>(BwdChannelsArgs{problem, chosen.channels},
                                  chosen.channels.blocks + state_blocks, device, stream);
   }

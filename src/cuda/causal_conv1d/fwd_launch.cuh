@@ -63,14 +63,17 @@ struct FwdLaunch {
                                   cudaStream_t stream) {
     int64_t const state_blocks = blocks_of(problem.final_elements());
     if (chosen.tokens_inner) {
-      FwdTokensArgs const args{
-          problem, TokenTiles::make(problem, kOfTokens, kTokenTiles, kBlocks, chosen.misalignment)};
+      FwdTokensArgs args{problem, TokenTiles::make(problem, kOfTokens, chosen.misalignment)};
+      int multiprocessors = 0;
+      cudaError_t const error =
+          cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+      if (error != cudaSuccess) return error;
+      args.tiles.divide_tokens_among(int64_t{multiprocessors} * kTokenBlocksPerSM, kTokenTiles);
       return launch_blocks<fwd_tokens_kernel<Dtype, kWidth, kOfTokens, tokens_ahead(kOfTokens),
                                              kTokenTiles, kTokenBlocksPerSM>,
                            Target>(args, args.tiles.blocks + state_blocks, device, stream);
     }
-    // A quarter of the blocks, because each also reads the last rows before its own.
-    ChannelLimits const limits{5, kMinRows, kMaxRows, kChannelStages, kBlocks / 4};
+    ChannelLimits const limits{5, kMinRows, kMaxRows, kChannelStages, kBlocks};
     FwdChannelsArgs const args{problem, ChannelTiles::make(problem, kOfChannels, limits)};
     return launch_blocks<
         fwd_channels_kernel<Dtype, kWidth, kOfChannels, kChannelStages, kBlocksPerSM>, Target>(

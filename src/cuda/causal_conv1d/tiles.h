@@ -12,10 +12,11 @@
 namespace flashvar::causal_conv1d {
 
 inline constexpr int kThreads = 256;
-// Blocks that keep a device busy: in launches with fewer, threads get less work each.
-inline constexpr int64_t kBlocks = 1024;
-// About the fewest tiles of tokens of a chunk, where a channel has as many: a block takes about as
-// long to start as to process them.
+// Blocks that keep a device busy: in launches with fewer, threads get less work each. Not more,
+// because a block also reads rows of its neighbors, and in the backward leaves partial sums.
+inline constexpr int64_t kBlocks = 256;
+// Tiles of tokens that a block processes in about the time it takes to start: the fewest of a
+// chunk, where a channel has as many.
 inline constexpr int64_t kFewTiles = 8;
 
 // Limits of ChannelTiles for one kernel.
@@ -86,6 +87,8 @@ struct Misalignment {
 // Tiles are aligned to what a thread loads at once, so a row's first tile may begin before the row.
 // Its first elements, and the last ones of the row's last tile, may belong to other rows.
 struct TokenTiles {
+  static constexpr int64_t kMaxWaves = 8;  // of blocks, that are considered
+
   int64_t blocks;
   int64_t per_channel;      // tiles of a channel, over the whole batch
   int32_t per_row;          // tiles of a batch entry
@@ -96,7 +99,7 @@ struct TokenTiles {
   Misalignment misalignment;
   Divisor by_row;  // divides by per_row
 
-  static TokenTiles make(const Problem& problem, int elements, int max_tiles, int64_t wanted,
+  static TokenTiles make(const Problem& problem, int elements,
                          const Misalignment& misalignment = {}) {
     TokenTiles tiles{};
     tiles.misalignment = misalignment;
@@ -111,33 +114,44 @@ struct TokenTiles {
     tiles.per_channel = problem.batch * tiles.per_row;
     tiles.channel_blocks =
         tiles.of_all_misalignments((problem.dim + tiles.groups() - 1) / tiles.groups());
-    // As many chunks as give no more than the `wanted` number of blocks, but none with more than
-    // `max_tiles` tiles. All are equal, so that blocks end together.
-    auto const chunks_of = [&](int64_t of_chunk) {
-      return (tiles.per_channel + of_chunk - 1) / of_chunk;
-    };
-    int64_t const most = std::min(wanted / std::max(tiles.channel_blocks, 1u), chunks_of(kFewTiles)),
-                  chunks = std::max({most, chunks_of(max_tiles), int64_t{1}});
-    tiles.tiles =
-        static_cast<int32_t>(std::max((tiles.per_channel + chunks - 1) / chunks, int64_t{1}));
+    tiles.tiles = 1;
     tiles.blocks = tiles.chunks() * tiles.channel_blocks;
     return tiles;
   }
 
-  // Chooses the number of blocks with the shortest estimated time on a device that runs `resident`
-  // blocks at a time: the number of waves, times the tiles that a block processes, for several
-  // channels per group if there are fewer blocks. The sums that a group adds up stay the same.
-  void divide_among(int64_t resident) {
-    constexpr int64_t kStart = 4;  // tiles that a block could process in the time it takes to start
-    constexpr int64_t kMaxWaves = 8;
+  // Divides the tokens among as many chunks as give no more than the `wanted` number of blocks, but
+  // none with more than `max_tiles` tiles. All chunks are equal, so that blocks end together.
+  void divide_tokens(int64_t wanted, int max_tiles) {
+    set_chunks(std::max(std::min(wanted / std::max(channel_blocks, 1u), chunks_of(kFewTiles)),
+                        chunks_of(max_tiles)));
+  }
+
+  // Divides the tokens among the number of chunks with the shortest estimated time on a device that
+  // runs `resident` blocks at a time: the number of waves, times the tiles of a block.
+  void divide_tokens_among(int64_t resident, int max_tiles) {
+    int64_t const fewest = chunks_of(max_tiles), most = std::max(chunks_of(kFewTiles), fewest);
+    int64_t best = 0, best_time = INT64_MAX;
+    for (int64_t count = fewest; count <= most; ++count) {
+      set_chunks(count);
+      int64_t const waves = (blocks + resident - 1) / resident, time = waves * (tiles + kFewTiles);
+      if (count > fewest && waves > kMaxWaves) break;
+      if (time < best_time) best = count, best_time = time;
+    }
+    set_chunks(best);
+  }
+
+  // Divides the channels among the number of blocks with the shortest estimated time, as above, for
+  // several channels per group if there are fewer blocks. The sums that a group adds up stay the
+  // same.
+  void divide_channels_among(int64_t resident) {
     if (blocks == 0) return;
     int64_t const of_chunk = channel_blocks;
-    int64_t best = (blocks + resident - 1) / resident * (tiles + kStart);
+    int64_t best = (blocks + resident - 1) / resident * (tiles + kFewTiles);
     for (int64_t waves = 1; waves <= kMaxWaves; ++waves) {
       int64_t const most = waves * resident / chunks();  // blocks of a chunk
       if (most == 0 || most >= of_chunk) continue;
       int64_t const each = (of_chunk + most - 1) / most;  // channels of a group
-      int64_t const time = waves * (each * tiles + kStart);
+      int64_t const time = waves * (each * tiles + kFewTiles);
       if (time >= best) continue;
       best = time;
       channel_blocks = of_all_misalignments((of_chunk + each - 1) / each);
@@ -152,6 +166,14 @@ struct TokenTiles {
   __host__ __device__ int64_t chunks() const { return (per_channel + tiles - 1) / tiles; }
 
  private:
+  // Chunks of so many tiles, at least one.
+  int64_t chunks_of(int64_t of_chunk) const {
+    return std::max((per_channel + of_chunk - 1) / of_chunk, int64_t{1});
+  }
+  void set_chunks(int64_t count) {
+    tiles = static_cast<int32_t>(std::max((per_channel + count - 1) / count, int64_t{1}));
+    blocks = chunks() * channel_blocks;
+  }
   // Rounds up a number of blocks, so that there are equally many for each misalignment.
   uint32_t of_all_misalignments(int64_t count) const {
     int64_t const period = int64_t{1} << apart_log2;
