@@ -58,8 +58,12 @@ _SHAPES: Final = (
     *((1, 8192, 2048), (1, 8192, 8192), (8, 1024, 8192), (4, 8192, 8192)),
     (16, 512, 8192, True),
 )
-# Of gigabytes, and one whose rows are no multiples of 16 bytes.
-_MORE_SHAPES: Final = (*((1, 65536, 4096), (128, 512, 4096, True), (1, 8191, 2050)),)
+# Of gigabytes; small ones; and some whose rows are no multiples of 16 bytes.
+_MORE_SHAPES: Final = (
+    *((1, 65536, 4096), (128, 512, 4096, True), (12, 2048, 8192)),
+    *((1, 2048, 2048), (1, 32768, 512), (32, 128, 2048)),
+    *((1, 8191, 2050), (1, 8191, 8192), (2, 1001, 3072), (8, 513, 1536), (4, 2047, 4096)),
+)
 _LAYOUTS: Final[tuple[Literal["btd", "bdt"], ...]] = ("btd", "bdt")
 
 
