@@ -75,7 +75,7 @@ class Plans(dict[Hashable, _Made]):
             self.clear()
         self[key] = made
 
-    def recent(self, key: Hashable, given: tuple[object, ...]) -> tuple[_Made, bool] | None:
+    def recent(self, key: Hashable, given: tuple[Any, ...]) -> tuple[_Made, bool] | None:
         """The plan of a recent call like this one, and whether autograd records it.
 
         `given`, tensors or None, may be anything. None also where something in torch has to see the
@@ -87,35 +87,33 @@ class Plans(dict[Hashable, _Made]):
         # Neither these modes nor tangents change dispatch keys.
         if _dispatch_modes() or _function_modes() or forward_ad._current_level >= 0:
             return None
-        for pick, absent, pairs, check, made, records in self._recent.get(
-            (key, len(given), _grad_enabled()), ()
-        ):
-            tensors: Any = given
-            if pick is not None:
-                if not _are_alike(given, absent, pairs):
-                    continue
-                tensors = pick(given)
-            # The check reads strides before anything else: without any, it would end the process.
-            for x in tensors:
-                if type(x) not in PLAIN or x.layout is not _STRIDED or x.is_nested:
-                    break
-            else:
-                if check(*tensors):
+        calls = self._recent.get((key, len(given), _grad_enabled()))
+        if calls is None:
+            return None
+        # A check reads strides before anything else: without any, it would end the process.
+        for x in given:
+            if x is not None and (type(x) not in PLAIN or x.layout is not _STRIDED or x.is_nested):
+                return None
+        for pick, absent, pairs, check, made, records in calls:
+            if pick is None:
+                if check(*given):
                     return made, records
+            elif _are_alike(given, absent, pairs) and check(*pick(given)):
+                return made, records
         return None
 
     def remember(self, key: Hashable, given: tuple[torch.Tensor | None, ...], made: _Made) -> None:
         """Let `recent` find the plan of a call of plain tensors that nothing intercepts."""
-        first = {id(x): index for index, x in reversed([*enumerate(given)]) if x is not None}
-        tensors = [x for index, x in enumerate(given) if x is not None and first[id(x)] == index]
-        if any(type(x) not in PLAIN for x in tensors):
-            return
         key = (key, len(given), _grad_enabled())
         others = self._recent.get(key, ())
         if len(others) >= _RECENT_KEPT:
             self._not_remembered += 1
             if self._not_remembered % _CALLS_PER_REPLACEMENT:
                 return
+        first = {id(x): index for index, x in reversed([*enumerate(given)]) if x is not None}
+        tensors = [x for index, x in enumerate(given) if x is not None and first[id(x)] == index]
+        if any(type(x) not in PLAIN for x in tensors):
+            return
         check = TensorGuards(
             *tensors,
             dynamic_dims_sizes=[list(x.shape) for x in tensors],
