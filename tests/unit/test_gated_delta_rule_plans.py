@@ -104,6 +104,44 @@ def test_pools_of_calls_that_repeat(dispatched: list[str]) -> None:
     assert not torch.equal(pools[0], states)
 
 
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_the_dispatcher_is_entered_once(grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes all arguments of a Python kernel apart, which is most of an op's host time."""
+    given = made(seqlen=5)
+    leaves = differentiable(given) if grad else {}
+    given |= leaves
+    state = given.pop("initial_state")
+    arguments = (*given.values(), None, None, None, None, False, False, False, "kv", "auto")
+    expected = gated_delta_rule(**given, initial_state=state, return_final_state=True)
+    monkeypatch.delattr(torch._ops.OpOverload, "redispatch")
+    found = [torch.ops.flashvar.gated_delta_rule_fwd.default(state, *arguments) for _ in range(3)]
+    for results in found:
+        torch.testing.assert_close(results, expected, rtol=0, atol=0)
+    if grad:
+        wanted, *of_ops = (
+            torch.autograd.grad(out.sin().sum() + final.cos().sum(), list(leaves.values()))
+            for out, final in (expected, *found)
+        )
+        for one in of_ops:
+            torch.testing.assert_close(one, wanted, rtol=0, atol=0)
+
+
+def test_the_dispatcher_is_entered_once_by_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = made(seqlen=2, state=False)
+    states, places = torch.randn(4, 2, 8, 6, dtype=torch.float64), torch.tensor([3, 0])
+    expected = states.clone()
+    wanted, _ = gated_delta_rule(**given, initial_state=expected, state_indices=places)
+    monkeypatch.delattr(torch._ops.OpOverload, "redispatch")
+    arguments = (*given.values(), None, None, None, None, False, False, False, "kv", "auto")
+    for _ in range(3):
+        pool = states.clone()
+        version = pool._version
+        out = torch.ops.flashvar.gated_delta_rule_update.default(pool, places, *arguments)
+        assert torch.equal(out, wanted)
+        assert torch.equal(pool, expected)
+        assert pool._version > version
+
+
 @pytest.mark.parametrize("seqlen", [1, 200])
 def test_rows_that_start_elsewhere(seqlen: int, dispatched: list[str]) -> None:
     """Only the choice of what computes by chunks depends on that."""

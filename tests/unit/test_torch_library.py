@@ -255,12 +255,46 @@ def test_training_skips_the_dispatcher_too(monkeypatch: pytest.MonkeyPatch) -> N
         assert not dispatched(monkeypatch, *make(grad=True))
 
 
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_the_dispatcher_is_entered_once(grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes all arguments of a Python kernel apart, which is most of an op's host time."""
+    tensors, grads = make(grad=grad), (torch.randn(2, 9, 4, 16), torch.randn(2, 4, 9))
+    expected = flashvar.attention(*tensors, return_lse=True)
+    monkeypatch.delattr(torch._ops.OpOverload, "redispatch")
+    for _ in range(3):
+        results = attention_fwd(*tensors, *NO_TENSORS, *Options())
+        torch.testing.assert_close(results, expected, rtol=0, atol=0)
+        if grad:
+            found, wanted = (torch.autograd.grad(x, tensors, grads) for x in (results, expected))
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+            expected = flashvar.attention(*tensors, return_lse=True)
+
+
+def test_the_op_of_a_backward_is_entered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors, grads = make(grad=True), (torch.randn(2, 9, 4, 16), torch.randn(2, 4, 9))
+    results = flashvar.attention(*tensors, return_lse=True)
+    saved = [x.detach() for x in (*results, *tensors)]
+    wanted = torch.autograd.grad(results, tensors, grads)
+    monkeypatch.delattr(torch._ops.OpOverload, "redispatch")
+    backward = torch.ops.flashvar.attention_bwd.default
+    for recording in (False, True):
+        for _ in range(3):
+            with torch.set_grad_enabled(recording):
+                arguments = (*grads, *saved[:2], False, False, *saved[2:], *NO_TENSORS, *Options())
+                *found, of_bias, of_sinks = backward(*arguments)
+            torch.testing.assert_close(tuple(found), wanted, rtol=0, atol=0)
+            assert of_bias.numel() == of_sinks.numel() == 0
+
+
 def test_a_second_call_makes_no_second_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_plan, "_plans", Plans())
     q, k, v = make()
     for _ in range(3):
         flashvar.attention(q, k, v)
     flashvar.attention(q, k, v, causal=True)
+    assert len(attention_plan._plans) == 2
+    for _ in range(3):
+        attention_fwd(q, k, v, *NO_TENSORS, *Options())
     assert len(attention_plan._plans) == 2
 
 

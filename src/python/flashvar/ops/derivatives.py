@@ -28,6 +28,13 @@ _LIBRARY.define(
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
+_BELOW: Final = torch._C._after_autograd_keyset
+# The key sets of plain tensors that nothing below autograd intercepts.
+_OF_KERNELS: Final = tuple(
+    torch._C.DispatchKeySet(key).raw_repr()
+    for key in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+)
+
 
 class Differentiated(_SingleLevelFunction):  # type: ignore[misc]
     """Results that were computed below autograd; subclasses define their derivatives.
@@ -81,14 +88,20 @@ class Refused(Differentiated):
         return refuse(like, wanted, tangents, cls.no_forward_mode, ctx.saved_tensors)
 
 
-def below_autograd(op: Any, keyset: Any, arguments: tuple[Any, ...]) -> Any:
+def below_autograd(
+    op: Any, kernel: Callable[..., Any], keyset: Any, arguments: tuple[Any, ...]
+) -> Any:
     """The result of an op at the next level of transforms, or of its kernel.
 
     Not in the forward of a Function, where autograd is switched off for those levels too.
     """
     tell_counters()
+    below = keyset & _BELOW
     with torch._C._AutoDispatchBelowAutograd():
-        return op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
+        # The dispatcher would call the kernel, but takes the arguments apart for it.
+        if below.raw_repr() in _OF_KERNELS:
+            return kernel(*arguments)
+        return op.redispatch(below, *arguments)
 
 
 def plain_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
@@ -216,7 +229,7 @@ def _batched(
 
 
 def _at_autograd_key(keyset: Any, *arguments: Any) -> Any:
-    result = below_autograd(torch.ops.flashvar.no_derivative.default, keyset, arguments)
+    result = below_autograd(torch.ops.flashvar.no_derivative.default, _raise, keyset, arguments)
     if not may_be_differentiated(*arguments):
         return result
     return attach(_NoDerivative, (result,), *arguments)[0]

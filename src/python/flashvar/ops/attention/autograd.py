@@ -13,6 +13,7 @@ import torch
 
 from flashvar.errors import InvalidInputError
 from flashvar.ops.attention import plan as plans
+from flashvar.ops.attention import run
 from flashvar.ops.attention.plan import Plan
 from flashvar.ops.attention.problem import Inputs, Options, Wanted, inputs_of
 from flashvar.ops.attention.spec import BACKWARD
@@ -24,7 +25,7 @@ from flashvar.ops.derivatives import (
     plain_apply,
     skips_dispatcher,
 )
-from flashvar.ops.dispatch_modes import is_compiling
+from flashvar.ops.dispatch_modes import are_plain, is_compiling, no_dispatch_mode_active
 from flashvar.ops.profiling import recorded
 
 _TENSORS: Final = len(Inputs._fields)
@@ -164,16 +165,45 @@ def differentiable(
 def forward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
     """The Autograd kernel of attention_fwd."""
     inputs, options = arguments[:_TENSORS], arguments[_TENSORS:]
+    if no_dispatch_mode_active():
+        recent = plans.known(inputs, options)
+        if recent is None and _is_plain(inputs):
+            found = plans.plan_of(inputs, options)
+            plans.remember(inputs, options, found)
+            return found.run(inputs, True)
+        if recent is not None and not recent[1]:
+            return recent[0].run(inputs, True)
     refuse_gradient_of_slopes(inputs)
-    results = below_autograd(torch.ops.flashvar.attention_fwd.default, keyset, arguments)
+    op = torch.ops.flashvar.attention_fwd.default
+    results = below_autograd(op, run.forward, keyset, arguments)
     if not may_be_differentiated(*inputs):
         return results
     return attach(_Dispatched, results, options, *inputs)
 
 
+def _is_plain(inputs: tuple[torch.Tensor | None, ...]) -> bool:
+    """Whether inputs are plain tensors of a call that autograd does not record."""
+    given = [x for x in inputs if x is not None]
+    records = torch.is_grad_enabled() and torch._C._any_requires_grad(*given)
+    return not records and are_plain(*given)
+
+
 def backward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
     """The Autograd kernel of attention_bwd."""
-    results = below_autograd(torch.ops.flashvar.attention_bwd.default, keyset, arguments)
+    grad_out, grad_lse, out, lse, *rest = arguments
+    given, wanted = (grad_out, grad_lse), Wanted(*rest[:2])
+    inputs, options = run.split(tuple(rest[2:]))
+    saved = *inputs, out, lse
+    if no_dispatch_mode_active():
+        known = plans.known_backward(given, saved, options, wanted)
+        if known is not None:
+            return run.five(known.run(inputs, out, lse, *given), lse)
+    if skips_dispatcher(*given, *saved):
+        results = run.backward(*arguments)
+        plans.remember_backward(given, saved, options, wanted)
+        return results
+    op = torch.ops.flashvar.attention_bwd.default
+    results = below_autograd(op, run.backward, keyset, arguments)
     if not may_be_differentiated(*arguments):
         return results
     return attach(_Gradients, results, *arguments)

@@ -234,10 +234,15 @@ def backward_plan(
     return found
 
 
+def plan_of(inputs: tuple[Any, ...], options: tuple[Any, ...]) -> Plan:
+    """As `plan`, of the fields of Inputs."""
+    q, k, v = inputs[:3]
+    return plan(q, k, v, _optional(inputs), options)
+
+
 def forward(inputs: Inputs, options: Options) -> tuple[torch.Tensor, torch.Tensor]:
     """The output and its log-sum-exp."""
-    q, k, v = inputs[:3]
-    out, lse = plan(q, k, v, _optional(inputs), options).run(inputs, with_lse=True)
+    out, lse = plan_of(inputs, options).run(inputs, with_lse=True)
     assert lse is not None
     return out, lse
 
@@ -281,9 +286,12 @@ def _deterministic_if_asked(options: Options) -> Options:
     return options._replace(deterministic=True) if _are_deterministic() else options
 
 
-def _optional(inputs: Inputs) -> OptionalTensors:
+def _optional(inputs: tuple[Any, ...]) -> OptionalTensors:
     optional = inputs[3:]
-    return NO_TENSORS if all(x is None for x in optional) else optional
+    for x in optional:  # not any(): a generator takes twice as long
+        if x is not None:
+            return optional
+    return NO_TENSORS
 
 
 def _key(

@@ -11,10 +11,10 @@ from typing import Any, Final
 import torch
 
 from flashvar.ops import intact  # noqa: F401 (exported graphs of integrations have its op)
-from flashvar.ops.attention import plan as plans
+from flashvar.ops.attention import run
 from flashvar.ops.attention.autograd import backward_at_autograd_key, forward_at_autograd_key
 from flashvar.ops.attention.flops import backward_flops, forward_flops
-from flashvar.ops.attention.problem import Inputs, Options, Wanted
+from flashvar.ops.attention.run import FiveGradients, split
 from flashvar.ops.attention.validate import inspect_symbolic
 from flashvar.ops.attention.vmap import backward_batched, forward_batched
 from flashvar.ops.flop_formulas import add
@@ -38,42 +38,15 @@ _LIBRARY.define(
     tags=_TAGS,
 )
 
-_TENSORS: Final = len(Inputs._fields)
-_Five = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-def _split(arguments: tuple[Any, ...]) -> tuple[Inputs, Options]:
-    return Inputs._make(arguments[:_TENSORS]), Options._make(arguments[_TENSORS:])
-
-
-def _attention_fwd(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return plans.forward(*_split(arguments))
-
 
 def _attention_fwd_fake(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    inputs, options = _split(arguments)
+    inputs, options = split(arguments)
     problem = inspect_symbolic(inputs, options)
     q = inputs.q
     return (
         q.new_empty(problem.out_shape),
         q.new_empty(problem.lse_shape, dtype=problem.lse_dtype),
     )
-
-
-def _attention_bwd(
-    grad_out: torch.Tensor | None,
-    grad_lse: torch.Tensor | None,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    wants_bias: bool,
-    wants_sinks: bool,
-    *arguments: Any,
-) -> _Five:
-    inputs, options = _split(arguments)
-    wanted = Wanted(wants_bias, wants_sinks)
-    grads = plans.backward(grad_out, grad_lse, inputs, out, lse, options, wanted)
-    of_bias, of_sinks = (lse.new_empty(0) if x is None else x for x in grads[3:])
-    return grads.q, grads.k, grads.v, of_bias, of_sinks
 
 
 def _attention_bwd_fake(
@@ -84,8 +57,8 @@ def _attention_bwd_fake(
     wants_bias: bool,
     wants_sinks: bool,
     *arguments: Any,
-) -> _Five:
-    q, k, v, bias, sinks = _split(arguments)[0][:5]
+) -> FiveGradients:
+    q, k, v, bias, sinks = split(arguments)[0][:5]
     of_bias, of_sinks = (
         x.new_empty(x.shape) if wanted and x is not None else lse.new_empty(0)
         for x, wanted in ((bias, wants_bias), (sinks, wants_sinks))
@@ -94,8 +67,8 @@ def _attention_bwd_fake(
 
 
 for _key in ("CPU", "CUDA"):
-    _LIBRARY.impl("attention_fwd", _attention_fwd, _key)
-    _LIBRARY.impl("attention_bwd", _attention_bwd, _key)
+    _LIBRARY.impl("attention_fwd", run.forward, _key)
+    _LIBRARY.impl("attention_bwd", run.backward, _key)
 torch.library.register_fake("flashvar::attention_fwd", _attention_fwd_fake, lib=_LIBRARY)
 torch.library.register_fake("flashvar::attention_bwd", _attention_bwd_fake, lib=_LIBRARY)
 _LIBRARY.impl("attention_fwd", forward_at_autograd_key, "Autograd", with_keyset=True)

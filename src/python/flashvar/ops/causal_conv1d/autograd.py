@@ -123,7 +123,8 @@ def forward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
     given = [x for x in tensors if x is not None]
     if has_tangent(*given):
         return _forward_formula(*arguments)
-    results = below_autograd(torch.ops.flashvar.causal_conv1d_fwd.default, keyset, arguments)
+    op = torch.ops.flashvar.causal_conv1d_fwd.default
+    results = below_autograd(op, run.forward, keyset, arguments)
     if not (torch.is_grad_enabled() and may_be_differentiated(*given)):
         return results
     return attach(_Dispatched, results, options, *tensors)
@@ -135,7 +136,8 @@ def backward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
     wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     if wanted or has_tangent(*tensors):
         return backward_formula(*arguments)
-    return below_autograd(torch.ops.flashvar.causal_conv1d_bwd.default, keyset, arguments)
+    op = torch.ops.flashvar.causal_conv1d_bwd.default
+    return below_autograd(op, run.backward, keyset, arguments)
 
 
 def update_at_autograd_key(keyset: Any, x: Any, state: Any, *others: Any) -> Any:
@@ -146,7 +148,7 @@ def update_at_autograd_key(keyset: Any, x: Any, state: Any, *others: Any) -> Any
             "it, or use causal_conv1d with initial_state"
         )
     op = torch.ops.flashvar.causal_conv1d_update.default
-    y = below_autograd(op, keyset, (x, state, *others))
+    y = below_autograd(op, run.update, keyset, (x, state, *others))
     given = [one for one in (x, state, *others[:3]) if one is not None]
     if not may_be_differentiated(*given):
         return y

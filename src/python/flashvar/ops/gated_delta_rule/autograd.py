@@ -20,7 +20,7 @@ from flashvar.ops.derivatives import (
     plain_apply,
     skips_dispatcher,
 )
-from flashvar.ops.dispatch_modes import is_compiling
+from flashvar.ops.dispatch_modes import is_compiling, no_dispatch_mode_active
 from flashvar.ops.gated_delta_rule import run
 from flashvar.ops.gated_delta_rule.spec import BACKWARD
 from flashvar.ops.profiling import recorded
@@ -139,8 +139,12 @@ def differentiable(
 
 def forward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
     """The Autograd kernel of gated_delta_rule_fwd."""
+    given = (*arguments[1:_TENSORS], arguments[0], None)
+    plan = _plan_without_autograd(given, arguments[_TENSORS:])
+    if plan is not None:
+        return plan.run(given, True)
     op = torch.ops.flashvar.gated_delta_rule_fwd.default
-    results = below_autograd(op, keyset, arguments)
+    results = below_autograd(op, run.forward, keyset, arguments)
     if not may_be_differentiated(*arguments[:_TENSORS]):
         return results
     return attach(_Dispatched, results, *arguments)
@@ -149,7 +153,7 @@ def forward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
 def backward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
     """The Autograd kernel of gated_delta_rule_bwd."""
     op = torch.ops.flashvar.gated_delta_rule_bwd.default
-    results = below_autograd(op, keyset, arguments)
+    results = below_autograd(op, run.backward, keyset, arguments)
     if not may_be_differentiated(*arguments[: 2 + _TENSORS]):
         return results
     return attach(_Gradients, results, *arguments)
@@ -162,9 +166,25 @@ def update_at_autograd_key(keyset: Any, states: Any, *arguments: Any) -> Any:
             "states must not require a gradient to be written in place, found one that does: "
             "detach them, or call gated_delta_rule without state_indices"
         )
+    indices, *of_inputs = arguments[:_TENSORS]
+    given = (*of_inputs, states, indices)
+    plan = _plan_without_autograd(given, arguments[_TENSORS:])
+    if plan is not None:
+        return plan.run(given, True)[0]
     op = torch.ops.flashvar.gated_delta_rule_update.default
-    out = below_autograd(op, keyset, (states, *arguments))
-    given = [x for x in (states, *arguments[:_TENSORS]) if x is not None]
-    if not may_be_differentiated(*given):
+    out = below_autograd(op, run.update, keyset, (states, *arguments))
+    tensors = [x for x in (states, *arguments[:_TENSORS]) if x is not None]
+    if not may_be_differentiated(*tensors):
         return out
-    return attach(_Updated, (out,), *given)[0]
+    return attach(_Updated, (out,), *tensors)[0]
+
+
+def _plan_without_autograd(
+    given: tuple[torch.Tensor | None, ...], options: tuple[Any, ...]
+) -> run.Plan | None:
+    """The plan of a call at the Autograd key that has been made before.
+
+    None where torch has to see the call, or autograd.
+    """
+    recent = run.known(given, options) if no_dispatch_mode_active() else None
+    return None if recent is None or recent[1] else recent[0]

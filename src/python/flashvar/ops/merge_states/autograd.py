@@ -95,7 +95,7 @@ def forward_at_autograd_key(keyset: Any, outs: Any, lses: Any, *options: Any) ->
     if has_tangent(*outs, *lses):
         return _forward_formula(outs, lses, *options)
     op = torch.ops.flashvar.merge_states_fwd.default
-    results = below_autograd(op, keyset, (outs, lses, *options))
+    results = below_autograd(op, run.forward, keyset, (outs, lses, *options))
     if not (torch.is_grad_enabled() and may_be_differentiated(*outs, *lses)):
         return results
     return attach(_Merged, results, options, *outs, *lses)
@@ -110,7 +110,7 @@ def backward_at_autograd_key(
     if wanted or has_tangent(*tensors):
         return backward_formula(grad_out, grad_lse, outs, lses, *options)
     op = torch.ops.flashvar.merge_states_bwd.default
-    return below_autograd(op, keyset, (grad_out, grad_lse, outs, lses, *options))
+    return below_autograd(op, run.backward, keyset, (grad_out, grad_lse, outs, lses, *options))
 
 
 def _forward_formula(

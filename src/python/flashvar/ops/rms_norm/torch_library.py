@@ -246,7 +246,7 @@ def _forward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
     given = [x for x in tensors if x is not None]
     if has_tangent(*given):
         return _forward_formula(*arguments)
-    results = below_autograd(_OP, keyset, arguments)
+    results = below_autograd(_OP, _forward_op, keyset, arguments)
     if not (torch.is_grad_enabled() and may_be_differentiated(*given)):
         return results
     return attach(_Dispatched, results, norm, *tensors)
@@ -257,7 +257,7 @@ def _backward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in given)
     if recorded or has_tangent(*given):
         return _backward_formula(*arguments)
-    return below_autograd(_BACKWARD_OP, keyset, arguments)
+    return below_autograd(_BACKWARD_OP, _backward_op, keyset, arguments)
 
 
 def _batched(op: Any) -> Any:

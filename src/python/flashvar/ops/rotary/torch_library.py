@@ -130,7 +130,7 @@ def _rotary_at_autograd_key(keyset: Any, x: torch.Tensor, heads: int, *arguments
         _check_positions(x, rotation)
         return formula(x, rotation, heads).contiguous()
     op = torch.ops.flashvar.rotary.default
-    result = below_autograd(op, keyset, (x, heads, *arguments))
+    result = below_autograd(op, _rotary, keyset, (x, heads, *arguments))
     if not (torch.is_grad_enabled() and x.requires_grad):
         return result
     return attach(_Rotated, (result,), x, heads, *arguments)[0]
@@ -142,7 +142,8 @@ def _rotary_in_place_at_autograd_key(keyset: Any, x: torch.Tensor, *arguments: A
         # Of a copy, which gradients of the tables read.
         x.copy_(torch.ops.flashvar.rotary(x.clone(), x.shape[-2], *arguments))
     else:
-        below_autograd(torch.ops.flashvar.rotary_.default, keyset, (x, *arguments))
+        op = torch.ops.flashvar.rotary_.default
+        below_autograd(op, _rotary_in_place, keyset, (x, *arguments))
 
 
 def _needs_formula_here(x: torch.Tensor, rotation: Rotation) -> bool:
