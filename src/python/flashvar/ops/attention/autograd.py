@@ -165,12 +165,14 @@ def differentiable(
 def forward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
     """The Autograd kernel of attention_fwd."""
     inputs, options = arguments[:_TENSORS], arguments[_TENSORS:]
+    # Calls of compiled graphs, which need no gradients. The way below takes 4 us longer.
     if no_dispatch_mode_active():
         recent = plans.known(inputs, options)
         if recent is None and _is_plain(inputs):
             found = plans.plan_of(inputs, options)
+            results = found.run(inputs, True)
             plans.remember(inputs, options, found)
-            return found.run(inputs, True)
+            return results
         if recent is not None and not recent[1]:
             return recent[0].run(inputs, True)
     refuse_gradient_of_slopes(inputs)
@@ -194,6 +196,7 @@ def backward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
     given, wanted = (grad_out, grad_lse), Wanted(*rest[:2])
     inputs, options = run.split(tuple(rest[2:]))
     saved = *inputs, out, lse
+    # As in the forward.
     if no_dispatch_mode_active():
         known = plans.known_backward(given, saved, options, wanted)
         if known is not None:
