@@ -197,10 +197,10 @@ def _sources(
 ) -> Iterator[tuple[str, object, object]]:
     """The hash of the sources, where the checkout is at the wheel's commit, unchanged."""
     assert expected.root is not None
-    here = source.gather(expected.root, "")
+    revision, dirty = source.stated(expected.root)
     made_of = (described.source.revision, described.source.dirty)
-    if here.revision is None or here.dirty or made_of != (here.revision, False):
+    if revision is None or dirty or made_of != (revision, False):
         return
     identity = source.identity(build, described.version, described.toolkit, lineinfo=False)
-    found = source.gather(expected.root, identity)
-    yield "source hash of that commit", found.hash, described.source.hash
+    found = source.digest(expected.root, identity)
+    yield "source hash of that commit", found, described.source.hash

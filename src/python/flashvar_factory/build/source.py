@@ -26,8 +26,13 @@ HOME: Final = Path(__file__).resolve().parents[4]
 
 def gather(root: Path, plan: str) -> Source:
     """Revision and dirtiness of the checkout at `root`, and the hash of its sources and `plan`."""
-    revision, dirty = _recorded(root) or _git(root)
-    return Source(revision, dirty, _hash(root, plan))
+    revision, dirty = stated(root)
+    return Source(revision, dirty, digest(root, plan))
+
+
+def stated(root: Path) -> tuple[str | None, bool | None]:
+    """Revision of the checkout at `root`, and whether it differs; None for both without one."""
+    return _recorded(root) or _git(root)
 
 
 def identity(build: Build, labelled: str, toolkit: Toolkit, *, lineinfo: bool) -> str:
@@ -40,7 +45,7 @@ def identity(build: Build, labelled: str, toolkit: Toolkit, *, lineinfo: bool) -
 
 def record(root: Path, output: Path) -> None:
     """Write the revision of the checkout at `root` down for a copy of its sources in `output`."""
-    (output / RECORD).write_text(json.dumps(_recorded(root) or _git(root)), encoding="utf-8")
+    (output / RECORD).write_text(json.dumps(stated(root)), encoding="utf-8")
 
 
 def _recorded(root: Path) -> tuple[str | None, bool | None] | None:
@@ -136,14 +141,15 @@ def factory() -> str:
     return digest.hexdigest()
 
 
-def _hash(root: Path, plan: str) -> str:
-    digest = hashlib.sha256()
+def digest(root: Path, plan: str) -> str:
+    """The hash of the sources at `root` and `plan`."""
+    found = hashlib.sha256()
     for top, path in _files(root):
         name = path.relative_to(top).as_posix().encode()
         content = path.read_bytes()
-        digest.update(b"%s\0%d\0" % (name, len(content)) + content)
-    digest.update(plan.encode())
-    return digest.hexdigest()
+        found.update(b"%s\0%d\0" % (name, len(content)) + content)
+    found.update(plan.encode())
+    return found.hexdigest()
 
 
 def _files(root: Path) -> Iterator[tuple[Path, Path]]:
@@ -159,10 +165,10 @@ def _files(root: Path) -> Iterator[tuple[Path, Path]]:
 def _git(root: Path) -> tuple[str | None, bool | None]:
     """Commit and whether the tree differs from it; None for both outside a checkout of its own."""
     try:
-        top = _run(root, "rev-parse", "--show-toplevel")
+        top, _, revision = _run(root, "rev-parse", "--show-toplevel", "HEAD").rpartition("\n")
         if Path(top).resolve() != root.resolve():
             return None, None
-        return _run(root, "rev-parse", "HEAD"), bool(_run(root, "status", "--porcelain"))
+        return revision, bool(_run(root, "status", "--porcelain"))
     except (OSError, subprocess.CalledProcessError):
         return None, None
 

@@ -12,12 +12,12 @@ _SHOWN = 10
 
 def revision(root: Path) -> str:
     """The commit of the checkout at `root`; CheckoutError where it is none, or not as committed."""
-    found = source.gather(root, "")
-    if found.revision is None:
+    found, dirty = source.stated(root)
+    if found is None:
         raise CheckoutError(
             f"{root}: expected a git checkout, found none; a release names the commit it is made of"
         )
-    if found.dirty:
+    if dirty:
         changes = source.changes(root)
         shown = "\n".join(f"  {change}" for change in changes[:_SHOWN])
         more = f"\n  and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
@@ -25,4 +25,4 @@ def revision(root: Path) -> str:
             f"{root}: expected a clean checkout, found changes\n{shown}{more}\n"
             "commit or stash them; to try a build as it is, use `wheels`"
         )
-    return found.revision
+    return found

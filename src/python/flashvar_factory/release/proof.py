@@ -89,7 +89,7 @@ class Candidate:
     @cached_property
     def revision(self) -> str | None:
         """The commit of the sources."""
-        return source.gather(self.root, "").revision
+        return source.stated(self.root)[0]
 
     @cached_property
     def members(self) -> tuple[Member, ...]:
