@@ -1,4 +1,4 @@
-"""Checkouts, where one test process builds at a time, and committed copies to release from."""
+"""Checkouts, where one test process builds at a time, and copies and projects to build instead."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+
+from flashvar_factory.build import example
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,8 +56,20 @@ def committed_copy(
             (folder / name).write_bytes(content)
     git(folder, "add", "--all")
     git(folder, "commit", "--quiet", "--allow-empty", "--message", "As it is now")
+    share_toolkit(folder)
+    return folder
+
+
+def small_project(folder: Path) -> Path:
+    """Write the small project into `folder`, for what does not depend on the kernels."""
+    example.write("vecadd", folder)
+    share_toolkit(folder)
+    return folder
+
+
+def share_toolkit(folder: Path) -> None:
+    """Let a project in `folder` compile with the toolkit of this checkout, if it has one."""
     toolkit, link = ROOT / "build" / "toolkit", folder / "build" / "toolkit"
     if toolkit.is_dir() and not link.is_symlink():
         link.parent.mkdir(exist_ok=True)
         link.symlink_to(toolkit)
-    return folder

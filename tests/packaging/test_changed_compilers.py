@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 import toolkits
-
-from flashvar_factory.build import example
+from checkout import small_project
 
 Factory = Callable[..., "subprocess.CompletedProcess[str]"]
 
-ROOT = Path(__file__).parents[2]
 # One kernel, which compiles in a second.
 KERNEL = ("sm_75", "dtype=fp32", "per_thread=1")
 WHEEL = ("wheels", *KERNEL)
@@ -27,13 +25,7 @@ COMPILED = "Building CUDA object"
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the small project, in which nothing is built."""
-    folder = tmp_path_factory.mktemp("other") / "vecadd"
-    example.write("vecadd", folder)
-    toolkit = ROOT / "build" / "toolkit"
-    if toolkit.is_dir():
-        (folder / "build").mkdir()
-        (folder / "build" / "toolkit").symlink_to(toolkit)
-    return folder
+    return small_project(tmp_path_factory.mktemp("other") / "vecadd")
 
 
 def test_another_nvcc_and_back_again(

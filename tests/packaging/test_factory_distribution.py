@@ -15,6 +15,7 @@ import venv
 from pathlib import Path
 
 import pytest
+from checkout import share_toolkit
 
 from flashvar_factory.build import self_contained
 from flashvar_factory.inspect import archive
@@ -76,10 +77,7 @@ def project(scripts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("new")
     shown = run(scripts, "wheel-factory", "init", "mykernels", cwd=folder)
     assert "nox -s wheels && nox -s tests" in shown
-    toolkit = ROOT / "build" / "toolkit"
-    if toolkit.is_dir():
-        (folder / "mykernels" / "build").mkdir()
-        (folder / "mykernels" / "build" / "toolkit").symlink_to(toolkit)
+    share_toolkit(folder / "mykernels")
     nox = ("-m", "nox", "--no-venv", "--no-install", "-s", "wheels")
     run(scripts, "python", *nox, cwd=folder / "mykernels")
     return folder / "mykernels"

