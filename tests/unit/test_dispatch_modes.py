@@ -10,6 +10,8 @@ import torch
 
 import flashvar
 from flashvar.ops.attention import plan as plans
+from flashvar.ops.attention.problem import NO_TENSORS, Options
+from flashvar.ops.attention.torch_library import attention_fwd
 from flashvar.ops.causal_conv1d import api as convolution
 from flashvar.ops.dispatch_modes import are_plain, as_list
 
@@ -27,9 +29,10 @@ class Own(torch.Tensor):
         (torch._neg_view(torch.ones(2)), False),
         (torch.ones(2, dtype=torch.complex64).conj().imag, False),
         (torch._efficientzerotensor(2), False),
+        (torch._to_functional_tensor(torch.ones(2)), False),
         (None, False),
     ],
-    ids=["tensor", "parameter", "subclass", "negated", "imaginary", "zero", "none"],
+    ids=["tensor", "parameter", "subclass", "negated", "imaginary", "zero", "functional", "none"],
 )
 def test_plain(x: torch.Tensor | None, plain: bool) -> None:
     assert are_plain(x) is plain
@@ -43,6 +46,50 @@ def test_attention_of_a_negated_view(place: int) -> None:
     lazy = [torch._neg_view(x) if i == place else x for i, x in enumerate(given)]
     real = [x.neg() if i == place else x for i, x in enumerate(given)]
     assert torch.equal(flashvar.attention(*lazy), flashvar.attention(*real))
+
+
+def functionalized(call: Callable[..., torch.Tensor], place: int, *tensors: Any) -> torch.Tensor:
+    """The result of a call whose tensor at `place` is functional, without a mode that says so."""
+    torch._enable_functionalization(reapply_views=True)
+    try:
+        functional = torch._to_functional_tensor(tensors[place])
+        found = call(*tensors[:place], functional, *tensors[place + 1 :])
+        return torch._from_functional_tensor(found)
+    finally:
+        torch._disable_functionalization()
+
+
+def attention_of_op(*tensors: torch.Tensor) -> torch.Tensor:
+    return attention_fwd(*tensors, *NO_TENSORS, *Options())[0]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("call", [flashvar.attention, attention_of_op], ids=["function", "op"])
+def test_attention_of_a_functional_tensor(call: Callable[..., torch.Tensor], place: int) -> None:
+    """Its own memory is empty: the values are in the tensor that it wraps."""
+    given = [torch.randn(1, 5, 2, 8) for _ in range(3)]
+    expected = call(*given)
+    for _ in range(2):
+        assert torch.equal(functionalized(call, place, *given), expected)
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_the_op_of_a_backward_of_a_functional_tensor(place: int) -> None:
+    given = [torch.randn(1, 5, 2, 8) for _ in range(3)]
+    out, lse = flashvar.attention(*given, return_lse=True)
+    tensors = [torch.randn_like(out), out, lse, given[0]]
+
+    def gradient(grad_out: Any, out: Any, lse: Any, q: Any) -> torch.Tensor:
+        arguments = (False, False, q, *given[1:], *NO_TENSORS, *Options())
+        with torch.no_grad():
+            found: tuple[torch.Tensor, ...] = torch.ops.flashvar.attention_bwd.default(
+                grad_out, None, out, lse, *arguments
+            )
+        return found[0]
+
+    expected = gradient(*tensors)
+    for _ in range(2):
+        assert torch.equal(functionalized(gradient, place, *tensors), expected)
 
 
 @pytest.mark.parametrize("place", [0, 1, 2, 3])

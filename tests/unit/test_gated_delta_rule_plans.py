@@ -142,6 +142,22 @@ def test_the_dispatcher_is_entered_once_by_updates(monkeypatch: pytest.MonkeyPat
         assert pool._version > version
 
 
+@pytest.mark.parametrize("name", ["q", "g", "initial_state"])
+def test_a_functional_tensor_of_a_call_that_repeats(name: str) -> None:
+    """Its memory is empty. Torch functionalizes the op, without a transform that says so."""
+    given = made(seqlen=5)
+    expected = gated_delta_rule(**given)[0]
+    torch._enable_functionalization(reapply_views=True)
+    try:
+        given[name] = torch._to_functional_tensor(given[name])
+        state = given.pop("initial_state")
+        rest = (*given.values(), None, None, None, None, False, False, False, "kv", "auto")
+        found, _ = torch.ops.flashvar.gated_delta_rule_fwd.default(state, *rest)
+        assert torch.equal(torch._from_functional_tensor(found), expected)
+    finally:
+        torch._disable_functionalization()
+
+
 @pytest.mark.parametrize("seqlen", [1, 200])
 def test_rows_that_start_elsewhere(seqlen: int, dispatched: list[str]) -> None:
     """Only the choice of what computes by chunks depends on that."""

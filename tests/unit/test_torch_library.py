@@ -180,6 +180,15 @@ def test_meta_tensors() -> None:
     assert (out.shape, lse.shape, out.is_meta) == (q.shape, (1, 2, 3), True)
 
 
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_meta_tensors_of_a_call_of_another_device(grad: bool) -> None:
+    """The op serves them before a backend is chosen, which no device is there for."""
+    q, k, v = (x.to("meta").requires_grad_(grad) for x in make())
+    out, lse = attention_fwd(q, k, v, *NO_TENSORS, *Options(backend="cuda"))
+    assert (out.shape, lse.shape, out.is_meta) == (q.shape, (2, 4, 9), True)
+    assert out.requires_grad == grad
+
+
 def test_gradients_of_packed_meta_tensors() -> None:
     q = torch.empty(3, 2, 8, device="meta", requires_grad=True)
     ends = torch.tensor([0, 1, 3], dtype=torch.int32, device="meta")

@@ -20,10 +20,13 @@ PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 def are_plain(*tensors: object) -> bool:
     """Whether they are plain tensors whose memory holds their values.
 
-    The memory of a negated view holds the values before, that of a zero tensor nothing.
+    The memory of a negated view holds the values before, that of a zero tensor nothing, nor that of
+    a functional tensor, which wraps another.
     """
-    for x in tensors:  # noqa: SIM110 (a generator takes twice as long)
+    for x in tensors:
         if type(x) not in PLAIN or x.is_neg() or x._is_zerotensor():  # type: ignore[attr-defined]
+            return False
+        if _is_functional(x):
             return False
     return True
 
@@ -91,6 +94,7 @@ _transforms: Final = torch._C._functorch.peek_interpreter_stack
 _infra_mode: Final = torch._C._get_dispatch_mode
 _PROXIES: Final = torch._C._TorchDispatchModeKey.PROXY
 _FAKES: Final = torch._C._TorchDispatchModeKey.FAKE
+_is_functional: Final = torch._is_functional_tensor
 _is_transformed: Final = torch._C._functorch.is_functorch_wrapped_tensor
 _is_batched: Final = torch._C._functorch.is_batchedtensor
 _is_tracked: Final = torch._C._functorch.is_gradtrackingtensor

@@ -168,7 +168,8 @@ def forward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
     # Calls of compiled graphs, which need no gradients. The way below takes 4 us longer.
     if no_dispatch_mode_active():
         recent = plans.known(inputs, options)
-        if recent is None and _is_plain(inputs):
+        # Not of meta tensors: no backend serves them, and a plan asks the one that was named.
+        if recent is None and not inputs[0].is_meta and _is_plain(inputs):
             found = plans.plan_of(inputs, options)
             results = found.run(inputs, True)
             plans.remember(inputs, options, found)
