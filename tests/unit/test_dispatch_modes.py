@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import flashvar
+from flashvar.errors import InvalidInputError
 from flashvar.ops.attention import plan as plans
 from flashvar.ops.attention.problem import NO_TENSORS, Options
 from flashvar.ops.attention.torch_library import attention_fwd
@@ -73,6 +74,17 @@ def test_attention_of_a_functional_tensor(call: Callable[..., torch.Tensor], pla
         assert torch.equal(functionalized(call, place, *given), expected)
 
 
+def gradient_of_op(*tensors: torch.Tensor) -> torch.Tensor:
+    """The gradient of q."""
+    grad_out, out, lse, *given = tensors
+    arguments = (False, False, *given, *NO_TENSORS, *Options())
+    with torch.no_grad():
+        found: tuple[torch.Tensor, ...] = torch.ops.flashvar.attention_bwd.default(
+            grad_out, None, out, lse, *arguments
+        )
+    return found[0]
+
+
 @pytest.mark.parametrize("place", range(4))
 def test_the_op_of_a_backward_of_a_functional_tensor(place: int) -> None:
     given = [torch.randn(1, 5, 2, 8) for _ in range(3)]
@@ -80,16 +92,22 @@ def test_the_op_of_a_backward_of_a_functional_tensor(place: int) -> None:
     tensors = [torch.randn_like(out), out, lse, given[0]]
 
     def gradient(grad_out: Any, out: Any, lse: Any, q: Any) -> torch.Tensor:
-        arguments = (False, False, q, *given[1:], *NO_TENSORS, *Options())
-        with torch.no_grad():
-            found: tuple[torch.Tensor, ...] = torch.ops.flashvar.attention_bwd.default(
-                grad_out, None, out, lse, *arguments
-            )
-        return found[0]
+        return gradient_of_op(grad_out, out, lse, q, *given[1:])
 
     expected = gradient(*tensors)
     for _ in range(2):
         assert torch.equal(functionalized(gradient, place, *tensors), expected)
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_the_op_of_a_backward_of_another_device(place: int) -> None:
+    """A kernel would read an address of that device."""
+    given = [torch.randn(1, 5, 2, 8) for _ in range(3)]
+    out, lse = flashvar.attention(*given, return_lse=True)
+    tensors = [torch.randn_like(out), out, lse]
+    tensors[place] = tensors[place].to("meta")
+    with pytest.raises(InvalidInputError, match=r"on cpu.*found.*on meta"):
+        gradient_of_op(*tensors, *given)
 
 
 @pytest.mark.parametrize("place", [0, 1, 2, 3])

@@ -265,7 +265,7 @@ def backward(
         grad_out = torch.zeros_like(out)
     q, optional = inputs.q, _optional(inputs)
     chosen = backward_plan(inputs, optional, options, grad_out, wanted)
-    _check_results(chosen.problem.forward, q.dtype, grad_out, out, grad_lse, lse)
+    _check_results(chosen.problem.forward, q, grad_out, out, grad_lse, lse)
     if not chosen.pads:
         # Hooks of saved tensors may have changed the order of their memory.
         return chosen.run(inputs, out.contiguous(), lse.contiguous(), grad_out, grad_lse)
@@ -399,7 +399,7 @@ def _make_backward(
 
 def _check_results(
     problem: Problem,
-    dtype: torch.dtype,
+    q: torch.Tensor,
     grad_out: torch.Tensor,
     out: torch.Tensor,
     grad_lse: torch.Tensor | None,
@@ -407,6 +407,8 @@ def _check_results(
 ) -> None:
     """Refuse results of another forward: hooks of saved tensors may return anything."""
     shape, lse_shape, lse_dtype = problem.out_shape, problem.lse_shape, problem.lse_dtype
+    dtype, device = q.dtype, q.device
+    given = [x for x in (out, grad_out, lse, grad_lse) if x is not None]
     if (
         out.dtype is dtype
         and grad_out.dtype is dtype
@@ -414,11 +416,12 @@ def _check_results(
         and out.shape == grad_out.shape == shape
         and lse.shape == lse_shape
         and (grad_lse is None or (grad_lse.shape == lse_shape and grad_lse.dtype is lse_dtype))
+        and all(x.device == device for x in given)
     ):
         return
-    found = [(tuple(x.shape), x.dtype) for x in (out, grad_out, lse, grad_lse) if x is not None]
+    found = [f"{tuple(x.shape)} of {x.dtype} on {x.device}" for x in given]
     raise InvalidInputError(
         f"out and lse must be {shape} of {dtype} and {lse_shape} of {lse_dtype} in the backward, "
-        f"and their gradients likewise, found {', '.join(map(str, found))}: return saved tensors "
-        "from their hooks as they were"
+        f"on {device}, and their gradients likewise, found {', '.join(found)}: return saved "
+        "tensors from their hooks as they were"
     )
