@@ -196,6 +196,15 @@ def test_gradients_of_packed_meta_tensors() -> None:
     assert (q.grad.shape, q.grad.is_meta) == (q.shape, True)
 
 
+def test_packed_meta_tensors_of_strict_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strict calls read cu_seqlens on every device, but these have no values."""
+    monkeypatch.setenv("FLASHVAR_STRICT", "1")
+    monkeypatch.setattr(attention_plan, "_plans", Plans())
+    q = torch.empty(3, 2, 8, device="meta")
+    ends = torch.tensor([0, 1, 3], dtype=torch.int32, device="meta")
+    assert flashvar.attention_varlen(q, q, q, cu_seqlens_q=ends).is_meta
+
+
 class _Ops(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()

@@ -352,22 +352,22 @@ def _kinds(options: tuple[Any, ...]) -> tuple[type, ...] | None:
 
 def _make(inputs: Inputs, options: Options) -> Plan:
     problem = inspect(inputs, options)
-    reads_offsets = inputs.cu_seqlens_q is not None and (
-        inputs.q.device.type == "cpu" or Overrides.from_environment().strict
-    )
+    q = inputs.q
+    strict = Overrides.from_environment().strict and not q.is_meta
+    reads_offsets = inputs.cu_seqlens_q is not None and (q.device.type == "cpu" or strict)
     if needs_padding(problem, options.backend):
         padded = pad_inputs(inputs)
         inner = _make(padded, options._replace(scale=problem.scale))
         launch = None if inner.launch is None else padded_launch(problem, inner.launch)
         chosen = inner.chosen
     else:
-        chosen, backend = serving(FORWARD, inputs.q, options.backend, problem)
+        chosen, backend = serving(FORWARD, q, options.backend, problem)
         launch = None
-        if not problem.empty and not inputs.q.is_meta:
+        if not problem.empty and not q.is_meta:
             launch = backend.prepare_forward(problem, chosen)
             launch = logged_forward(launch, problem, chosen)
-    out = inputs.q.new_empty(problem.out_shape)
-    lse = inputs.q.new_empty(problem.lse_shape, dtype=problem.lse_dtype)
+    out = q.new_empty(problem.out_shape)
+    lse = q.new_empty(problem.lse_shape, dtype=problem.lse_dtype)
     return Plan(problem, chosen, launch, options, maker(out), maker(lse), reads_offsets)
 
 
