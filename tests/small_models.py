@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 import transformers
+from transformers.masking_utils import create_causal_mask
 
+# How models and functions of masks name their cache: otherwise before transformers 5.24.
+_HAS_CACHE: Final = "cache" in inspect.signature(create_causal_mask).parameters
+CACHE: Final = "cache" if _HAS_CACHE else "past_key_values"
 BATCH = 2
 VOCABULARY = 97
 PADDINGS = ("none", "left", "right")

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from diffusers.models.attention_dispatch import attention_backend, dispatch_attention_fn
-from small_models import inputs, output, small_model
+from small_models import CACHE, inputs, output, small_model
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.experimental import _attention as experimental
 from torch.distributed.tensor.experimental import context_parallel
@@ -161,7 +161,7 @@ def masked_layer(mesh: DeviceMesh) -> list[float]:
             config=config,
             inputs_embeds=q[:, 0],
             attention_mask=torch.ones(q.shape[0], q.shape[2]),
-            past_key_values=None,
+            **{CACHE: None},
         )
         out = transformers_attention.attention(module, q, k, v, mask)[0]
         return out.transpose(1, 2)

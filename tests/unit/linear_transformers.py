@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from small_models import CACHE
 
 LENGTHS = (7, 1, 13, 3)
 TOTAL = sum(LENGTHS)
@@ -181,7 +182,7 @@ def checks(name: str) -> dict[str, Callable[[], None]]:
         for model in (ours.eval(), theirs.eval()):
             with torch.no_grad():
                 first = model(ids(2, 20)[:, :11], use_cache=True)
-                rest = model(ids(2, 20)[:, 11:], past_key_values=first.past_key_values)
+                rest = model(ids(2, 20)[:, 11:], **{CACHE: first[CACHE]})
                 wanted = theirs(ids(2, 20), use_cache=False).logits[:, 11:]
             torch.testing.assert_close(rest.logits, wanted, atol=2e-4, rtol=2e-4)
 
@@ -189,7 +190,7 @@ def checks(name: str) -> dict[str, Callable[[], None]]:
         """Tokens one by one outside torch.no_grad() are one forward."""
         found = ours.eval()(ids(2, 9)[:, :5], use_cache=True)
         for token in ids(2, 9)[:, 5:].split(1, 1):
-            found = ours(token, past_key_values=found.past_key_values, use_cache=True)
+            found = ours(token, use_cache=True, **{CACHE: found[CACHE]})
         wanted = theirs.eval()(ids(2, 9), use_cache=False).logits[:, -1:]
         torch.testing.assert_close(found.logits, wanted, atol=2e-4, rtol=2e-4)
 

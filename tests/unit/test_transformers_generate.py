@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import DECODERS, inputs, padding_mask, small_model
+from small_models import CACHE, DECODERS, inputs, padding_mask, small_model
 
 from flashvar.integrations import transformers as transformers
 
@@ -122,12 +122,12 @@ def test_a_static_cache_compiles() -> None:
     step = torch.compile(model, backend="eager", fullgraph=True)
     tokens = expected[:, :LENGTH]
     with torch.no_grad():
-        logits = model(**given, past_key_values=cache).logits
+        logits = model(**given, **{CACHE: cache}).logits
         for _ in range(3):
             tokens = torch.cat((tokens, logits[:, -1:].argmax(-1)), dim=1)
             mask = torch.nn.functional.pad(mask, (0, 1), value=1)
             places = mask.sum(-1, keepdim=True) - 1
             logits = step(
-                tokens[:, -1:], attention_mask=mask, position_ids=places, past_key_values=cache
+                tokens[:, -1:], attention_mask=mask, position_ids=places, **{CACHE: cache}
             ).logits
     assert tokens.tolist() == expected[:, : LENGTH + 3].tolist()

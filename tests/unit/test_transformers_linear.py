@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from interpreter import SOURCES
+from interpreter import SOURCES, TESTS
 from linear_transformers import CHECKS, MODELS
 
 PROGRAM = Path(__file__).with_name("linear_transformers.py")
@@ -19,7 +19,7 @@ def found(python_with_models: str, request: pytest.FixtureRequest) -> dict[str, 
     """Check -> what was wrong; a process for each model, for transformers keeps what it found."""
     finished = subprocess.run(
         [python_with_models, str(PROGRAM), request.param],
-        env={**os.environ, "PYTHONPATH": str(SOURCES)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (SOURCES, TESTS)))},
         capture_output=True,
         text=True,
         check=False,

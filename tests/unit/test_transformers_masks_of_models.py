@@ -28,7 +28,7 @@ MODELS: dict[str, tuple[dict[str, Any], bool]] = {
     "BloomForCausalLM": ({"vocab_size": 97, "hidden_size": 64, "n_layer": 2, "n_head": 4}, False),
     "CodeGenForCausalLM": (
         {"vocab_size": 97, "n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8},
-        False,
+        True,
     ),
     "MPNetForMaskedLM": (_ENCODER, False),
     "DogeForCausalLM": ({**_ENCODER, "num_key_value_heads": 2}, True),

@@ -48,10 +48,6 @@ OWN: dict[str, tuple[dict[str, Any], str]] = {
         r"\(BloomAttention\) compute attention themselves",
     ),
     "FalconModel": (_SIZES, "choose among attention classes of their own"),
-    "GPTJModel": (
-        {"vocab_size": 97, "n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8},
-        "choose among attention classes of their own",
-    ),
     "GPTNeoModel": (
         {
             "vocab_size": 97,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_models import CACHE
 from transformers import LlamaConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import (
@@ -60,7 +61,7 @@ def test_numbered_sequences(
     found = {}
     for name, call in (("sdpa", sdpa_attention_forward), ("flashvar", attention)):
         config._attn_implementation = name
-        options: dict[str, Any] = {"past_key_values": None} if causal else {}
+        options: dict[str, Any] = {CACHE: None} if causal else {}
         created = (create_causal_mask if causal else create_bidirectional_mask)(
             config, torch.zeros(BATCH, LENGTH, 1), mask, and_mask_function=seen, **options
         )

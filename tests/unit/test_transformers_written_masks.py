@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as upstream
+from small_models import CACHE
 from transformers.masking_utils import create_causal_mask
 
 from flashvar.integrations import transformers
@@ -74,8 +75,8 @@ def made(implementation: str, seen: torch.Tensor | None) -> torch.Tensor:
         config=CONFIGS[implementation],
         inputs_embeds=torch.zeros(2, LENGTH, 32),
         attention_mask=seen,
-        past_key_values=None,
         position_ids=None,
+        **{CACHE: None},
     )
     return mask
 

@@ -129,22 +129,23 @@ def _add_masks_of_callers(masking: Any) -> None:
         return
     layout: Any = importlib.import_module("flashvar.integrations.transformers.layout")
 
+    # "cache", or "past_key_values" before transformers 5.24.
+    named = list(inspect.signature(preprocess).parameters)[3]
+
     @functools.wraps(preprocess)
     def preprocess_ours(
-        config: Any,
-        inputs_embeds: Any,
-        attention_mask: Any,
-        past_key_values: Any,
-        *others: Any,
-        **options: Any,
+        config: Any, inputs_embeds: Any, attention_mask: Any, *others: Any, **options: Any
     ) -> Any:
-        mask, cache = attention_mask, past_key_values
+        mask = attention_mask
         if config._attn_implementation in _names:
             mask = layout.added(mask, inputs_embeds.dtype)
             one_row = mask is None and len(inputs_embeds) == 1
-            if one_row and _has_chunks(config) and _is_empty(cache):
-                cache = None
-        return preprocess(config, inputs_embeds, mask, cache, *others, **options)
+            if one_row and _has_chunks(config):
+                if others and _is_empty(others[0]):
+                    others = (None, *others[1:])
+                elif _is_empty(options.get(named)):
+                    options[named] = None
+        return preprocess(config, inputs_embeds, mask, *others, **options)
 
     preprocess_ours.names = _names  # type: ignore[attr-defined]
     masking._preprocess_mask_arguments = preprocess_ours
