@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from small_models import DECODERS, VOCABULARY, small_model
-from transformers import AutoModelForCausalLM, Llama4TextConfig
+from small_models import CACHE, DECODERS, VOCABULARY, small_model
+from transformers import AutoModelForCausalLM, DynamicCache, Llama4TextConfig, masking_utils
 
 from flashvar.integrations import transformers as transformers
 from flashvar.integrations.transformers.layout import padding_layout, visible
@@ -106,6 +107,17 @@ def test_chunks_of_packed_sequences(cached: bool) -> None:
     model.set_attn_implementation("flashvar")
     found = model(ids(), position_ids=positions(), use_cache=cached).logits
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_chunks_are_told_sequences_beside_an_empty_cache(by_name: bool) -> None:
+    config = Llama4TextConfig(attention_chunk_size=16)
+    config._attn_implementation = "flashvar"
+    given = {CACHE: DynamicCache(), "position_ids": positions(), "layer_idx": 0}
+    call = partial(masking_utils._preprocess_mask_arguments, config, torch.zeros(1, TOTAL, 8), None)
+    told = (call(**given) if by_name else call(*given.values()))[2]
+    assert told is not None
+    assert told.unique_consecutive(return_counts=True)[1].tolist() == list(LENGTHS)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
