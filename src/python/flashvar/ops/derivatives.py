@@ -13,11 +13,12 @@ from typing import Any, ClassVar, Final
 
 import torch
 from torch._functorch.autograd_function import enable_single_level_autograd_function
+from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from flashvar.errors import BackendUnavailableError
-from flashvar.ops.dispatch_modes import are_plain, is_compiling, no_dispatch_mode_active
+from flashvar.ops.dispatch_modes import are_plain, is_compiling, is_faking, no_dispatch_mode_active
 from flashvar.ops.flop_formulas import tell_counters
 from flashvar.ops.sharding import register, rule_of
 
@@ -133,20 +134,36 @@ def attach(function: type[Differentiated], results: tuple[Any, ...], *inputs: An
         return function.apply(results, *inputs)
 
 
+# Whether torch.compile has traced an op at a dual level. With backend="eager" its graph enters one
+# that forward_ad does not know.
+_graphs_enter_levels = False
+
+
+def nothing_intercepts(*inputs: Any) -> bool:
+    """Whether nothing in torch has to see a call at an Autograd key, which may be of a graph."""
+    global _graphs_enter_levels
+    if forward_ad._current_level >= 0 and is_faking():
+        _graphs_enter_levels = True
+    if not no_dispatch_mode_active():
+        return False
+    return not (_graphs_enter_levels and _have_tangents(tensors_of(inputs)))
+
+
 def may_be_differentiated(*inputs: Any) -> bool:
     """Whether autograd must record results; only `apply` knows which inputs have tangents."""
-    if torch._C._is_fwd_grad_enabled() and not no_dispatch_mode_active():
+    if torch._C._is_fwd_grad_enabled() and not nothing_intercepts(*inputs):
         return True
     return torch.is_grad_enabled() and bool(torch._C._any_requires_grad(*inputs))
 
 
 def has_tangent(*tensors: torch.Tensor) -> bool:
-    """Whether an input has a tangent at this level of transforms.
+    """Whether an input has a tangent at this level of transforms."""
+    return not nothing_intercepts(*tensors) and _have_tangents(tensors)
 
-    Not by torch.autograd.forward_ad, which does not know the dual levels that graphs of
-    torch.compile enter. Torch has one dual level; further ones are transforms.
-    """
-    if no_dispatch_mode_active() or not torch._C._is_fwd_grad_enabled():
+
+def _have_tangents(tensors: Sequence[torch.Tensor]) -> bool:
+    """Torch has one dual level; further ones are transforms."""
+    if not torch._C._is_fwd_grad_enabled():
         return False
     # Not traced: the question makes an alias of x. Inductor traces an op in place twice, the second
     # time the first graph, and refuses one that got longer.

@@ -22,10 +22,11 @@ from flashvar.ops.derivatives import (
     attach,
     below_autograd,
     may_be_differentiated,
+    nothing_intercepts,
     plain_apply,
     skips_dispatcher,
 )
-from flashvar.ops.dispatch_modes import are_plain, is_compiling, no_dispatch_mode_active
+from flashvar.ops.dispatch_modes import are_plain, is_compiling
 from flashvar.ops.profiling import recorded
 
 _TENSORS: Final = len(Inputs._fields)
@@ -166,7 +167,7 @@ def forward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
     """The Autograd kernel of attention_fwd."""
     inputs, options = arguments[:_TENSORS], arguments[_TENSORS:]
     # Calls of compiled graphs, which need no gradients. The way below takes 4 us longer.
-    if no_dispatch_mode_active():
+    if nothing_intercepts(*inputs):
         recent = plans.known(inputs, options)
         # Not of meta tensors: no backend serves them, and a plan asks the one that was named.
         if recent is None and not inputs[0].is_meta and _is_plain(inputs):
@@ -198,14 +199,14 @@ def backward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
     inputs, options = run.split(tuple(rest[2:]))
     saved = *inputs, out, lse
     # As in the forward.
-    if no_dispatch_mode_active():
+    if nothing_intercepts(*given, *saved):
         known = plans.known_backward(given, saved, options, wanted)
         if known is not None:
             return run.five(known.run(inputs, out, lse, *given), lse)
-    if skips_dispatcher(*given, *saved):
-        results = run.backward(*arguments)
-        plans.remember_backward(given, saved, options, wanted)
-        return results
+        if skips_dispatcher(*given, *saved):
+            results = run.backward(*arguments)
+            plans.remember_backward(given, saved, options, wanted)
+            return results
     op = torch.ops.flashvar.attention_bwd.default
     results = below_autograd(op, run.backward, keyset, arguments)
     if not may_be_differentiated(*arguments):

@@ -17,10 +17,11 @@ from flashvar.ops.derivatives import (
     attach,
     below_autograd,
     may_be_differentiated,
+    nothing_intercepts,
     plain_apply,
     skips_dispatcher,
 )
-from flashvar.ops.dispatch_modes import is_compiling, no_dispatch_mode_active
+from flashvar.ops.dispatch_modes import is_compiling
 from flashvar.ops.gated_delta_rule import run
 from flashvar.ops.gated_delta_rule.spec import BACKWARD
 from flashvar.ops.profiling import recorded
@@ -186,5 +187,5 @@ def _plan_without_autograd(
 
     None where torch has to see the call, or autograd.
     """
-    recent = run.known(given, options) if no_dispatch_mode_active() else None
+    recent = run.known(given, options) if nothing_intercepts(*given) else None
     return None if recent is None or recent[1] else recent[0]
