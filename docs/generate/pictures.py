@@ -10,7 +10,8 @@ from benchmarks import result_file
 from rates import RESULTS, day_and_commit
 
 _RECORDS: Final = Path("tests", "gpu", "results")  # of pictures that no benchmark draws
-_SOURCE: Final = re.compile(r"<dc:source>(\S+\.json) ")
+_SOURCE: Final = re.compile(r"<dc:source>([^<]+)")
+_RECORD: Final = re.compile(r"\S+\.json")
 # What a picture shows, by how the name of its file ends, in the order of the page.
 _SHOWN: Final = {
     "forward": "The forward: rates by length, for each head dim and mask.",
@@ -61,7 +62,7 @@ def _picture(root: Path, path: Path, shown: str) -> str:
 
 
 def _measured(root: Path, path: Path) -> str:
-    """The day and the commit of what a picture shows, and its record."""
+    """The day and the commit of what a picture shows, and its records."""
     outlines = path.with_suffix(".svg")
     if not outlines.exists():
         record = _RECORDS / f"{path.stem}.json"
@@ -69,7 +70,11 @@ def _measured(root: Path, path: Path) -> str:
             raise ValueError(f"{path.name}: expected its record {record}, found none")
         return f"No commit recorded (`{record}`)."
     source = _SOURCE.search(outlines.read_text(encoding="utf-8"))
-    if source is None:
-        raise ValueError(f"{outlines.name}: expected the record it was drawn from, found none")
-    environment = result_file.read(root / RESULTS / source[1])["environment"]
-    return f"{day_and_commit(source[1], environment)}."
+    names = [] if source is None else _RECORD.findall(source[1])
+    if not names:
+        raise ValueError(f"{outlines.name}: expected the records it was drawn from, found none")
+    return f"{'; '.join(_of_record(root, name) for name in names)}."
+
+
+def _of_record(root: Path, name: str) -> str:
+    return day_and_commit(name, result_file.read(root / RESULTS / name)["environment"])

@@ -53,6 +53,20 @@ def test_a_picture_tells_its_day_and_commit(tmp_path: Path) -> None:
     assert found.endswith(" 2026-01-31, commit 0123456789 (`benchmarks/results/made.json`).")
 
 
+def test_a_picture_of_several_runs_names_them_all(tmp_path: Path) -> None:
+    folder = tmp_path / "docs" / "pictures"
+    page(tmp_path, "h200-forward.png", "h200-forward.svg")
+    results = tmp_path / "benchmarks" / "results"
+    environment = {"source": {"revision": "fedcba9876543210"}, "time": "2026-02-01T12:00:00+00:00"}
+    result_file.write(results / "later.json", {"environment": environment, "rows": []})
+    (folder / "h200-forward.svg").write_text("<dc:source>made.json 0123, later.json 89</dc:source>")
+    found = str(import_module("pictures").pictures(tmp_path)).partition("\n")[0]
+    assert found.endswith(
+        " 2026-01-31, commit 0123456789 (`benchmarks/results/made.json`); "
+        "2026-02-01, commit fedcba9876 (`benchmarks/results/later.json`)."
+    )
+
+
 def test_a_picture_of_no_benchmark_names_its_record(tmp_path: Path) -> None:
     put_record(tmp_path, "h200-train-gpt.json")
     found = page(tmp_path, "h200-train-gpt.png").partition("\n")[0]
