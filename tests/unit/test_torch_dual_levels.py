@@ -17,7 +17,7 @@ from flashvar.layers.norms import rms_norm
 from flashvar.ops import derivatives
 
 # Torch's own formulas of tangents.
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 
 Call = Callable[[torch.Tensor], torch.Tensor]
 
