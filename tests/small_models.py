@@ -11,7 +11,8 @@ import torch
 import transformers
 from transformers.masking_utils import create_causal_mask
 
-# How models and functions of masks name their cache: otherwise before transformers 5.24.
+# The argument for a cache, of models and of functions that make masks. It was renamed in
+# transformers 5.24.
 _HAS_CACHE: Final = "cache" in inspect.signature(create_causal_mask).parameters
 CACHE: Final = "cache" if _HAS_CACHE else "past_key_values"
 BATCH = 2

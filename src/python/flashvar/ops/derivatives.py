@@ -99,7 +99,7 @@ def below_autograd(
     tell_counters()
     below = keyset & _BELOW
     with torch._C._AutoDispatchBelowAutograd():
-        # The dispatcher would call the kernel, but takes the arguments apart for it.
+        # The dispatcher would call the kernel too, but would unpack the arguments once more.
         if below.raw_repr() in _OF_KERNELS:
             return kernel(*arguments)
         return op.redispatch(below, *arguments)
@@ -134,13 +134,16 @@ def attach(function: type[Differentiated], results: tuple[Any, ...], *inputs: An
         return function.apply(results, *inputs)
 
 
-# Whether torch.compile has traced an op at a dual level. With backend="eager" its graph enters one
-# that forward_ad does not know.
+# Whether torch.compile has traced an op at a dual level. With backend="eager" its graph enters the
+# level in C++, so that forward_ad does not count it.
 _graphs_enter_levels = False
 
 
 def nothing_intercepts(*inputs: Any) -> bool:
-    """Whether nothing in torch has to see a call at an Autograd key, which may be of a graph."""
+    """Whether nothing in torch has to see a call that has come to an Autograd key.
+
+    Unlike no_dispatch_mode_active() this is right for calls of graphs that enter dual levels.
+    """
     global _graphs_enter_levels
     if forward_ad._current_level >= 0 and is_faking():
         _graphs_enter_levels = True
@@ -162,7 +165,7 @@ def has_tangent(*tensors: torch.Tensor) -> bool:
 
 
 def _have_tangents(tensors: Sequence[torch.Tensor]) -> bool:
-    """Torch has one dual level; further ones are transforms."""
+    """Whether one of them has a tangent. Torch has one dual level; further ones are transforms."""
     if not torch._C._is_fwd_grad_enabled():
         return False
     # Not traced: the question makes an alias of x. Inductor traces an op in place twice, the second

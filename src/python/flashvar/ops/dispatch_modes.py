@@ -20,8 +20,8 @@ PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 def are_plain(*tensors: object) -> bool:
     """Whether they are plain tensors whose memory holds their values.
 
-    The memory of a negated view holds the values before, that of a zero tensor nothing, nor that of
-    a functional tensor, which wraps another.
+    The memory of a negated view holds the values before they are negated. A zero tensor has no
+    memory, nor has a functional tensor, which wraps another.
     """
     for x in tensors:
         if type(x) not in PLAIN or x.is_neg() or x._is_zerotensor():  # type: ignore[attr-defined]

@@ -129,8 +129,8 @@ def _add_masks_of_callers(masking: Any) -> None:
         return
     layout: Any = importlib.import_module("flashvar.integrations.transformers.layout")
 
-    # "cache", or "past_key_values" before transformers 5.24.
-    named = list(inspect.signature(preprocess).parameters)[3]
+    # The name of the argument for the cache: transformers 5.24 changed it.
+    cache = list(inspect.signature(preprocess).parameters)[3]
 
     @functools.wraps(preprocess)
     def preprocess_ours(
@@ -143,8 +143,8 @@ def _add_masks_of_callers(masking: Any) -> None:
             if one_row and _has_chunks(config):
                 if others and _is_empty(others[0]):
                     others = (None, *others[1:])
-                elif _is_empty(options.get(named)):
-                    options[named] = None
+                elif _is_empty(options.get(cache)):
+                    options[cache] = None
         return preprocess(config, inputs_embeds, mask, *others, **options)
 
     preprocess_ours.names = _names  # type: ignore[attr-defined]

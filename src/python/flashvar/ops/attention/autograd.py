@@ -166,7 +166,7 @@ def differentiable(
 def forward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
     """The Autograd kernel of attention_fwd."""
     inputs, options = arguments[:_TENSORS], arguments[_TENSORS:]
-    # Calls of compiled graphs, which need no gradients. The way below takes 4 us longer.
+    # Calls that need no gradients, as those of compiled graphs, go straight to a plan.
     if nothing_intercepts(*inputs):
         recent = plans.known(inputs, options)
         # Not of meta tensors: no backend serves them, and a plan asks the one that was named.
@@ -202,7 +202,7 @@ def backward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
     if nothing_intercepts(*given, *saved):
         known = plans.known_backward(given, saved, options, wanted)
         if known is not None:
-            return run.five(known.run(inputs, out, lse, *given), lse)
+            return run.of_schema(known.run(inputs, out, lse, *given), lse)
         if skips_dispatcher(*given, *saved):
             results = run.backward(*arguments)
             plans.remember_backward(given, saved, options, wanted)

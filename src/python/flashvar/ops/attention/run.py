@@ -39,10 +39,10 @@ def backward(
     """The gradients of q, k, v, bias and sinks; empty for the last two unless they are wanted."""
     inputs, options = split(arguments)
     wanted = Wanted(wants_bias, wants_sinks)
-    return five(plans.backward(grad_out, grad_lse, inputs, out, lse, options, wanted), lse)
+    return of_schema(plans.backward(grad_out, grad_lse, inputs, out, lse, options, wanted), lse)
 
 
-def five(grads: Gradients, lse: torch.Tensor) -> FiveGradients:
-    """The gradients as the schema has them."""
+def of_schema(grads: Gradients, lse: torch.Tensor) -> FiveGradients:
+    """The gradients as the schema has them: tensors, empty in place of None."""
     of_bias, of_sinks = (lse.new_empty(0) if x is None else x for x in grads[3:])
     return grads.q, grads.k, grads.v, of_bias, of_sinks

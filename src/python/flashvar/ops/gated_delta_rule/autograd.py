@@ -140,6 +140,7 @@ def differentiable(
 
 def forward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
     """The Autograd kernel of gated_delta_rule_fwd."""
+    # The schema has the initial state first; plans have it after the inputs, then the indices.
     given = (*arguments[1:_TENSORS], arguments[0], None)
     plan = _plan_without_autograd(given, arguments[_TENSORS:])
     if plan is not None:
