@@ -120,21 +120,25 @@ struct TokenTiles {
   }
 
   // Divides the tokens among as many chunks as give no more than the `wanted` number of blocks, but
-  // none with more than `max_tiles` tiles. All chunks are equal, so that blocks end together.
+  // none with more than `max_tiles` tiles. All chunks but the last are equal, so that blocks end
+  // together.
   void divide_tokens(int64_t wanted, int max_tiles) {
     set_chunks(std::max(std::min(wanted / std::max(channel_blocks, 1u), chunks_of(kFewTiles)),
                         chunks_of(max_tiles)));
   }
 
   // Divides the tokens among the number of chunks with the shortest estimated time on a device that
-  // runs `resident` blocks at a time: the number of waves, times the tiles of a block.
+  // runs `resident` blocks at a time: the number of waves, times the tiles of a block. Its start
+  // counts as kFewTiles tiles.
   void divide_tokens_among(int64_t resident, int max_tiles) {
     int64_t const fewest = chunks_of(max_tiles), most = std::max(chunks_of(kFewTiles), fewest);
-    int64_t best = 0, best_time = INT64_MAX;
-    for (int64_t count = fewest; count <= most; ++count) {
+    int64_t best = fewest, best_time = INT64_MAX;
+    for (int64_t waves = 1; waves <= kMaxWaves; ++waves) {
+      // The most chunks of so many waves, because they have the fewest tiles.
+      int64_t const count =
+          std::clamp(waves * resident / std::max(channel_blocks, 1u), fewest, most);
       set_chunks(count);
-      int64_t const waves = (blocks + resident - 1) / resident, time = waves * (tiles + kFewTiles);
-      if (count > fewest && waves > kMaxWaves) break;
+      int64_t const time = (blocks + resident - 1) / resident * (tiles + kFewTiles);
       if (time < best_time) best = count, best_time = time;
     }
     set_chunks(best);
