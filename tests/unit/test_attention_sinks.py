@@ -27,8 +27,7 @@ using namespace flashvar::attention;
 
 extern "C" void add(const void* sinks, uint32_t dtype, uint32_t head, float* lse, float* inverse) {
   FwdProblem problem{};
-  problem.sinks = sinks;
-  problem.sinks_dtype = dtype;
+  problem.sinks = {sinks, dtype};
   add_sink(sink_of(problem, head), *lse, *inverse);
 }
 

@@ -40,8 +40,9 @@ struct AttentionFwd {
   }
 
   static attention::FwdProblem problem(const Params& p) {
-    return {attention_problem(p, p.lse), static_cast<unsigned char*>(p.call.workspace),
-            p.problem.sinks, p.problem.sinks_dtype};
+    return {attention_problem(p, p.lse),
+            static_cast<unsigned char*>(p.call.workspace),
+            {p.problem.sinks, p.problem.sinks_dtype}};
   }
 };
 

@@ -50,6 +50,17 @@ struct ScoreModifiers {
   }
 };
 
+// The forward's division of keys (key_splits.h): `count` blocks have a query tile, and each has a
+// part of the key blocks. Their results go to the workspace, in fp32, for fwd_merge_kernel. A
+// "split head" is number head * count + part.
+struct KeySplits {
+  int32_t count = 1;
+  // [batch, split heads, seqlen_q, head_dim_v], or [split heads, total_q, head_dim_v]. Null: there
+  // is one part, and the kernel stores the results of the call.
+  float* out = nullptr;
+  float* lse = nullptr;  // likewise, without the last dimension
+};
+
 // The part of a problem that forward and backward share.
 struct Problem {
   Tensor q, k, v, out;
@@ -68,6 +79,7 @@ struct Problem {
   float score_sign;
   float scale_log2;  // |scale| * log2(e), or log2(e) where score_sign is 0
   ScoreModifiers modifiers;
+  KeySplits splits = {};  // the forward's
 
   bool has_modifiers() const { return modifiers.modifies_scores() || modifiers.rng != nullptr; }
 
@@ -79,11 +91,18 @@ struct Problem {
   }
 };
 
+// Attention sinks: one more score of each row, natural log (add_sink). Strides are in elements.
+struct SinksView {
+  const void* data;  // null: no sinks
+  uint32_t dtype;    // kAbi of a dtype
+  int32_t head_stride = 1;
+  int32_t query_stride = 0;  // not 0: sinks differ between rows, and fwd_merge_kernel adds them
+};
+
 // The forward: `lse` may be null.
 struct FwdProblem : Problem {
   unsigned char* workspace;
-  const void* sinks;     // [heads_q]: one more score of each row, natural log (add_sink); or null
-  uint32_t sinks_dtype;  // kAbi of a dtype
+  SinksView sinks;
 };
 
 // The backward: `lse` is what the forward wrote.

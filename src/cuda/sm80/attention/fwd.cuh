@@ -107,6 +107,37 @@ __device__ __forceinline__ void softmax_step(Softmax<Config>& softmax, Scores<Co
   }
 }
 
+// Normalises the warp's rows of the output and stores them and their LSE: those of a part of the
+// keys, in fp32, for fwd_merge_kernel.
+template <class Config>
+__device__ __forceinline__ void store_part(const FwdProblem& problem, Softmax<Config>& softmax,
+                                           const Output<Config>& rO, const QueryTile& tile) {
+  int const lane = threadIdx.x % 32;
+  int const warp_row = threadIdx.x / 32 * Config::kWarpRows;
+  int32_t const rows = tile.queries.count - tile.first_query - warp_row;
+  int64_t const first = tile.lse_offset(problem) + warp_row;
+  float const scale_log2 = Config::kModifiers ? 1.f / kLn2 : problem.scale_log2;
+#pragma unroll
+  for (int m = 0; m < rO.kMmaRows; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float row_lse;
+      float inverse = softmax.finish(m * 2 + half, scale_log2, row_lse);
+      if constexpr (Config::kModifiers) inverse *= problem.modifiers.dropout_scale;
+      int const row = m * 16 + half * 8 + lane / 4;
+      if (row >= rows) continue;
+      if (lane % 4 == 0) problem.splits.lse[first + row] = row_lse;
+      float* const to = problem.splits.out + (first + row) * problem.head_dim_v + lane % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < rO.kMmaCols; ++n) {
+        if (n * 8 >= problem.head_dim_v) break;
+        *reinterpret_cast<float2*>(to + n * 8) = {rO.tile[m][n][half * 2] * inverse,
+                                                  rO.tile[m][n][half * 2 + 1] * inverse};
+      }
+    }
+  }
+}
+
 // Normalises the warp's rows of the output and stores them and their LSE. The output goes through
 // the warp's rows of the shared tile sO, so that global stores are 16 bytes wide.
 template <class Config, bool kAligned>
@@ -215,14 +246,16 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   };
   int32_t n = blocks.end - 1;
   // Key blocks that are visible only to other warps' rows: this warp loads and synchronises only.
-  // Not with two or three blocks per SM, where the other blocks keep the tensor cores busy.
+  // With two or three blocks per SM, where the other blocks keep the tensor cores busy, only if it
+  // has no rows.
+  int32_t own_end = warp_row < queries ? blocks.end : 0;
   if constexpr (Config::kBlocksPerSM == 1) {
-    int32_t const own_end = tile.key_blocks_end(problem, warp_row, Config::kWarpRows, kBlockKV);
+    own_end = tile.key_blocks_end(problem, warp_row, Config::kWarpRows, kBlockKV);
+  }
 #pragma unroll 1
-    for (; n >= max(own_end, blocks.begin); --n) {
-      load_v(n);
-      load_next_k(n);
-    }
+  for (; n >= max(own_end, blocks.begin); --n) {
+    load_v(n);
+    load_next_k(n);
   }
   for (; n >= blocks.begin; --n) {
     load_v(n);
@@ -246,7 +279,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     gemm_pv<Config>(rO, rS, sV);
   }
 
-  store_output<Config, kAligned>(problem, softmax, rO, shared.tile, sO);
+  // Rarely: the code of a part is then not between that of other calls.
+  if (__builtin_expect(problem.splits.out != nullptr, false)) {
+    store_part<Config>(problem, softmax, rO, shared.tile);
+  } else {
+    store_output<Config, kAligned>(problem, softmax, rO, shared.tile, sO);
+  }
 }
 
 }  // namespace flashvar::sm80::attention

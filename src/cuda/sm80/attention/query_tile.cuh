@@ -33,6 +33,7 @@ struct KeyBlockRange {
 // vary fastest, and the last comes first: under a causal mask it has the most work.
 struct QueryTile {
   uint32_t batch, head;
+  uint32_t part;        // of divided keys (KeySplits)
   int32_t first_query;  // within its sequence; past its end: the block has no work
   Span queries, keys;   // of the sequence; keys: the keys in use
   bool is_spare;        // varlen: the one tile of each head that never has queries
@@ -47,15 +48,19 @@ struct QueryTile {
     uint32_t const batches = static_cast<uint32_t>(problem.batch);
     if (problem.queries.offsets == nullptr) {
       uint32_t const blocks_q = (problem.queries.seqlen + rows - 1) / rows;
-      uint32_t const head_and_batch = block / blocks_q;
+      uint32_t const split_head = block / blocks_q;
+      uint32_t const head_and_batch = whole_head(problem, split_head);
+      part = split_head - head_and_batch * problem.splits.count;
       batch = head_and_batch / problem.heads_q;
       head = head_and_batch % problem.heads_q;
       first_query = (blocks_q - 1 - block % blocks_q) * rows;
       is_spare = false;
     } else {
       uint32_t const count = static_cast<uint32_t>(tiles(problem, rows));
-      head = block / count;
-      is_spare = block % count == 0;
+      uint32_t const split_head = block / count;
+      head = whole_head(problem, split_head);
+      part = split_head - head * problem.splits.count;
+      is_spare = block % count == 0 && part == 0;
       TileCoordinate const tile = problem.queries.find(count - 1 - block % count, batches, rows);
       batch = tile.batch;
       first_query = tile.first;
@@ -67,10 +72,18 @@ struct QueryTile {
     }
   }
 
+  // The part's key blocks.
   __device__ __forceinline__ KeyBlockRange key_blocks(const Problem& problem, int32_t rows,
                                                       int32_t columns) const {
     int32_t const last_query = min(first_query + rows, queries.count) - 1;
-    return KeyBlockRange(mask(problem), first_query, last_query, columns);
+    KeyBlockRange blocks(mask(problem), first_query, last_query, columns);
+    uint32_t const parts = problem.splits.count;
+    if (__builtin_expect(parts > 1, false)) {
+      int32_t const size = (max(blocks.end - blocks.begin, 0) + parts - 1) / parts;
+      blocks.begin += static_cast<int32_t>(part) * size;
+      blocks.end = min(blocks.begin + size, blocks.end);
+    }
+    return blocks;
   }
 
   // End of the key blocks visible to `rows` rows from tile row `row` on; 0 where the sequence has
@@ -97,12 +110,19 @@ struct QueryTile {
            keys.first * tensor.seq_stride;
   }
 
-  // Offset of the tile's first row in the LSE.
+  // The number of a split head's head.
+  static __device__ __forceinline__ uint32_t whole_head(const Problem& problem,
+                                                        uint32_t split_head) {
+    return problem.splits.count == 1 ? split_head : split_head / problem.splits.count;
+  }
+
+  // Offset of the tile's first row in the LSE; with divided keys, in that of the split heads.
   __device__ __forceinline__ int64_t lse_offset(const Problem& problem) const {
-    int64_t const row =
-        problem.queries.offsets == nullptr
-            ? (static_cast<int64_t>(batch) * problem.heads_q + head) * problem.queries.seqlen
-            : int64_t{head} * problem.queries.total + queries.first;
+    bool const varlen = problem.queries.offsets != nullptr;
+    int64_t const of_head = varlen ? head : int64_t{batch} * problem.heads_q + head;
+    int64_t const split_head = of_head * problem.splits.count + part;
+    int64_t const row = varlen ? split_head * problem.queries.total + queries.first
+                               : split_head * problem.queries.seqlen;
     return row + first_query;
   }
 };

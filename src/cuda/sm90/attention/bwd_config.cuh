@@ -154,6 +154,7 @@ struct BwdDqConfig {
   static constexpr bool kModifiers = kModifiers_;
   static constexpr bool kBias = kBias_;
   static constexpr bool kGradBias = false;  // the dK and dV kernel computes it
+  static constexpr bool kSplits = false;
   static constexpr int kLargest = kHeadDim_ > kHeadDimV_ ? kHeadDim_ : kHeadDimV_;
   static constexpr BwdDqTile kTile = bwd_dq_tile(kLargest);
   static constexpr int kHeadDim = padded_head_dim(kHeadDim_);

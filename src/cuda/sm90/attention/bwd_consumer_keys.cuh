@@ -8,6 +8,7 @@
 #include "ptx/tma.cuh"
 #include "sm90/attention/bwd_modifiers.cuh"
 #include "sm90/attention/bwd_scores.cuh"
+#include "sm90/attention/bwd_sum.cuh"
 #include "sm90/attention/bwd_varlen.cuh"
 #include "sm90/attention/key_tile.cuh"
 #include "sm90/attention/query_iterator.cuh"
@@ -213,11 +214,11 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
       if (first_lane) ptx::mbarrier_arrive(smem.empty_kv());  // K and V are read
       kv.advance();
     }
-    store_grad<Config, Config::kHeadDimV>(problem.grad_v, tile.batch, tile.head_kv, tile.rows(),
-                                          rdV, grad_v_scale<Config>(problem), first_key,
-                                          problem.head_dim_v);
-    store_grad<Config, Config::kHeadDim>(problem.grad_k, tile.batch, tile.head_kv, tile.rows(), rdK,
-                                         problem.modifiers.scale, first_key, problem.head_dim);
+    store_key_grad<Config, Config::kHeadDimV>(args, problem.grad_v, args.splits.grad_v, tile, rdV,
+                                              grad_v_scale<Config>(problem), first_key,
+                                              problem.head_dim_v);
+    store_key_grad<Config, Config::kHeadDim>(args, problem.grad_k, args.splits.grad_k, tile, rdK,
+                                             problem.modifiers.scale, first_key, problem.head_dim);
   }
 }
 

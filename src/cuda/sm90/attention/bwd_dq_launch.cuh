@@ -1,7 +1,5 @@
 // Launches the dQ kernel.
 #pragma once
-#include <algorithm>
-
 #include "core/launch.h"
 #include "core/tensor_map.h"
 #include "sm90/attention/bwd_dq.cuh"
@@ -29,8 +27,7 @@ cudaError_t make_dq_args(BwdDqArgs& args, const BwdArgs& bwd_args, uint32_t* cou
 
 template <class Config>
 cudaError_t launch_dq(const BwdDqArgs& args, int device, int multiprocessors, cudaStream_t stream) {
-  LaunchShape const shape{std::min<int64_t>(args.work_units, multiprocessors), Config::kThreads,
-                          Config::kSharedMemory, true};
+  LaunchShape const shape{args.ctas, Config::kThreads, Config::kSharedMemory, true};
   return launch_kernel<bwd_dq_kernel<Config>>(args, shape, device, stream);
 }
 

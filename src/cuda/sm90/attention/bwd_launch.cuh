@@ -1,10 +1,12 @@
 // The backward on compute capability 9.0: chooses per call the wgmma kernels or, where those do not
-// support the call, the mma.sync kernels of sm80. Only launchers include headers of another family.
+// support the call or are slower, the mma.sync kernels of sm80. Only launchers include headers of
+// another family.
 #pragma once
 #include <algorithm>
 
 #include "sm80/attention/bwd_launch.cuh"
 #include "sm90/attention/bwd_wgmma_launch.cuh"
+#include "sm90/attention/short_sequences.h"
 
 namespace flashvar::sm90::attention {
 
@@ -31,12 +33,19 @@ struct BwdLaunch {
   }
 
   static cudaError_t launch(const BwdProblem& problem, int device, cudaStream_t stream) {
-    return Wgmma::supports(problem) ? Wgmma::launch(problem, device, stream)
-                                    : MmaSync::launch(for_mma_sync(problem), device, stream);
+    return Wgmma::supports(problem) && !is_short(problem)
+               ? Wgmma::launch(problem, device, stream)
+               : MmaSync::launch(for_mma_sync(problem), device, stream);
+  }
+
+  static bool is_short(const BwdProblem& problem) {
+    constexpr ShortSequences kShort = short_sequences(std::max(kHeadDim, kHeadDimV));
+    return have_at_most(problem, problem.has_modifiers() ? kShort.bwd_modifiers : kShort.bwd);
   }
 
   static void explain(const BwdProblem& problem, Text& text) {
     const char* unsupported = Wgmma::unsupported(problem);
+    if (unsupported == nullptr && is_short(problem)) unsupported = kWhyShort;
     if (unsupported == nullptr && !Wgmma::is_addressable(problem)) {
       unsupported = "tensors lie so low in memory that tensor maps would begin below address 0";
     }

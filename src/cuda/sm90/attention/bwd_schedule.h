@@ -36,10 +36,8 @@ std::optional<int64_t> schedule_key_tiles(BwdArgs& args, int multiprocessors) {
   args.work_units = static_cast<uint32_t>(heads * units_per_head);
   uint32_t const ctas = std::min(args.work_units, static_cast<uint32_t>(multiprocessors));
   if (args.paired) {
-    uint32_t const rounds = (args.work_units + ctas - 1) / ctas;
-    args.pair_rounds = args.work_units % ctas == 0 ? rounds : rounds > 2 ? rounds - 2 : 0;
-    args.tail = KeyTileTail::make(std::min(args.pair_rounds * ctas, args.work_units),
-                                  static_cast<uint32_t>(heads), static_cast<uint32_t>(tiles));
+    args.pairs = PairSchedule::make(args.work_units, static_cast<uint32_t>(heads),
+                                    static_cast<uint32_t>(tiles), ctas);
   }
   return ctas;
 }

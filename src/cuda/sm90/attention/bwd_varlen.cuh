@@ -246,10 +246,12 @@ __device__ __forceinline__ void bwd_load_operand(const BwdArgs& args,
       kv.advance();
       if constexpr (kOperand == Operand::kKeys) {
         load_tile_varlen<Config::kColBlocksK, Config::kColBlockBytesKV>(
-            smem.k(), &args.k, smem.full_k(), problem.head_dim, tile.keys, 0, tile.head_kv);
+            smem.k(), &args.k, smem.full_k(), problem.head_dim, tile.keys, 0,
+            args.splits.by_count(tile.head_kv));
       } else {
         load_tile_varlen<Config::kColBlocksV, Config::kColBlockBytesKV>(
-            smem.v(), &args.v, smem.full_v(), problem.head_dim_v, tile.keys, 0, tile.head_kv);
+            smem.v(), &args.v, smem.full_v(), problem.head_dim_v, tile.keys, 0,
+            args.splits.by_count(tile.head_kv));
       }
     };
     bool first = true;

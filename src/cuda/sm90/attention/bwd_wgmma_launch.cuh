@@ -1,7 +1,7 @@
 // Launches the wgmma backward: its kernels in order, tensor maps, grids.
 //
-// Order: preprocess; dK and dV; convert dQ, or the dQ kernel. All but the first are programmatic
-// dependent launches.
+// Order: preprocess; dK and dV; the sum of their parts, if groups are divided; convert dQ, or the
+// dQ kernel. All but the first are programmatic dependent launches.
 #pragma once
 #include <optional>
 
@@ -15,6 +15,7 @@
 #include "sm90/attention/bwd_convert.cuh"
 #include "sm90/attention/bwd_dq_launch.cuh"
 #include "sm90/attention/bwd_schedule.h"
+#include "sm90/attention/bwd_sum.cuh"
 #include "sm90/attention/bwd_support.h"
 #include "sm90/attention/bwd_workspace.cuh"
 #include "sm90/attention/tensor_maps.h"
@@ -109,7 +110,9 @@ struct BwdWgmmaLaunch {
       error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     }
     if (error != cudaSuccess) return error;
-    std::optional<int64_t> const ctas = schedule_key_tiles<C>(args, multiprocessors);
+    BwdArgs key_args = args;
+    key_args.problem.group /= args.splits.count;
+    std::optional<int64_t> const ctas = schedule_key_tiles<C>(key_args, multiprocessors);
     if (!ctas || query_tiles * problem.heads_q > INT32_MAX) return cudaErrorInvalidConfiguration;
     using DqConfig = BwdDqConfig<Target, Dtype, kHeadDim, kHeadDimV, C::kModifiers, C::kBias>;
     BwdDqArgs dq_args;
@@ -118,8 +121,9 @@ struct BwdWgmmaLaunch {
     if (error == cudaSuccess) error = launch_preprocess<C>(args, device, stream);
     if (error == cudaSuccess) {
       LaunchShape const shape{*ctas, C::kThreads, C::kSharedMemory, true};
-      error = launch_kernel<bwd_kernel<C>>(args, shape, device, stream);
+      error = launch_kernel<bwd_kernel<C>>(key_args, shape, device, stream);
     }
+    if (error == cudaSuccess && args.splits.count > 1) error = launch_sum(args, device, stream);
     if (error != cudaSuccess) return error;
     if constexpr (C::kGradQ) {
       return launch_kernel<bwd_convert_kernel<C>>(
@@ -127,6 +131,13 @@ struct BwdWgmmaLaunch {
     } else {
       return launch_dq<DqConfig>(dq_args, device, multiprocessors, stream);
     }
+  }
+
+  static cudaError_t launch_sum(const BwdArgs& args, int device, cudaStream_t stream) {
+    const BwdProblem& problem = args.problem;
+    int64_t const tiles = problem.keys.tiles(problem.batch, kSumRows);
+    LaunchShape const shape{tiles * (problem.heads_q / problem.group), kSumThreads, 0, true};
+    return launch_kernel<bwd_sum_kernel<Dtype>>(args, shape, device, stream);
   }
 
   // Launches the preprocess kernel: delta, the LSE in base 2, zeros of the counters and, where dQ

@@ -9,7 +9,8 @@ namespace flashvar::sm90::attention {
 // Offsets in bytes; lse_log2 is at 0. `Config`: any variant's, all have the same tiles.
 template <class Config>
 struct BwdWorkspace {
-  uint64_t delta, grad_q_sum, counters, end;
+  uint64_t delta, grad_q_sum, counters, parts, end;
+  int32_t splits;  // of a group (GroupSplits)
 
   explicit BwdWorkspace(const BwdProblem& problem) {
     uint64_t const tiles = problem.queries.tiles(problem.batch, Config::kBlockQ) * problem.heads_q;
@@ -18,7 +19,9 @@ struct BwdWorkspace {
     grad_q_sum = 2 * rows;
     counters =
         grad_q_sum + (sums_grad_q(problem) ? tiles * Config::kTileElements * sizeof(float) : 0);
-    end = counters + 256;
+    parts = counters + 256;
+    splits = count_group_splits(problem, Config::kBlockQ, Config::kBlockKV);
+    end = parts + GroupSplitsWorkspace(problem, splits).bytes;
   }
 
   // Whether dQ is summed in the workspace; otherwise a kernel of its own computes it.
@@ -33,6 +36,8 @@ struct BwdWorkspace {
     args.delta = reinterpret_cast<float*>(start + delta);
     args.grad_q_sum = with_grad_q_sum ? reinterpret_cast<float*>(start + grad_q_sum) : nullptr;
     args.counters = reinterpret_cast<uint32_t*>(start + counters);
+    args.splits = GroupSplitsWorkspace(args.problem, splits)
+                      .splits(splits, start + parts, args.problem.head_dim);
   }
 };
 

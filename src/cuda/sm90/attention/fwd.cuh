@@ -96,7 +96,7 @@ __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTile
     q.advance();
     if (!tile.has_keys()) {
       release(smem.empty_q());
-      consumer.store_output(problem, tile, warpgroup);
+      consumer.store_results(problem, tile, warpgroup);
       continue;
     }
     uint32_t const sQ = smem.q() + warpgroup * 64 * 128;
@@ -184,7 +184,7 @@ __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTile
     consumer.gemm_pv(smem.v(v.stage()));
     ptx::wgmma_wait<0>();
     finish_output();
-    consumer.store_output(problem, tile, warpgroup);
+    consumer.store_results(problem, tile, warpgroup);
   }
   if (Config::kOrdered && warpgroup == 0) {
     ptx::named_barrier_sync(kOrder, 256);  // takes the last arrival, for which no tile waited

@@ -1,5 +1,7 @@
 // Tile sizes of the forward, chosen by the head dims and the kernel variant.
 #pragma once
+#include <cstdint>
+
 #include "core/target.h"
 #include "sm90/pipeline.cuh"
 
@@ -8,7 +10,8 @@ namespace flashvar::sm90::attention {
 // Variants of the kernel, each with tiles of its own.
 enum class FwdVariant {
   kGeneral,
-  kShort,      // few keys, or a mask: smaller tiles waste less work
+  kShort,      // a mask, or sizes of which tiles of kGeneral waste more work
+  kSplit,      // divided keys (KeySplits); no modifiers
   kModifiers,  // evaluates ScoreModifiers: fewer scores and more warps per tile hide their latency
 };
 
@@ -18,8 +21,8 @@ struct FwdTile {
   int max_head_dim_v;
   int block_kv;         // keys of one main-loop step
   int consumers;        // warpgroups of 64 query rows each
-  int few_keys = 0;     // kShort: used for calls with at most this many keys or with a left window,
-  bool causal = false;  // and, if set, for every call with a right window
+  int cost = 100;       // of a query and a key, in percent of kShort's
+  int causal_keys = 0;  // kShort: used for calls with a right window and at most this many keys
 };
 
 // The first row whose variant and head dims fit is used. Measured on an H200
@@ -29,15 +32,17 @@ inline constexpr FwdTile kFwdTiles[] = {
     {FwdVariant::kModifiers,  64,  64,  64, 4},
     {FwdVariant::kModifiers, 128, 128,  64, 3},
     {FwdVariant::kModifiers, 256, 256,  64, 2},
-    {FwdVariant::kShort,     64,  64,  64, 4, 4096, true},
-    {FwdVariant::kShort,    112, 112, 128, 2, 2048},
-    {FwdVariant::kShort,    128, 128, 128, 2, 2048, true},
-    {FwdVariant::kGeneral,     64,  64, 128, 3},
-    {FwdVariant::kGeneral,     96,  96, 112, 3},
-    {FwdVariant::kGeneral,    128, 128,  80, 3},
-    {FwdVariant::kGeneral,    192, 128, 128, 2},
-    {FwdVariant::kGeneral,    192, 192,  96, 2},
-    {FwdVariant::kGeneral,    256, 256,  80, 2},
+    {FwdVariant::kSplit,      64,  64, 128, 2, 125},
+    {FwdVariant::kSplit,     128, 128, 128, 2},
+    {FwdVariant::kShort,      64,  64,  64, 4, 100, INT32_MAX},
+    {FwdVariant::kShort,     112, 112, 128, 2, 100, 2048},
+    {FwdVariant::kShort,     128, 128, 128, 2, 100, INT32_MAX},
+    {FwdVariant::kGeneral,    64,  64, 128, 3,  95},
+    {FwdVariant::kGeneral,    96,  96, 112, 3,  95},
+    {FwdVariant::kGeneral,   128, 128,  80, 3,  95},
+    {FwdVariant::kGeneral,   192, 128, 128, 2},
+    {FwdVariant::kGeneral,   192, 192,  96, 2},
+    {FwdVariant::kGeneral,   256, 256,  80, 2},
 };
 // clang-format on
 
@@ -61,6 +66,7 @@ struct FwdConfig {
   using Dtype = Dtype_;
   static constexpr FwdTile kTile = fwd_tile(kVariant, kHeadDim_, kHeadDimV_);
   static constexpr bool kModifiers = kVariant == FwdVariant::kModifiers;
+  static constexpr bool kSplits = kVariant == FwdVariant::kSplit;
   static constexpr int kHeadDim = (kHeadDim_ + 15) / 16 * 16;
   static constexpr int kHeadDimV = padded_head_dim_v(kHeadDimV_);
   static constexpr int kBlockQ = 64 * kTile.consumers;

@@ -150,6 +150,17 @@ struct FwdConsumer {
     for (int i = 0; i < 4 * kMmaColsV; ++i) rO[i] *= factor[i / 2 % 2];
   }
 
+  // Stores the warpgroup's rows of the results of the call, or of a part of divided keys.
+  __device__ __forceinline__ void store_results(const FwdProblem& problem,
+                                                const QueryTile<Config>& tile, uint32_t warpgroup) {
+    if constexpr (Config::kSplits) {
+      store_part(problem, tile, warpgroup);
+    } else {
+      store_output(problem, tile, warpgroup);
+    }
+  }
+
+ private:
   // Normalises the warpgroup's rows of the output and stores them and their LSE.
   __device__ __forceinline__ void store_output(const FwdProblem& problem,
                                                const QueryTile<Config>& tile, uint32_t warpgroup) {
@@ -180,7 +191,33 @@ struct FwdConsumer {
     }
   }
 
- private:
+  // The same for a part of divided keys, whose results go to the workspace in fp32.
+  __device__ __forceinline__ void store_part(const FwdProblem& problem,
+                                             const QueryTile<Config>& tile, uint32_t warpgroup) {
+    int const thread = ptx::thread_index() % 128;
+    const KeySplits& splits = problem.splits;
+    bool const varlen = problem.queries.offsets != nullptr;
+    int64_t const head = varlen ? tile.head : int64_t{tile.batch} * problem.heads_q + tile.head;
+    int64_t const rows = varlen ? problem.queries.total : problem.queries.seqlen;
+    int64_t const first = (head * splits.count + tile.part) * rows + tile.row_q;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int32_t const row =
+          tile.first_query + warpgroup * 64 + thread / 32 * 16 + half * 8 + thread % 32 / 4;
+      float lse;
+      float const inverse = softmax.finish(half, problem.scale_log2, lse);
+      if (row >= tile.mask.seqlen_q) continue;
+      if (thread % 4 == 0) splits.lse[first + row] = lse;
+      float* const to = splits.out + (first + row) * problem.head_dim_v + thread % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < kMmaColsV; ++n) {
+        if (n * 8 >= problem.head_dim_v) break;
+        *reinterpret_cast<float2*>(to + n * 8) = {rO[4 * n + 2 * half] * inverse,
+                                                  rO[4 * n + 2 * half + 1] * inverse};
+      }
+    }
+  }
+
   // The factor of scores in exponents. Modified scores are already scaled, in natural-log units.
   static __device__ __forceinline__ float scale_log2_of(const FwdProblem& problem) {
     return Config::kModifiers && problem.modifiers.modifies_scores() ? 1.f / kLn2

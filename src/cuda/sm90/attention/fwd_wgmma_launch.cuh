@@ -1,33 +1,33 @@
-// Launches the wgmma forward: chooses the variant, encodes tensor maps, sizes the grid.
+// Launches the wgmma forward: encodes tensor maps, sizes the grid.
 #pragma once
-#include <algorithm>
-
+#include "attention/fwd_merge.cuh"
 #include "attention/kernel_table.h"
+#include "attention/key_splits.h"
 #include "core/dtype.cuh"
 #include "core/kernel_facts.h"
 #include "core/launch.h"
 #include "core/tensor_map.h"
 #include "sm90/attention/fwd.cuh"
+#include "sm90/attention/fwd_variants.h"
 #include "sm90/attention/tensor_maps.h"
 
 namespace flashvar::sm90::attention {
 
 template <class Target, class Dtype, int kHeadDim, int kHeadDimV = kHeadDim>
 struct FwdWgmmaLaunch {
+  using Variants = FwdVariants<Target, Dtype, kHeadDim, kHeadDimV>;
   template <FwdVariant kVariant>
-  using Config = FwdConfig<Target, Dtype, kHeadDim, kHeadDimV, kVariant>;
-  using General = Config<FwdVariant::kGeneral>;
-  using Short = Config<FwdVariant::kShort>;
-  static constexpr bool kHasShort = Short::kTile.variant == FwdVariant::kShort;
+  using Config = typename Variants::template Config<kVariant>;
 
   // One record per variant, that of a plain call first.
   static constexpr auto facts(const char* row) {
-    KernelFactsList<2> const always{
-        {facts<General>(row, "fwd_kernel"),
-         facts<Config<FwdVariant::kModifiers>>(row, "fwd_kernel, modifiers")}};
-    if constexpr (kHasShort) {
-      return join(always,
-                  KernelFactsList<1>{{facts<Short>(row, "fwd_kernel, few keys or a mask")}});
+    KernelFactsList<3> const always{
+        {facts<Config<FwdVariant::kGeneral>>(row, "fwd_kernel"),
+         facts<Config<FwdVariant::kModifiers>>(row, "fwd_kernel, modifiers"),
+         facts<Config<FwdVariant::kSplit>>(row, "fwd_kernel, divided keys")}};
+    if constexpr (Variants::kHasShort) {
+      return join(always, KernelFactsList<1>{{facts<Config<FwdVariant::kShort>>(
+                              row, "fwd_kernel, smaller tiles")}});
     } else {
       return always;
     }
@@ -39,25 +39,28 @@ struct FwdWgmmaLaunch {
     return problem.rows_are_aligned() && tensor_map_encoder() != nullptr;
   }
 
-  // Bytes for the counter of the dynamic schedule.
-  static uint64_t workspace(const FwdProblem& problem) {
-    return problem.queries.offsets == nullptr ? 0 : 256;
+  // For the counter of the dynamic schedule, and for the results of divided keys.
+  static uint64_t workspace(const FwdProblem& call) {
+    FwdProblem const problem = packed(call);
+    return Variants::with_config(problem, [&](auto config) {
+      return counter_bytes(problem) +
+             KeySplitsWorkspace(problem, Variants::template divide_keys<decltype(config)>(problem))
+                 .bytes;
+    });
   }
 
-  static cudaError_t launch(const FwdProblem& problem, int device, cudaStream_t stream) {
-    if (problem.has_modifiers()) {
-      return launch_variant<Config<FwdVariant::kModifiers>>(problem, device, stream);
-    }
-    if constexpr (kHasShort) {
-      if (problem.keys.seqlen <= Short::kTile.few_keys || problem.window_left != kUnbounded ||
-          (Short::kTile.causal && problem.window_right != kUnbounded)) {
-        return launch_variant<Short>(problem, device, stream);
-      }
-    }
-    return launch_variant<General>(problem, device, stream);
+  static cudaError_t launch(const FwdProblem& call, int device, cudaStream_t stream) {
+    FwdProblem const problem = packed(call);
+    return Variants::with_config(problem, [&](auto config) {
+      return launch_variant<decltype(config)>(problem, device, stream);
+    });
   }
 
  private:
+  static uint64_t counter_bytes(const FwdProblem& problem) {
+    return problem.queries.offsets == nullptr ? 0 : 256;
+  }
+
   template <class C>
   static constexpr KernelFacts facts(const char* row, const char* kernel) {
     KernelFactsMaker const maker{row, "wgmma",
@@ -66,7 +69,13 @@ struct FwdWgmmaLaunch {
   }
 
   template <class C>
-  static cudaError_t launch_variant(const FwdProblem& problem, int device, cudaStream_t stream) {
+  static cudaError_t launch_variant(FwdProblem problem, int device, cudaStream_t stream) {
+    if constexpr (C::kSplits) {
+      KeyDivision const division = Variants::template divide_keys<C>(problem);
+      problem.splits =
+          KeySplitsWorkspace(problem, division)
+              .splits(division, problem.workspace + counter_bytes(problem), problem.head_dim_v);
+    }
     FwdArgs args;
     args.problem = problem;
     TensorMapEncoder const encoder{problem, tensor_map_type<Dtype>()};
@@ -90,9 +99,12 @@ struct FwdWgmmaLaunch {
       error = cudaMemsetAsync(args.counter, 0, sizeof(uint32_t), stream);
     }
     if (error != cudaSuccess) return error;
-    LaunchShape const shape{std::min<int64_t>(args.work_units, multiprocessors), C::kThreads,
-                            C::kSharedMemory};
-    return launch_kernel<fwd_kernel<C>>(args, shape, device, stream);
+    LaunchShape const shape{args.ctas, C::kThreads, C::kSharedMemory};
+    error = launch_kernel<fwd_kernel<C>>(args, shape, device, stream);
+    if constexpr (C::kSplits) {
+      if (error == cudaSuccess) error = launch_fwd_merge<Target, Dtype>(problem, device, stream);
+    }
+    return error;
   }
 };
 

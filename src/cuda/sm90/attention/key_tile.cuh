@@ -8,55 +8,19 @@
 #include "attention/problem.h"
 #include "ptx/bulk.cuh"
 #include "sm90/attention/bwd_config.cuh"
+#include "sm90/attention/group_splits.h"
+#include "sm90/attention/pair_schedule.cuh"
 #include "sm90/attention/smem.cuh"
 
 namespace flashvar::sm90::attention {
 
 using namespace flashvar::attention;  // what all architectures share
 
-// The tail of a schedule of pairs (KeyWork): the key tiles that CTAs take one by one, after the
-// rounds in which they take pairs. A row is the key tiles of one kv head of one sequence. The tail
-// has all tiles of the last `rows` rows, which are those from first_row on. Where the pairs end
-// within a row (pairs > 0), that row is first_row - 1: its first and its last `pairs` tiles were
-// taken as pairs, and the tail also has the tiles between them. Tiles of the tail are numbered by
-// position in the row, and by row where positions are equal: under a causal mask, tiles with the
-// most work come first.
-struct KeyTileTail {
-  uint32_t first_row, rows;
-  uint32_t pairs;
-  uint32_t count;  // tiles of the tail
-
-  // `units`: pairs before the tail. Host only.
-  static KeyTileTail make(uint32_t units, uint32_t all_rows, uint32_t tiles_per_row) {
-    uint32_t const pairs_per_row = (tiles_per_row + 1) / 2;
-    KeyTileTail tail{};
-    tail.pairs = units % pairs_per_row;
-    tail.first_row = (units + pairs_per_row - 1) / pairs_per_row;
-    tail.rows = all_rows - tail.first_row;
-    tail.count = tail.rows * tiles_per_row + (tail.pairs > 0 ? tiles_per_row - 2 * tail.pairs : 0);
-    return tail;
-  }
-
-  // A part of the positions in a row: the first `pairs`, those between, or the last `pairs`. At
-  // every position of a part, the same rows have a tile in the tail: `width` rows from `row` on.
-  // `block`: the part's first position. `number`: number of a tile within the part.
-  struct Part {
-    uint32_t number, width, row, block;
-  };
-  __device__ __forceinline__ Part find(uint32_t number, uint32_t tiles_per_row) const {
-    uint32_t const partial = pairs > 0 ? 1 : 0, ends = pairs * rows;
-    if (number < ends) return {number, rows, first_row, 0};
-    number -= ends;
-    uint32_t const middle = (tiles_per_row - 2 * pairs) * (rows + partial);
-    if (number < middle) return {number, rows + partial, first_row - partial, pairs};
-    return {number - middle, rows, first_row, tiles_per_row - pairs};
-  }
-};
-
 // Arguments of the dK and dV kernel. In the workspace the queries of each sequence are padded to
 // whole tiles.
 struct BwdArgs {
-  BwdProblem problem;
+  BwdProblem problem;  // group: the query heads of a split head
+  GroupSplits splits;
   CUtensorMap q, k, v, grad_out;
   const float* lse_log2;  // [heads_q, query_tiles, kBlockQ], from the preprocess kernel
   const float* delta;     // [heads_q, query_tiles, kBlockQ], likewise
@@ -67,25 +31,19 @@ struct BwdArgs {
   uint32_t work_units;      // over all heads and batches
   uint32_t units_per_head;  // dense: of one head and sequence; varlen: of one head, all sequences
   bool paired;              // a unit is a pair of tiles
-  // Dense, where units are pairs: rounds in which each CTA takes one, and the tiles of the rest.
-  uint32_t pair_rounds;
-  KeyTileTail tail;
-  bool heads_outermost;  // varlen: all steps of a head come before those of the next
+  PairSchedule pairs;       // dense, where units are pairs
+  bool heads_outermost;     // varlen: all steps of a head come before those of the next
   // Dynamic schedules: [0] the next unit of this kernel (varlen), [1] of the dQ kernel.
   uint32_t* counters;
 };
 
 // Static schedule of dense sequences: a CTA takes every gridDim.x-th unit. A unit is one tile or,
-// under a causal mask, a pair of tiles of one head, the n-th from the start and the n-th from the
-// end (as in scheduler.cuh). Where some CTAs would have no pair in the last round, the tiles of the
-// last two rounds (KeyTileTail) are taken one by one, those with the most work first, by the CTAs
-// in ascending order, then in descending order, and so on. No CTA has then much more work than the
-// mean.
+// under a causal mask, a pair of tiles (PairSchedule).
 struct KeyWork {
   uint32_t taken = 0;  // tiles of this CTA before this one
 
   __device__ __forceinline__ bool in_tail(const BwdArgs& args) const {
-    return args.paired && taken >= 2 * args.pair_rounds;
+    return args.paired && taken >= 2 * args.pairs.rounds;
   }
   // Whether this is the second tile of a pair; in the tail every second tile is.
   __device__ __forceinline__ bool second(const BwdArgs& args) const {
@@ -94,13 +52,11 @@ struct KeyWork {
   __device__ __forceinline__ uint32_t unit(const BwdArgs& args) const {
     return blockIdx.x + (args.paired ? taken / 2 : taken) * gridDim.x;
   }
-  // Number of a tile of the tail.
   __device__ __forceinline__ uint32_t tail_tile(const BwdArgs& args) const {
-    uint32_t const round = taken - 2 * args.pair_rounds;
-    return round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+    return args.pairs.tail_tile(taken - 2 * args.pairs.rounds);
   }
   __device__ __forceinline__ bool exists(const BwdArgs& args) const {
-    return in_tail(args) ? tail_tile(args) < args.tail.count : unit(args) < args.work_units;
+    return in_tail(args) ? tail_tile(args) < args.pairs.tail.count : unit(args) < args.work_units;
   }
 };
 
@@ -108,7 +64,7 @@ struct KeyWork {
 template <class Config>
 struct KeyTile {
   Mask mask;
-  uint32_t batch, head_kv;
+  uint32_t batch, head_kv;  // a split head (GroupSplits)
   int32_t first_key;
   int32_t begin, end;  // query blocks
   bool second;         // the second tile of a pair
@@ -120,8 +76,8 @@ struct KeyTile {
     int32_t const count_k = problem.keys.seqlen;
     uint32_t const blocks = (count_k + Config::kBlockKV - 1) / Config::kBlockKV;
     bool const in_tail = work.in_tail(args);
-    KeyTileTail::Part part{work.unit(args), args.units_per_head, 0, 0};
-    if (in_tail) part = args.tail.find(work.tail_tile(args), blocks);
+    PairTail::Part part{work.unit(args), args.units_per_head, 0, 0};
+    if (in_tail) part = args.pairs.tail.find(work.tail_tile(args), blocks);
     uint32_t const quotient = part.number / part.width, rest = part.number % part.width;
     uint32_t const row = in_tail ? part.row + rest : quotient;
     uint32_t block = in_tail ? part.block + quotient : rest;

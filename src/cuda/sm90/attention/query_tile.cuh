@@ -1,4 +1,5 @@
-// QueryTile: one query tile of one head, and the key blocks visible to its queries.
+// QueryTile: one query tile of one head, and the key blocks visible to its queries. With kSplits, a
+// part of them.
 #pragma once
 #include <cstdint>
 
@@ -11,14 +12,19 @@ template <class Config>
 struct QueryTile {
   Mask mask;
   uint32_t batch, head, head_kv;
+  uint32_t part;         // of divided keys
   int32_t first_query;   // within the sequence
   int32_t row_q, row_k;  // tensor rows at which the sequence starts
   int32_t begin, end;    // key blocks visible to some query of the tile
 
   template <class Args>
   __device__ __forceinline__ QueryTile(const Args& args, const WorkTile& work_tile)
-      : batch(work_tile.batch), head(work_tile.head), first_query(work_tile.first_query) {
+      : batch(work_tile.batch), head(work_tile.head), part(0), first_query(work_tile.first_query) {
     const Problem& problem = args.problem;
+    if constexpr (Config::kSplits) {
+      head = args.by_splits(work_tile.head);
+      part = work_tile.head - head * problem.splits.count;
+    }
     head_kv = args.by_group(head);
     Span const queries = problem.queries.span(batch), keys = problem.keys.span(batch);
     row_q = queries.first;
@@ -29,6 +35,11 @@ struct QueryTile {
     int32_t const last = min(first_query + Config::kBlockQ, mask.seqlen_q) - 1;
     begin = mask.key_begin(first_query) / Config::kBlockKV;
     end = (mask.key_end(last) + Config::kBlockKV - 1) / Config::kBlockKV;
+    if constexpr (Config::kSplits) {
+      int32_t const size = args.by_splits(max(end - begin, 0) + problem.splits.count - 1);
+      begin += static_cast<int32_t>(part) * size;
+      end = min(begin + size, end);
+    }
   }
 
   // End of the key blocks visible to a warpgroup's rows. At least begin + 1, also where it has no

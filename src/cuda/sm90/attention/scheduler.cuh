@@ -3,10 +3,12 @@
 // A work unit is one query tile or, under a causal mask, a pair of tiles of one sequence, the n-th
 // from the end and the n-th from the start. Units of equally long sequences then have equal work,
 // and CTAs that run at the same time read the same keys. Dense: static schedule, CTAs take every
-// gridDim.x-th unit. Varlen, where units differ in work: dynamic schedule, CTAs take units from a
-// counter in device memory, each as late as possible. One warp of the producer warpgroup, the
-// scheduler warp, publishes work tiles to the CTA through shared memory.
+// gridDim.x-th unit, and then single tiles of the tail (PairSchedule). Varlen, where units differ
+// in work: dynamic schedule, CTAs take units from a counter in device memory, each as late as
+// possible. One warp of the producer warpgroup, the scheduler warp, publishes work tiles to the CTA
+// through shared memory.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
 #include "attention/problem.h"
@@ -14,6 +16,7 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/special_registers.cuh"
 #include "ptx/vectors.cuh"
+#include "sm90/attention/pair_schedule.cuh"
 #include "sm90/attention/smem.cuh"
 #include "sm90/pipeline.cuh"
 
@@ -22,10 +25,13 @@ namespace flashvar::sm90::attention {
 using namespace flashvar::attention;  // what all architectures share
 
 struct QueryScheduler {
-  uint32_t work_units;      // over all heads and batches
+  uint32_t ctas;            // of the grid
+  uint32_t work_units;      // over all heads and batches; with a tail, those before it
   uint32_t units_per_head;  // dense: of one head and sequence; varlen: of one head, all sequences
   bool paired;              // a unit is a pair of tiles
-  Divisor by_units_per_head, by_heads_q, by_group;
+  uint32_t heads;           // split heads (KeySplits)
+  Divisor by_units_per_head, by_heads, by_group, by_splits;
+  PairTail tail;  // dense, where units are pairs
   // Dynamic schedule: units taken beyond the first gridDim.x, 0 at the start. Null: static
   // schedule.
   uint32_t* counter;
@@ -34,8 +40,9 @@ struct QueryScheduler {
   // for varlen queries with more units than CTAs. Host only.
   bool init(const Problem& problem, int block_q, int multiprocessors, uint32_t* counter_) {
     bool const varlen = problem.queries.offsets != nullptr;
+    heads = static_cast<uint32_t>(problem.heads_q * problem.splits.count);
     // A row of units: one head of one sequence; varlen: one head of all sequences.
-    int64_t const rows = varlen ? problem.heads_q : problem.heads_q * problem.batch;
+    int64_t const rows = varlen ? heads : int64_t{heads} * problem.batch;
     int64_t const tiles = problem.queries.tiles(varlen ? problem.batch : 1, block_q);
     paired = problem.window_right != kUnbounded && rows * tiles > multiprocessors;
     int64_t const units = !paired  ? tiles
@@ -44,9 +51,21 @@ struct QueryScheduler {
     if (rows * units > INT32_MAX) return false;
     units_per_head = static_cast<uint32_t>(units);
     work_units = static_cast<uint32_t>(rows * units);
+    ctas = std::min(work_units, static_cast<uint32_t>(multiprocessors));
+    tail = {};
+    // Only where the last round would leave more than a fifteenth of all rounds idle: neighboring
+    // tiles of the tail share no keys.
+    uint32_t const rounds = (work_units + ctas - 1) / std::max(ctas, 1u);
+    if (paired && !varlen && int64_t{15} * work_units < int64_t{14} * rounds * ctas) {
+      PairSchedule const pairs = PairSchedule::make(work_units, static_cast<uint32_t>(rows),
+                                                    static_cast<uint32_t>(tiles), ctas);
+      work_units = std::min(work_units, pairs.rounds * ctas);
+      tail = pairs.tail;
+    }
     by_units_per_head = Divisor::make(units_per_head);
-    by_heads_q = Divisor::make(problem.heads_q);
+    by_heads = Divisor::make(heads);
     by_group = Divisor::make(problem.group);
+    by_splits = Divisor::make(problem.splits.count);
     counter = varlen && work_units > static_cast<uint32_t>(multiprocessors) ? counter_ : nullptr;
     return true;
   }
@@ -55,8 +74,8 @@ struct QueryScheduler {
 // WorkTile: coordinates of a query tile, as the scheduler warp publishes them. One slot in shared
 // memory, guarded by full_work_tile and empty_work_tile.
 struct WorkTile {
-  uint32_t batch, head;
-  int32_t first_query;  // within the sequence; negative: no more tiles
+  uint32_t batch, head;  // a split head (KeySplits)
+  int32_t first_query;   // within the sequence; negative: no more tiles
 
   __device__ __forceinline__ bool exists() const { return first_query >= 0; }
 
@@ -92,7 +111,8 @@ struct WorkTile {
   }
 };
 
-// The scheduler warp: publishes the tiles of the CTA's units, then a tile that does not exist.
+// The scheduler warp: publishes the tiles of the CTA's units and of the tail, then a tile that does
+// not exist.
 template <class Config, class Args>
 __device__ __forceinline__ void schedule_query_tiles(const Args& args,
                                                      const QueryTileSmem<Config>& smem) {
@@ -104,8 +124,8 @@ __device__ __forceinline__ void schedule_query_tiles(const Args& args,
     WorkTile work_tile;
     int32_t tile, count;  // number of tile or pair within the sequence; rows of the sequence
     if (problem.queries.offsets == nullptr) {
-      work_tile.batch = args.by_heads_q(row);
-      work_tile.head = row - work_tile.batch * problem.heads_q;
+      work_tile.batch = args.by_heads(row);
+      work_tile.head = row - work_tile.batch * args.heads;
       tile = number;
       count = problem.queries.seqlen;
     } else {
@@ -141,6 +161,17 @@ __device__ __forceinline__ void schedule_query_tiles(const Args& args,
       unit = __shfl_sync(0xffffffffu, unit, 0);
     }
     unit += gridDim.x;
+  }
+  uint32_t const tiles = (problem.queries.seqlen + Config::kBlockQ - 1) / Config::kBlockQ;
+  for (uint32_t round = 0; PairSchedule::tail_tile(round) < args.tail.count; ++round) {
+    PairTail::Part const part = args.tail.find(PairSchedule::tail_tile(round), tiles);
+    uint32_t const position = part.number / part.width;  // in the part
+    uint32_t const row = part.row + part.number - position * part.width;
+    uint32_t const batch = args.by_heads(row);
+    WorkTile const work_tile{
+        batch, row - batch * args.heads,
+        static_cast<int32_t>((tiles - 1 - part.block - position) * Config::kBlockQ)};
+    work_tile.publish(smem, published++);
   }
   WorkTile{0, 0, -1}.publish(smem, published);
 }

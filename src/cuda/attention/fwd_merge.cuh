@@ -1,0 +1,126 @@
+// Merges the forward's results for the parts of divided keys (key_splits.h): the weight of a part
+// is its share of the sum of exponentials. Launched after the forward, as a programmatic dependent
+// launch where the architecture has it.
+#pragma once
+#include <cstdint>
+
+#include "attention/problem.h"
+#include "attention/sinks.cuh"
+#include "core/launch.h"
+#include "core/math.cuh"
+#include "ptx/grid_dependency.cuh"
+
+namespace flashvar::attention {
+
+inline constexpr int kMergeWarps = 4;
+
+struct FwdMergeArgs {
+  FwdProblem problem;
+  int32_t tiles;          // of rows, per head, over all batches
+  int32_t warps_per_row;  // 1 or kMergeWarps: warps that share the parts of a row
+  bool aligned;           // output rows start at multiples of 8 bytes
+};
+
+// One block per head and tile of kMergeWarps / warps_per_row rows. A lane has four columns of every
+// 128.
+template <class Dtype>
+__global__ void __launch_bounds__(32 * kMergeWarps)
+    fwd_merge_kernel(const __grid_constant__ FwdMergeArgs args) {
+  constexpr int kColumns = 4, kAtOnce = 4;
+  __shared__ float4 sums[kMergeWarps][32];
+  const FwdProblem& problem = args.problem;
+  int32_t const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  int32_t const rows = kMergeWarps / args.warps_per_row, count = problem.splits.count;
+  uint32_t const head = blockIdx.x / args.tiles;
+  TileCoordinate const tile =
+      problem.queries.find(blockIdx.x % args.tiles, static_cast<uint32_t>(problem.batch), rows);
+  Span const span = problem.queries.span(tile.batch);
+  int32_t const row = tile.first + warp / args.warps_per_row;
+  bool const exists = row < span.count;
+  bool const varlen = problem.queries.offsets != nullptr;
+  // Rows of a head, and the row's number in the LSE and, with `count` times the heads, in its part
+  // 0.
+  int64_t const pitch = varlen ? problem.queries.total : problem.queries.seqlen;
+  int64_t const of_head = varlen ? head : int64_t{tile.batch} * problem.heads_q + head;
+  int64_t const in_head = (varlen ? span.first : 0) + int64_t{exists ? row : 0};
+  int64_t const first = of_head * count * pitch + in_head;
+  const float* const lses = problem.splits.lse + first;
+
+  ptx::griddepcontrol_wait();  // the forward has stored all parts
+  float highest = -infinity();
+  for (int32_t i = lane; i < count; i += 32) highest = fmaxf(highest, lses[i * pitch]);
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, step));
+  }
+  float const shift = highest == -infinity() ? 0.f : highest;
+  float sum = 0.f;
+  for (int32_t i = lane; i < count; i += 32) sum += __expf(lses[i * pitch] - shift);
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  bool const empty = sum == 0.f;
+  float lse = empty ? -infinity() : shift + __logf(sum);
+  float inverse = empty ? 1.f : 1.f / sum;
+  int64_t const sink = int64_t{head} * problem.sinks.head_stride +
+                       (exists ? int64_t{row} * problem.sinks.query_stride : 0);
+  add_sink(load_sink(problem.sinks, sink), lse, inverse);
+  if (problem.lse != nullptr && exists && threadIdx.x % (32 * args.warps_per_row) == 0) {
+    problem.lse[of_head * pitch + in_head] = lse;
+  }
+
+  uint16_t* const out = problem.out.data + tile.batch * problem.out.batch_stride +
+                        head * problem.out.head_stride + in_head * problem.out.seq_stride;
+  for (int32_t start = 0; start < problem.head_dim_v; start += 32 * kColumns) {
+    int32_t const column = start + lane * kColumns;
+    bool const stores = column < problem.head_dim_v;
+    const float* const from =
+        problem.splits.out + first * problem.head_dim_v + (stores ? column : 0);
+    float4 total = {};
+#pragma unroll kAtOnce
+    for (int32_t i = warp % args.warps_per_row; i < count; i += args.warps_per_row) {
+      float const weight = __expf(lses[i * pitch] - shift);
+      float4 const x = *reinterpret_cast<const float4*>(from + i * pitch * problem.head_dim_v);
+      // A part without keys has no output: the memory may hold anything.
+      auto const add = [&](float& to, float value) { to += weight == 0.f ? 0.f : weight * value; };
+      add(total.x, x.x), add(total.y, x.y), add(total.z, x.z), add(total.w, x.w);
+    }
+    if (args.warps_per_row > 1) {
+      sums[warp][lane] = total;
+      __syncthreads();  // the sums of all warps are written
+      total = sums[0][lane];
+#pragma unroll
+      for (int other = 1; other < kMergeWarps; ++other) {
+        float4 const x = sums[other][lane];
+        total = {total.x + x.x, total.y + x.y, total.z + x.z, total.w + x.w};
+      }
+      __syncthreads();  // the sums are read
+    }
+    if (!exists || !stores || warp % args.warps_per_row != 0) continue;
+    uint2 const words = {Dtype::pack(total.x * inverse, total.y * inverse),
+                         Dtype::pack(total.z * inverse, total.w * inverse)};
+    if (args.aligned) {
+      *reinterpret_cast<uint2*>(out + column) = words;
+    } else {
+      const uint32_t pairs[2] = {words.x, words.y};
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) {
+        out[column + i] = static_cast<uint16_t>(pairs[i / 2] >> (i % 2 * 16));
+      }
+    }
+  }
+}
+
+template <class Target, class Dtype>
+cudaError_t launch_fwd_merge(const FwdProblem& problem, int device, cudaStream_t stream) {
+  // Many parts: a row for the whole block, so that more of them are in flight.
+  int32_t const warps_per_row = problem.splits.count >= 2 * kMergeWarps ? kMergeWarps : 1;
+  int64_t const tiles = problem.queries.tiles(problem.batch, kMergeWarps / warps_per_row);
+  if (tiles > INT32_MAX) return cudaErrorInvalidConfiguration;
+  FwdMergeArgs const args{problem, static_cast<int32_t>(tiles), warps_per_row,
+                          rows_are_aligned(problem.out)};
+  LaunchShape const shape{tiles * problem.heads_q, 32 * kMergeWarps, 0,
+                          Target::kArchitecture >= 90};
+  return launch_kernel<fwd_merge_kernel<Dtype>>(args, shape, device, stream);
+}
+
+}  // namespace flashvar::attention

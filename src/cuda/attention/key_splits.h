@@ -1,0 +1,137 @@
+// Calls of few queries and many keys: their query tiles are fewer than the blocks that a device
+// runs. Two changes of the problem give it more blocks, or blocks less work. Host only.
+//
+// Split keys (Flash-Decoding: Dao et al., 2023): several blocks have a query tile, each with a part
+// of its key blocks, and fwd_merge_kernel merges their results. Packed groups: where sequences have
+// one query, the query heads of a group become the rows of one tile, so that keys and values are
+// read once for all of them.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "attention/problem.h"
+
+namespace flashvar::attention {
+
+// Blocks that run at a time, by which the number of parts is chosen. A constant, so that results
+// depend on the call's sizes and the architecture alone.
+inline constexpr int64_t kMultiprocessors = 132;
+inline constexpr int64_t kMaxSplits = 128;
+
+// Whether the query heads of a group may be rows of one tile: what differs between the heads of a
+// group must be addressed by strides, and all rows must see the same keys.
+inline bool can_pack_group(const FwdProblem& problem) {
+  bool const one_query = problem.queries.offsets == nullptr && problem.queries.seqlen == 1;
+  bool const known_keys = problem.keys.offsets == nullptr && problem.seqused_k == nullptr;
+  bool const no_window = problem.window_left == kUnbounded && problem.window_right >= 0;
+  return one_query && problem.group > 1 && problem.modifiers.alibi_slopes == nullptr &&
+         problem.modifiers.rng == nullptr &&
+         (no_window || (known_keys && problem.window_left >= 0 && problem.window_right >= 0 &&
+                        problem.modifiers.bias.data == nullptr));
+}
+
+// The problem with the query heads of a group as the queries of one head. The one query's diagonal
+// is the last key. So a window to the right hides nothing, and one to the left moves the first key.
+inline FwdProblem pack_group(FwdProblem problem) {
+  int32_t const group = problem.group;
+  auto pack = [&](Tensor& tensor) {
+    tensor.seq_stride = tensor.head_stride;
+    tensor.head_stride *= group;
+  };
+  pack(problem.q);
+  pack(problem.out);
+  BiasView& bias = problem.modifiers.bias;
+  bias.query_stride = bias.head_stride;
+  bias.head_stride *= group;
+  problem.sinks.query_stride = problem.sinks.head_stride;
+  problem.sinks.head_stride *= group;
+  if (problem.window_left != kUnbounded) {
+    int32_t const hidden = static_cast<int32_t>(
+        std::max(int64_t{problem.keys.seqlen} - problem.window_left - 1, int64_t{0}));
+    problem.k.data += hidden * problem.k.seq_stride;
+    problem.v.data += hidden * problem.v.seq_stride;
+    problem.keys.seqlen -= hidden;
+  }
+  problem.window_left = problem.window_right = kUnbounded;
+  problem.queries.seqlen = group;
+  problem.heads_q /= group;
+  problem.group = 1;
+  return problem;
+}
+
+inline FwdProblem packed(const FwdProblem& problem) {
+  return can_pack_group(problem) ? pack_group(problem) : problem;
+}
+
+// The number of parts with the shortest estimated time, counted in key blocks of a tile: a block of
+// threads takes kStart beside its key blocks, one that stores a part's results up to kStore more,
+// and the second kernel kMerge.
+struct KeyDivision {
+  static constexpr int64_t kStart = 2, kStore = 3, kMerge = 4;
+  static constexpr int64_t kMaxWaves = 4;  // of blocks, that are considered
+
+  int32_t count;  // parts
+  int64_t time;
+
+  // `most`: parts that are considered.
+  static KeyDivision make(const FwdProblem& problem, int32_t block_q, int32_t block_kv,
+                          int64_t blocks_per_sm, int64_t most = kMaxSplits) {
+    auto const tiles = [](int64_t size, int64_t tile) { return (size + tile - 1) / tile; };
+    int64_t const slots = kMultiprocessors * blocks_per_sm;
+    int64_t const units = problem.queries.tiles(problem.batch, block_q) * problem.heads_q;
+    int64_t visible = problem.keys.seqlen;
+    if (problem.window_left != kUnbounded && problem.window_right != kUnbounded) {
+      visible = std::min(visible, int64_t{problem.window_left} + problem.window_right + block_q);
+    }
+    int64_t const blocks = tiles(visible, block_kv);
+    // Under a causal mask the mean tile sees fewer blocks than the last one.
+    bool const causal = problem.window_right != kUnbounded && problem.window_left == kUnbounded;
+    int64_t const hidden = std::min(problem.queries.seqlen, problem.keys.seqlen) / (2 * block_kv);
+    int64_t const mean = causal ? std::max(blocks - hidden, int64_t{1}) : blocks;
+    int64_t const store = tiles(kStore * std::min(problem.queries.seqlen, block_q), block_q);
+    auto const time = [&](int64_t count) {
+      int64_t const start = count == 1 ? kStart : kStart + store;
+      int64_t const longest = tiles(blocks, count) + start, all = units * count;
+      int64_t const merge = count == 1 ? 0 : kMerge;
+      if (!causal) return tiles(all, slots) * longest + merge;
+      // Tiles with much work come first, so that blocks end together.
+      return std::max(longest, tiles(all * (tiles(mean, count) + start), slots)) + merge;
+    };
+    KeyDivision best{1, time(1)};
+    for (int64_t waves = 1; waves <= kMaxWaves && units > 0; ++waves) {
+      int64_t const fit = std::min({waves * slots / units, blocks, most});
+      if (fit < 2) continue;
+      int64_t const count = tiles(blocks, tiles(blocks, fit));
+      if (int64_t const of_count = time(count); of_count < best.time) {
+        best = {static_cast<int32_t>(count), of_count};
+      }
+    }
+    return best;
+  }
+};
+
+// Whether only fwd_merge_kernel can add the sinks, even if keys are not divided.
+inline bool needs_merge(const FwdProblem& problem) { return problem.sinks.query_stride != 0; }
+
+// The parts' results in the workspace.
+struct KeySplitsWorkspace {
+  int64_t rows;    // of all split heads
+  uint64_t bytes;  // 0: there are none
+
+  KeySplitsWorkspace(const FwdProblem& problem, const KeyDivision& division) {
+    int64_t const queries = problem.queries.offsets != nullptr
+                                ? problem.queries.total
+                                : problem.batch * problem.queries.seqlen;
+    bool const merged = division.count > 1 || needs_merge(problem);
+    rows = merged ? queries * problem.heads_q * division.count : 0;
+    bytes = static_cast<uint64_t>(rows) * (problem.head_dim_v + 1) * sizeof(float);
+  }
+  // `start`: aligned to 16 bytes.
+  KeySplits splits(const KeyDivision& division, unsigned char* start, int32_t head_dim_v) const {
+    if (bytes == 0) return {};
+    float* const out = reinterpret_cast<float*>(start);
+    return {division.count, out, out + rows * head_dim_v};
+  }
+};
+
+}  // namespace flashvar::attention

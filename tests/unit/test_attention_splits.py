@@ -1,0 +1,202 @@
+"""Few queries: how keys are divided, heads packed and the parts' results merged, on the host."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import host_program
+import pytest
+import torch
+
+pytestmark = host_program.needs_compiler
+
+_PROGRAM = """
+#define __CUDACC__
+#include <algorithm>
+#include <cmath>
+#include "device.h"
+using std::max, std::min;
+inline float __logf(float x) { return std::log(x); }
+inline float __expf(float x) { return std::exp(x); }
+#include "attention/fwd_merge.cuh"
+#include "attention/key_splits.h"
+#include "core/target.h"
+using namespace flashvar;
+using namespace flashvar::attention;
+
+// Of 128 queries and 128 keys a tile, one block per SM.
+extern "C" int32_t splits(int64_t batch, int32_t queries, int32_t keys, int32_t heads,
+                          int32_t window, int32_t causal) {
+  FwdProblem problem{};
+  problem.batch = batch;
+  problem.queries.seqlen = queries;
+  problem.keys.seqlen = keys;
+  problem.heads_q = heads;
+  problem.window_left = problem.window_right = window < 0 ? kUnbounded : window;
+  if (causal) problem.window_right = 0;
+  return KeyDivision::make(problem, 128, 128, 1).count;
+}
+
+// Where a packed call has query 0 of a head, its bias and its sink, and where keys begin, in
+// elements; how many keys it has. -1: the call is not packed.
+extern "C" int64_t packed_offset(int32_t head, int32_t keys, int32_t left, int32_t right,
+                                 int what) {
+  static uint16_t elements[1];
+  FwdProblem problem{};
+  problem.batch = 3;
+  problem.queries.seqlen = 1;
+  problem.keys.seqlen = keys;
+  problem.heads_q = 6;
+  problem.group = 3;
+  problem.window_left = left < 0 ? kUnbounded : left;
+  problem.window_right = right < 0 ? kUnbounded : right;
+  problem.q = problem.k = problem.out = {elements, 1000, 100, 10};
+  problem.modifiers.bias = {nullptr, 500, 50, 5};
+  problem.sinks = {elements, 0};
+  FwdProblem const found = packed(problem);
+  if (found.group != 1) return -1;
+  int32_t const of_head = head / found.queries.seqlen, row = head % found.queries.seqlen;
+  const BiasView& bias = found.modifiers.bias;
+  switch (what) {
+    case 0: return of_head * found.q.head_stride + row * found.q.seq_stride;
+    case 1: return of_head * bias.head_stride + row * bias.query_stride;
+    case 2: return of_head * found.sinks.head_stride + row * found.sinks.query_stride;
+    case 3: return found.k.data - elements;
+  }
+  return found.keys.seqlen;
+}
+
+// Output and LSE: [batch, seqlen, heads, head_dim] and [batch, heads, seqlen], or packed. `pad`:
+// elements between rows of the output.
+extern "C" int merge(uint16_t* out, float* lse, float* outs, float* lses, const float* sinks,
+                     const int32_t* offsets, int32_t batch, int32_t seqlen, int32_t total,
+                     int32_t heads, int32_t head_dim, int32_t count, int32_t pad) {
+  FwdProblem problem{};
+  problem.batch = batch;
+  problem.queries = {offsets, seqlen, total};
+  problem.heads_q = heads;
+  problem.head_dim_v = head_dim;
+  int64_t const row = heads * head_dim + pad;
+  problem.out = {out, offsets == nullptr ? seqlen * row : 0, row, head_dim};
+  problem.lse = lse;
+  problem.sinks = {sinks, dtype::fp32::kAbi};
+  problem.splits = {count, outs, lses};
+  return launch_fwd_merge<Target<90, 232448>, dtype::bf16>(problem, 0, {});
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    made = host_program.library(_PROGRAM, tmp_path_factory.mktemp("splits"))
+    made.packed_offset.restype = ctypes.c_int64
+    return made
+
+
+def splits(library: ctypes.CDLL, *sizes: int, window: int = -1, causal: bool = False) -> int:
+    batch, *rest = sizes
+    return int(library.splits(ctypes.c_int64(batch), *rest, window, int(causal)))
+
+
+def test_keys_are_divided_where_tiles_are_few(library: ctypes.CDLL) -> None:
+    assert splits(library, 1, 1, 8192, 1) > 20
+    assert splits(library, 1, 1, 8192, 8) > splits(library, 8, 1, 8192, 8) > 1
+    assert splits(library, 1, 512, 50176, 8) > 2
+    # As many tiles as SMs, or few keys: one part.
+    for enough in ((4, 1, 8192, 32), (1, 4096, 4096, 32), (1, 128, 128, 1), (0, 1, 8192, 8)):
+        assert splits(library, *enough) == 1
+    # Under a causal mask the tiles of a head have half of the work of its last one.
+    assert splits(library, 1, 4096, 4096, 6, causal=True) == 1
+    assert splits(library, 1, 16, 8192, 8, causal=True) > 2
+    # Only what a window shows counts.
+    assert splits(library, 1, 1, 8192, 8, window=64) == 1
+
+
+def test_heads_of_a_group_become_queries(library: ctypes.CDLL) -> None:
+    for head in range(6):
+        offsets = [library.packed_offset(head, 90, -1, -1, what) for what in range(5)]
+        assert offsets == [10 * head, 50 * head, head, 0, 90]
+    # One query: its window ends at the last key, and begins `left` keys before.
+    for right in (0, 7):
+        assert library.packed_offset(0, 90, 20, right, 3) == 69 * 100
+        assert library.packed_offset(0, 90, 20, right, 4) == 21
+    assert library.packed_offset(0, 90, 89, 0, 4) == library.packed_offset(0, 90, 400, 0, 4) == 90
+
+
+def merged(
+    outs: torch.Tensor, lses: torch.Tensor, sinks: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """In float64; parts are the third dimension: [batch, heads, parts, rows, ...]."""
+    lse = lses.double().logsumexp(2)
+    weights = (lses.double() - lse[:, :, None]).exp().nan_to_num(0.0)
+    out = (weights[..., None] * outs.double()).sum(2)
+    if sinks is not None:
+        total = torch.logaddexp(lse, sinks.double()[None, :, None])
+        out, lse = out * (lse - total).exp()[..., None], total
+    return out, lse
+
+
+def run_merge(
+    library: ctypes.CDLL,
+    outs: torch.Tensor,
+    lses: torch.Tensor,
+    sinks: torch.Tensor | None,
+    shape: Sequence[int],
+    pad: int = 0,
+    offsets: Sequence[int] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of dense results of `shape`, [batch, rows, heads, dim]; with offsets, of packed ones."""
+    batch, rows, heads, dim = shape
+    storage = torch.full((batch, rows, heads * dim + pad), 7.0, dtype=torch.bfloat16)
+    out = storage[..., : heads * dim].unflatten(2, (heads, dim))
+    lse = torch.full((batch, heads, rows), 7.0)
+    packed = torch.tensor(offsets, dtype=torch.int32) if offsets is not None else None
+    address = lambda x: ctypes.c_void_p(x.data_ptr()) if x is not None else None  # noqa: E731
+    sequences = batch if offsets is None else len(offsets) - 1
+    assert library.merge(
+        *map(address, (out, lse, outs, lses, sinks, packed)),
+        *(sequences, rows, rows if packed is not None else 0, heads, dim, outs.shape[2]),
+        pad,
+    ) == 0  # fmt: skip
+    return out, lse
+
+
+@pytest.mark.parametrize("with_sinks", [False, True], ids=["", "sinks"])
+@pytest.mark.parametrize(("count", "dim"), [(2, 128), (5, 64), (11, 200), (128, 8)])
+def test_parts_are_merged(count: int, dim: int, with_sinks: bool, library: ctypes.CDLL) -> None:
+    batch, rows, heads = 2, 5, 3
+    outs = torch.randn(batch, heads, count, rows, dim)
+    lses = torch.randn(batch, heads, count, rows) * 9
+    lses[0, 1, 0] = lses[:, 2, :, 4] = -torch.inf  # a part, and a row, that see no key
+    outs[lses == -torch.inf] = 0.0
+    sinks = torch.tensor([0.5, -3.0, 12.0]) if with_sinks else None
+    expected = merged(outs, lses, sinks)
+    shape = (batch, rows, heads, dim)
+    out, lse = run_merge(library, outs, lses, sinks, shape)
+    torch.testing.assert_close(out.transpose(1, 2).double(), expected[0], rtol=8e-3, atol=1e-4)
+    torch.testing.assert_close(lse.double(), expected[1], rtol=1e-5, atol=1e-5)
+    again = run_merge(library, outs, lses, sinks, shape, pad=1)
+    assert torch.equal(out, again[0])
+    assert torch.equal(lse, again[1])
+
+
+@pytest.mark.parametrize("count", [3, 9])
+def test_packed_rows_are_merged_where_they_are(count: int, library: ctypes.CDLL) -> None:
+    """Rows outside all sequences stay as they are."""
+    total, heads, dim = 30, 2, 64
+    outs, lses = torch.randn(1, heads, count, total, dim), torch.randn(1, heads, count, total)
+    expected = merged(outs, lses, None)
+    offsets = [2, 9, 9, 26]
+    shape = (1, total, heads, dim)
+    out, lse = run_merge(library, outs, lses, None, shape, offsets=offsets)
+    inside = torch.arange(total).ge(2) & torch.arange(total).lt(26)
+    found = out[0].transpose(0, 1)
+    torch.testing.assert_close(
+        found[:, inside].double(), expected[0][0][:, inside], rtol=8e-3, atol=1e-4
+    )
+    torch.testing.assert_close(
+        lse[0][:, inside].double(), expected[1][0][:, inside], rtol=1e-5, atol=1e-5
+    )
+    assert (found[:, ~inside] == 7).all()
+    assert (lse[0][:, ~inside] == 7).all()
