@@ -109,7 +109,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("random_case", cases, ids=str)
     if "backend" in metafunc.fixturenames:
         rehearsed = metafunc.config.getoption("--rehearse")
-        backends = ["reference"] if rehearsed else _BACKENDS
+        mark = metafunc.definition.get_closest_marker("kernels_of")
+        named = list(mark.args) if mark else _BACKENDS
+        backends = ["reference"] if rehearsed else named
         metafunc.parametrize("backend", backends, indirect=True)
 
 

@@ -225,6 +225,13 @@ def test_large_tests_are_the_last_part(python: str) -> None:
     assert large == _collected(python, file) != []
 
 
+def test_a_file_of_one_backends_kernels_asks_no_other(python: str) -> None:
+    file = "tests/gpu/test_attention_splits.py"
+    found = _collected(python, file)
+    assert found == _collected(python, file, "--backend=cuda") != []
+    assert not [case for case in found if "triton" in case]
+
+
 def test_files_are_a_choice_of_the_folder_that_is_named_before_them(python: str) -> None:
     file = "tests/gpu/test_merge_states.py"
     found = _collected(python, "tests/gpu", file)
