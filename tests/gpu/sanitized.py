@@ -99,10 +99,10 @@ def _make_calls(ops: list[str], backends: list[str], head_dims: list[int]) -> No
 
 
 def _attend(backend: str, head_dims: list[int]) -> None:
-    """Calls of attention: features, and blocks that take several tiles."""
+    """Calls of attention: features, blocks that take several tiles, and divided keys and heads."""
     import torch
     from device_call import DEVICE, replace_inputs, run
-    from features import FEATURES, Case, many_sequences
+    from features import FEATURES, Case, dense, many_sequences
 
     blocks = 3
     if DEVICE == "cuda":
@@ -113,6 +113,16 @@ def _attend(backend: str, head_dims: list[int]) -> None:
         kinds.append(
             lambda d, t, deterministic=deterministic: Case(
                 many_sequences(d, t, 2 * blocks + 1, causal=True), deterministic=deterministic
+            )
+        )
+    for heads, lengths, causal in (
+        ((8, 2), (1, 1500), False),
+        ((2, 2), (70, 1500), True),
+        ((8, 1), (300, 300), True),
+    ):
+        kinds.append(
+            lambda d, t, heads=heads, lengths=lengths, causal=causal: Case(
+                dense(d, t, lengths, heads=heads, batch=1, causal=causal)
             )
         )
     for number, kind in enumerate(kinds):
