@@ -42,7 +42,8 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
   // 0.
   int64_t const pitch = varlen ? problem.queries.total : problem.queries.seqlen;
   int64_t const of_head = varlen ? head : int64_t{tile.batch} * problem.heads_q + head;
-  int64_t const in_head = (varlen ? span.first : 0) + int64_t{exists ? row : 0};
+  // Of rows that do not exist: that of one that does, whose data may be read.
+  int64_t const in_head = exists ? int64_t{span.first} + row : 0;
   int64_t const first = of_head * count * pitch + in_head;
   const float* const lses = problem.splits.lse + first;
 
@@ -80,9 +81,8 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
     for (int32_t i = warp % args.warps_per_row; i < count; i += args.warps_per_row) {
       float const weight = __expf(lses[i * pitch] - shift);
       float4 const x = *reinterpret_cast<const float4*>(from + i * pitch * problem.head_dim_v);
-      // A part without keys has no output: the memory may hold anything.
-      auto const add = [&](float& to, float value) { to += weight == 0.f ? 0.f : weight * value; };
-      add(total.x, x.x), add(total.y, x.y), add(total.z, x.z), add(total.w, x.w);
+      total = {total.x + weight * x.x, total.y + weight * x.y, total.z + weight * x.z,
+               total.w + weight * x.w};
     }
     if (args.warps_per_row > 1) {
       sums[warp][lane] = total;

@@ -1,10 +1,10 @@
 // Calls of few queries and many keys: their query tiles are fewer than the blocks that a device
 // runs. Two changes of the problem give it more blocks, or blocks less work. Host only.
 //
-// Split keys (Flash-Decoding: Dao et al., 2023): several blocks have a query tile, each with a part
-// of its key blocks, and fwd_merge_kernel merges their results. Packed groups: where sequences have
-// one query, the query heads of a group become the rows of one tile, so that keys and values are
-// read once for all of them.
+// Divided keys (Flash-Decoding: Dao et al., 2023): several blocks have a query tile, each with a
+// part of its key blocks, and fwd_merge_kernel merges their results. Packed groups: where sequences
+// have one query, the query heads of a group become the rows of one tile, so that keys and values
+// are read once for all of them.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -23,15 +23,16 @@ inline constexpr int64_t kMaxSplits = 128;
 inline bool can_pack_group(const FwdProblem& problem) {
   bool const one_query = problem.queries.offsets == nullptr && problem.queries.seqlen == 1;
   bool const known_keys = problem.keys.offsets == nullptr && problem.seqused_k == nullptr;
-  bool const no_window = problem.window_left == kUnbounded && problem.window_right >= 0;
+  bool const has_bias = problem.modifiers.bias.data != nullptr;
+  // fwd_merge_kernel adds the sinks of packed groups, and only plain calls have it.
+  bool const merges = !problem.has_modifiers();
   return one_query && problem.group > 1 && problem.modifiers.alibi_slopes == nullptr &&
-         problem.modifiers.rng == nullptr &&
-         (no_window || (known_keys && problem.window_left >= 0 && problem.window_right >= 0 &&
-                        problem.modifiers.bias.data == nullptr));
+         problem.modifiers.rng == nullptr && (problem.sinks.data == nullptr || merges) &&
+         (problem.window_left == kUnbounded || (known_keys && !has_bias));
 }
 
 // The problem with the query heads of a group as the queries of one head. The one query's diagonal
-// is the last key. So a window to the right hides nothing, and one to the left moves the first key.
+// is the last key, so a window to the left moves the first key.
 inline FwdProblem pack_group(FwdProblem problem) {
   int32_t const group = problem.group;
   auto pack = [&](Tensor& tensor) {
@@ -46,32 +47,36 @@ inline FwdProblem pack_group(FwdProblem problem) {
   problem.sinks.query_stride = problem.sinks.head_stride;
   problem.sinks.head_stride *= group;
   if (problem.window_left != kUnbounded) {
-    int32_t const hidden = static_cast<int32_t>(
-        std::max(int64_t{problem.keys.seqlen} - problem.window_left - 1, int64_t{0}));
-    problem.k.data += hidden * problem.k.seq_stride;
-    problem.v.data += hidden * problem.v.seq_stride;
+    int64_t const first = int64_t{problem.keys.seqlen} - problem.window_left - 1;
+    int32_t const hidden = static_cast<int32_t>(std::max(first, int64_t{0}));
+    for (Tensor* tensor : {&problem.k, &problem.v}) {
+      if (tensor->data != nullptr) tensor->data += hidden * tensor->seq_stride;
+    }
     problem.keys.seqlen -= hidden;
+    problem.window_left = kUnbounded;
   }
-  problem.window_left = problem.window_right = kUnbounded;
   problem.queries.seqlen = group;
   problem.heads_q /= group;
   problem.group = 1;
   return problem;
 }
 
-inline FwdProblem packed(const FwdProblem& problem) {
+// The problem as kernels compute it. A window to the right hides nothing from the last query.
+inline FwdProblem simplified(FwdProblem problem) {
+  if (problem.queries.seqlen == 1) problem.window_right = kUnbounded;
   return can_pack_group(problem) ? pack_group(problem) : problem;
 }
 
-// The number of parts with the shortest estimated time, counted in key blocks of a tile: a block of
-// threads takes kStart beside its key blocks, one that stores a part's results up to kStore more,
-// and the second kernel kMerge.
+// The number of parts with the shortest estimated time, counted in key blocks of a tile whose block
+// of threads is alone on an SM: a block takes kStart beside its key blocks, one that stores a
+// part's results up to kStore more, and the second kernel kMerge. Blocks that share an SM overlap:
+// n take as long as (n + 1) / 2 one after the other.
 struct KeyDivision {
   static constexpr int64_t kStart = 2, kStore = 3, kMerge = 4;
   static constexpr int64_t kMaxWaves = 4;  // of blocks, that are considered
 
   int32_t count;  // parts
-  int64_t time;
+  int64_t time;   // in halves
 
   // `most`: parts that are considered.
   static KeyDivision make(const FwdProblem& problem, int32_t block_q, int32_t block_kv,
@@ -92,10 +97,12 @@ struct KeyDivision {
     auto const time = [&](int64_t count) {
       int64_t const start = count == 1 ? kStart : kStart + store;
       int64_t const longest = tiles(blocks, count) + start, all = units * count;
-      int64_t const merge = count == 1 ? 0 : kMerge;
-      if (!causal) return tiles(all, slots) * longest + merge;
-      // Tiles with much work come first, so that blocks end together.
-      return std::max(longest, tiles(all * (tiles(mean, count) + start), slots)) + merge;
+      int64_t const merge = count == 1 ? 0 : 2 * kMerge;
+      // Under a causal mask tiles with much work come first, so that blocks end together.
+      int64_t const of_block = causal ? tiles(mean, count) + start : longest;
+      int64_t const load = tiles(all, kMultiprocessors), rest = load % blocks_per_sm;
+      int64_t const rounds = load / blocks_per_sm * (blocks_per_sm + 1) + (rest > 0 ? rest + 1 : 0);
+      return std::max(2 * longest, rounds * of_block) + merge;
     };
     KeyDivision best{1, time(1)};
     for (int64_t waves = 1; waves <= kMaxWaves && units > 0; ++waves) {
@@ -111,7 +118,9 @@ struct KeyDivision {
 };
 
 // Whether only fwd_merge_kernel can add the sinks, even if keys are not divided.
-inline bool needs_merge(const FwdProblem& problem) { return problem.sinks.query_stride != 0; }
+inline bool needs_merge(const FwdProblem& problem) {
+  return problem.sinks.data != nullptr && problem.sinks.query_stride != 0;
+}
 
 // The parts' results in the workspace.
 struct KeySplitsWorkspace {

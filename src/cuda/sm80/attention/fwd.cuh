@@ -115,15 +115,14 @@ __device__ __forceinline__ void store_part(const FwdProblem& problem, Softmax<Co
   int const lane = threadIdx.x % 32;
   int const warp_row = threadIdx.x / 32 * Config::kWarpRows;
   int32_t const rows = tile.queries.count - tile.first_query - warp_row;
-  int64_t const first = tile.lse_offset(problem) + warp_row;
-  float const scale_log2 = Config::kModifiers ? 1.f / kLn2 : problem.scale_log2;
+  int64_t const first = tile.lse_offset<true>(problem) + warp_row;
+  static_assert(!Config::kModifiers);
 #pragma unroll
   for (int m = 0; m < rO.kMmaRows; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float row_lse;
-      float inverse = softmax.finish(m * 2 + half, scale_log2, row_lse);
-      if constexpr (Config::kModifiers) inverse *= problem.modifiers.dropout_scale;
+      float const inverse = softmax.finish(m * 2 + half, problem.scale_log2, row_lse);
       int const row = m * 16 + half * 8 + lane / 4;
       if (row >= rows) continue;
       if (lane % 4 == 0) problem.splits.lse[first + row] = row_lse;
@@ -180,7 +179,7 @@ __device__ __forceinline__ void store_output(const FwdProblem& problem, Softmax<
 
 // The forward kernel. Config::kModifiers: it evaluates ScoreModifiers. kAligned: every row starts
 // at a multiple of 16 bytes. Windows and varlen are run-time branches outside the main loop's
-// common path.
+// common path; divided keys are not, because code around the loop makes it slower.
 template <class Config, bool kAligned>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     fwd_kernel(const __grid_constant__ FwdProblem problem) {
@@ -197,7 +196,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   unsigned char* const sO = smem;  // overlays Q and K
   SharedQueryTile& shared = *reinterpret_cast<SharedQueryTile*>(sV + LayoutV::kBytes);
 
-  QueryTile const tile(problem, Config::kBlockQ);
+  QueryTile const tile(problem, Config::kBlockQ, std::bool_constant<Config::kSplits>{});
   int32_t const queries = min(tile.queries.count - tile.first_query, Config::kBlockQ);
   if (queries <= 0) {
     if (tile.is_spare) {
@@ -205,7 +204,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     }
     return;
   }
-  KeyBlockRange const blocks = tile.key_blocks(problem, Config::kBlockQ, kBlockKV);
+  KeyBlockRange const blocks = tile.key_blocks<Config::kSplits>(problem, Config::kBlockQ, kBlockKV);
   const uint16_t* const gK = problem.k.data + tile.key_offset(problem.k, problem.group);
   const uint16_t* const gV = problem.v.data + tile.key_offset(problem.v, problem.group);
   if (ptx::thread_index() == 0) shared = {tile, blocks, gK, gV};
@@ -246,16 +245,15 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   };
   int32_t n = blocks.end - 1;
   // Key blocks that are visible only to other warps' rows: this warp loads and synchronises only.
-  // With two or three blocks per SM, where the other blocks keep the tensor cores busy, only if it
-  // has no rows.
-  int32_t own_end = warp_row < queries ? blocks.end : 0;
-  if constexpr (Config::kBlocksPerSM == 1) {
-    own_end = tile.key_blocks_end(problem, warp_row, Config::kWarpRows, kBlockKV);
-  }
+  // Not with two or three blocks per SM, where the other blocks keep the tensor cores busy, unless
+  // there are so few rows that most warps have none.
+  if constexpr (Config::kBlocksPerSM == 1 || Config::kSplits) {
+    int32_t const own_end = tile.key_blocks_end(problem, warp_row, Config::kWarpRows, kBlockKV);
 #pragma unroll 1
-  for (; n >= max(own_end, blocks.begin); --n) {
-    load_v(n);
-    load_next_k(n);
+    for (; n >= max(own_end, blocks.begin); --n) {
+      load_v(n);
+      load_next_k(n);
+    }
   }
   for (; n >= blocks.begin; --n) {
     load_v(n);
@@ -279,8 +277,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     gemm_pv<Config>(rO, rS, sV);
   }
 
-  // Rarely: the code of a part is then not between that of other calls.
-  if (__builtin_expect(problem.splits.out != nullptr, false)) {
+  if constexpr (Config::kSplits) {
     store_part<Config>(problem, softmax, rO, shared.tile);
   } else {
     store_output<Config, kAligned>(problem, softmax, rO, shared.tile, sO);

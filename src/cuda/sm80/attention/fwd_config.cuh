@@ -23,7 +23,7 @@ struct FwdTile {
 inline constexpr FwdTile kFwdTiles[] = {
     { 32, 128,  64, 32, 4, 3},
     { 64, 128, 128, 64, 4, 2},
-    { 96, 128,  96, 64, 4, 2,  90},
+    { 96, 128,  96, 64, 4, 2, 100},
     { 96, 128,  64, 64, 4, 2},
     {128, 128,  64, 32, 4, 2},
     {128, 128,  32, 32, 4, 2},
@@ -65,11 +65,13 @@ constexpr FwdTile fwd_tile(int head_dim, int head_dim_v) {
   return {};
 }
 
-// Constants of one kernel. kModifiers: it evaluates ScoreModifiers.
-template <class Target, class Dtype_, int kMaxHeadDim, int kMaxHeadDimV, bool kModifiers_>
+// Constants of one kernel. kModifiers: it evaluates ScoreModifiers. kSplits: keys may be divided
+// (KeySplits).
+template <class Target, class Dtype_, int kMaxHeadDim, int kMaxHeadDimV, bool kModifiers_,
+          bool kSplits_ = false>
 struct FwdConfig {
   using Dtype = Dtype_;
-  static constexpr bool kModifiers = kModifiers_;
+  static constexpr bool kModifiers = kModifiers_, kSplits = kSplits_;
   static constexpr FwdTile kTile = fwd_tile<Target>(kMaxHeadDim, kMaxHeadDimV);
   static_assert(kTile.warps > 0, "no tile of this head dim fits the target's shared memory");
 

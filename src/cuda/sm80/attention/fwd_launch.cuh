@@ -27,54 +27,49 @@ struct FwdLaunch {
         "fwd_kernel", C::kThreads, C::kSharedMemory, C::kBlockQ, C::kBlockKV)}};
   }
 
-  // Whatever the addresses: enough for the variant with modifiers, which unaligned calls take.
+  // For the results of divided keys, which aligned calls may have.
   static uint64_t workspace(const FwdProblem& call) {
-    FwdProblem const problem = packed(call);
-    return std::max(bytes<Config<true>>(problem), bytes<Config<false>>(problem));
+    FwdProblem const problem = simplified(call);
+    return KeySplitsWorkspace(problem, divide_keys(problem)).bytes;
   }
 
   static cudaError_t launch(const FwdProblem& call, int device, cudaStream_t stream) {
-    FwdProblem const problem = packed(call);
-    if (!problem.rows_are_aligned()) return launch_variant<true, false>(problem, device, stream);
-    return problem.has_modifiers() ? launch_variant<true, true>(problem, device, stream)
-                                   : launch_variant<false, true>(problem, device, stream);
-  }
-
-  // As FwdVariants::time() of sm90: these kernels take twice as long on 9.0.
-  static int64_t time(const FwdProblem& problem) {
-    return problem.has_modifiers() ? time<Config<true>>(problem) : time<Config<false>>(problem);
+    if (!call.rows_are_aligned()) return launch_variant<true, false>(call, device, stream);
+    FwdProblem const problem = simplified(call);
+    if (problem.has_modifiers()) return launch_variant<true, true>(problem, device, stream);
+    KeyDivision const division = divide_keys(problem);
+    return division.count > 1 || needs_merge(problem)
+               ? launch_divided(problem, division, device, stream)
+               : launch_variant<false, true>(problem, device, stream);
   }
 
  private:
-  template <class C>
-  static int64_t time(const FwdProblem& problem) {
-    int64_t const block = divide_keys<C>(problem).time * C::kBlockQ * C::kBlockKV;
-    return 200 * block * C::kBlocksPerSM;
-  }
+  using Divided = FwdConfig<Target, Dtype, kHeadDim, kHeadDimV, false, true>;
 
-  template <class C>
+  // Kernels with modifiers take whole keys.
   static KeyDivision divide_keys(const FwdProblem& problem) {
-    return KeyDivision::make(problem, C::kBlockQ, C::kBlockKV, C::kBlocksPerSM);
+    return KeyDivision::make(problem, Divided::kBlockQ, Divided::kBlockKV, Divided::kBlocksPerSM,
+                             problem.has_modifiers() ? 1 : kMaxSplits);
   }
 
-  template <class C>
-  static uint64_t bytes(const FwdProblem& problem) {
-    return KeySplitsWorkspace(problem, divide_keys<C>(problem)).bytes;
+  static cudaError_t launch_divided(FwdProblem problem, const KeyDivision& division, int device,
+                                    cudaStream_t stream) {
+    problem.splits = KeySplitsWorkspace(problem, division)
+                         .splits(division, problem.workspace, problem.head_dim_v);
+    int64_t const tiles = QueryTile::tiles(problem, Divided::kBlockQ);
+    LaunchShape const shape{tiles * problem.heads_q * division.count, Divided::kThreads,
+                            Divided::kSharedMemory};
+    cudaError_t const error =
+        launch_kernel<fwd_kernel<Divided, true>>(problem, shape, device, stream);
+    return error == cudaSuccess ? launch_fwd_merge<Target, Dtype>(problem, device, stream) : error;
   }
 
   template <bool kModifiers, bool kAligned>
-  static cudaError_t launch_variant(FwdProblem problem, int device, cudaStream_t stream) {
+  static cudaError_t launch_variant(const FwdProblem& problem, int device, cudaStream_t stream) {
     using C = Config<kModifiers>;
-    KeyDivision const division = divide_keys<C>(problem);
-    problem.splits = KeySplitsWorkspace(problem, division)
-                         .splits(division, problem.workspace, problem.head_dim_v);
     int64_t const tiles = QueryTile::tiles(problem, C::kBlockQ);
-    LaunchShape const shape{tiles * problem.heads_q * division.count, C::kThreads,
-                            C::kSharedMemory};
-    cudaError_t const error =
-        launch_kernel<fwd_kernel<C, kAligned>>(problem, shape, device, stream);
-    if (error != cudaSuccess || problem.splits.out == nullptr) return error;
-    return launch_fwd_merge<Target, Dtype>(problem, device, stream);
+    LaunchShape const shape{tiles * problem.heads_q, C::kThreads, C::kSharedMemory};
+    return launch_kernel<fwd_kernel<C, kAligned>>(problem, shape, device, stream);
   }
 };
 

@@ -2,6 +2,7 @@
 // them.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 #include "attention/mask.cuh"
 #include "attention/problem.h"
@@ -43,14 +44,18 @@ struct QueryTile {
     return problem.queries.tiles(problem.batch, rows) + (problem.queries.offsets != nullptr);
   }
 
-  __device__ __forceinline__ QueryTile(const Problem& problem, int32_t rows) {
+  // `splits`: whether keys may be divided.
+  template <bool kSplits = false>
+  __device__ __forceinline__ QueryTile(const Problem& problem, int32_t rows,
+                                       std::bool_constant<kSplits> = {}) {
     uint32_t const block = ptx::block_index();
+    uint32_t const parts = kSplits ? problem.splits.count : 1;
     uint32_t const batches = static_cast<uint32_t>(problem.batch);
     if (problem.queries.offsets == nullptr) {
       uint32_t const blocks_q = (problem.queries.seqlen + rows - 1) / rows;
       uint32_t const split_head = block / blocks_q;
-      uint32_t const head_and_batch = whole_head(problem, split_head);
-      part = split_head - head_and_batch * problem.splits.count;
+      uint32_t const head_and_batch = split_head / parts;
+      part = split_head % parts;
       batch = head_and_batch / problem.heads_q;
       head = head_and_batch % problem.heads_q;
       first_query = (blocks_q - 1 - block % blocks_q) * rows;
@@ -58,8 +63,8 @@ struct QueryTile {
     } else {
       uint32_t const count = static_cast<uint32_t>(tiles(problem, rows));
       uint32_t const split_head = block / count;
-      head = whole_head(problem, split_head);
-      part = split_head - head * problem.splits.count;
+      head = split_head / parts;
+      part = split_head % parts;
       is_spare = block % count == 0 && part == 0;
       TileCoordinate const tile = problem.queries.find(count - 1 - block % count, batches, rows);
       batch = tile.batch;
@@ -72,13 +77,14 @@ struct QueryTile {
     }
   }
 
-  // The part's key blocks.
+  // With kSplits, those of the part.
+  template <bool kSplits = false>
   __device__ __forceinline__ KeyBlockRange key_blocks(const Problem& problem, int32_t rows,
                                                       int32_t columns) const {
     int32_t const last_query = min(first_query + rows, queries.count) - 1;
     KeyBlockRange blocks(mask(problem), first_query, last_query, columns);
-    uint32_t const parts = problem.splits.count;
-    if (__builtin_expect(parts > 1, false)) {
+    if constexpr (kSplits) {
+      uint32_t const parts = problem.splits.count;
       int32_t const size = (max(blocks.end - blocks.begin, 0) + parts - 1) / parts;
       blocks.begin += static_cast<int32_t>(part) * size;
       blocks.end = min(blocks.begin + size, blocks.end);
@@ -110,19 +116,14 @@ struct QueryTile {
            keys.first * tensor.seq_stride;
   }
 
-  // The number of a split head's head.
-  static __device__ __forceinline__ uint32_t whole_head(const Problem& problem,
-                                                        uint32_t split_head) {
-    return problem.splits.count == 1 ? split_head : split_head / problem.splits.count;
-  }
-
-  // Offset of the tile's first row in the LSE; with divided keys, in that of the split heads.
+  // Offset of the tile's first row in the LSE; with kSplits, in that of the split heads.
+  template <bool kSplits = false>
   __device__ __forceinline__ int64_t lse_offset(const Problem& problem) const {
     bool const varlen = problem.queries.offsets != nullptr;
-    int64_t const of_head = varlen ? head : int64_t{batch} * problem.heads_q + head;
-    int64_t const split_head = of_head * problem.splits.count + part;
-    int64_t const row = varlen ? split_head * problem.queries.total + queries.first
-                               : split_head * problem.queries.seqlen;
+    int64_t of_head = varlen ? head : int64_t{batch} * problem.heads_q + head;
+    if constexpr (kSplits) of_head = of_head * problem.splits.count + part;
+    int64_t const row =
+        varlen ? of_head * problem.queries.total + queries.first : of_head * problem.queries.seqlen;
     return row + first_query;
   }
 };

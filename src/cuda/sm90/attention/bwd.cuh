@@ -45,11 +45,11 @@ __device__ __forceinline__ void bwd_produce(const BwdArgs& args, const KeyTileSm
       kv.advance();
       ptx::mbarrier_arrive_expect(smem.full_k(), Config::kBytesK);
       load_col_blocks<Config::kColBlocksK, Config::kColBlockBytesKV>(
-          smem.k(), &args.k, smem.full_k(), tile.first_key, args.splits.by_count(tile.head_kv),
+          smem.k(), &args.k, smem.full_k(), tile.first_key, args.splits.by_count(tile.split_head),
           tile.batch);
       ptx::mbarrier_arrive_expect(smem.full_v(), Config::kBytesV);
       load_col_blocks<Config::kColBlocksV, Config::kColBlockBytesKV>(
-          smem.v(), &args.v, smem.full_v(), tile.first_key, args.splits.by_count(tile.head_kv),
+          smem.v(), &args.v, smem.full_v(), tile.first_key, args.splits.by_count(tile.split_head),
           tile.batch);
     };
     bool first = true;

@@ -31,12 +31,13 @@ __device__ __forceinline__ void store_key_grad(const BwdArgs& args, const Tensor
   const BwdProblem& problem = args.problem;
   Span const rows = tile.rows();
   if (args.splits.count == 1) {
-    store_grad<Config, kDim>(tensor, tile.batch, tile.head_kv, rows, grad, scale, first, head_dim);
+    store_grad<Config, kDim>(tensor, tile.batch, tile.split_head, rows, grad, scale, first,
+                             head_dim);
     return;
   }
   uint32_t const thread = ptx::thread_index() % 128;
   int64_t const head =
-      first_part_row(problem, problem.heads_q / problem.group, tile.batch, tile.head_kv);
+      first_part_row(problem, problem.heads_q / problem.group, tile.batch, tile.split_head);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     int32_t const row = first + thread / 32 * 16 + half * 8 + thread % 32 / 4;

@@ -36,7 +36,7 @@ struct VarlenCoordinate {
 template <class Config>
 struct VarlenKeyTile {
   Mask mask;  // of the keys in use
-  uint32_t batch, head_kv;
+  uint32_t batch, split_head;
   int32_t first_key;   // within the sequence; negative: no more tiles
   int32_t begin, end;  // query blocks
   Span all;            // keys of the sequence, in use or not
@@ -47,7 +47,7 @@ struct VarlenKeyTile {
   __device__ __forceinline__ void fill(const BwdProblem& problem, const TileCoordinate& coordinate,
                                        uint32_t head, Span span_k) {
     batch = coordinate.batch;
-    head_kv = head;
+    split_head = head;
     first_key = coordinate.first;
     all = span_k;
     int32_t used = all.count;
@@ -107,12 +107,12 @@ __device__ __forceinline__ void schedule_key_tiles(const BwdArgs& args,
   };
   for (uint32_t unit = next_unit(); unit < args.work_units; unit = next_unit()) {
     TileCoordinate coordinate;
-    uint32_t head_kv = unit / args.units_per_head;
+    uint32_t split_head = unit / args.units_per_head;
     uint32_t const number = unit % args.units_per_head;
     if (problem.keys.offsets == nullptr) {
-      uint32_t const heads_kv = problem.heads_q / problem.group;
-      coordinate = {head_kv / heads_kv, static_cast<int32_t>(number * Config::kBlockKV)};
-      head_kv %= heads_kv;
+      uint32_t const heads = problem.heads_q / problem.group;
+      coordinate = {split_head / heads, static_cast<int32_t>(number * Config::kBlockKV)};
+      split_head %= heads;
     } else {
       coordinate =
           problem.keys.find(number, static_cast<uint32_t>(problem.batch), Config::kBlockKV);
@@ -122,7 +122,7 @@ __device__ __forceinline__ void schedule_key_tiles(const BwdArgs& args,
     if (exists && first_lane) {
       wait_slot();
       VarlenKeyTile<Config>& tile = shared_tile(smem, slot.stage());
-      tile.fill(problem, coordinate, head_kv, keys);
+      tile.fill(problem, coordinate, split_head, keys);
       tile.kv_loads = kv_loads;
       kv_loads += tile.has_queries() ? 1 : 0;
       ptx::mbarrier_arrive(smem.full_tile(slot.stage()));
@@ -247,11 +247,11 @@ __device__ __forceinline__ void bwd_load_operand(const BwdArgs& args,
       if constexpr (kOperand == Operand::kKeys) {
         load_tile_varlen<Config::kColBlocksK, Config::kColBlockBytesKV>(
             smem.k(), &args.k, smem.full_k(), problem.head_dim, tile.keys, 0,
-            args.splits.by_count(tile.head_kv));
+            args.splits.by_count(tile.split_head));
       } else {
         load_tile_varlen<Config::kColBlocksV, Config::kColBlockBytesKV>(
             smem.v(), &args.v, smem.full_v(), problem.head_dim_v, tile.keys, 0,
-            args.splits.by_count(tile.head_kv));
+            args.splits.by_count(tile.split_head));
       }
     };
     bool first = true;

@@ -21,8 +21,9 @@ struct FwdTile {
   int max_head_dim_v;
   int block_kv;         // keys of one main-loop step
   int consumers;        // warpgroups of 64 query rows each
-  int cost = 100;       // of a query and a key, in percent of kShort's
-  int causal_keys = 0;  // kShort: used for calls with a right window and at most this many keys
+  int cost = 100;       // of a query and a key, relative to the other rows for the head dims
+  int causal_keys = 0;  // kShort: used for calls with a left window, and for those with a right
+                        // window and at most this many keys
 };
 
 // The first row whose variant and head dims fit is used. Measured on an H200

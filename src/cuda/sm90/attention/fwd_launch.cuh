@@ -40,15 +40,10 @@ struct FwdLaunch {
   }
 
   // Why the mma.sync kernels are faster; null: they are not.
-  static const char* why_mma_sync(const FwdProblem& call) {
+  static const char* why_mma_sync(const FwdProblem& problem) {
     constexpr ShortSequences kShort = short_sequences(std::max(kHeadDim, kHeadDimV));
-    bool const modifiers = call.has_modifiers();
-    if (have_at_most(call, modifiers ? kShort.fwd_modifiers : kShort.fwd)) return kWhyShort;
-    if (!modifiers) return nullptr;
-    FwdProblem const problem = packed(call);
-    return needs_merge(problem) || MmaSync::time(problem) < Wgmma::Variants::time(problem)
-               ? "the call has few queries and score modifiers, and these kernels divide its keys"
-               : nullptr;
+    int const limit = problem.has_modifiers() ? kShort.fwd_modifiers : kShort.fwd;
+    return have_at_most(problem, limit) ? kWhyShort : nullptr;
   }
 };
 

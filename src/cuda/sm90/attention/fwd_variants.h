@@ -10,7 +10,7 @@ namespace flashvar::sm90::attention {
 
 using namespace flashvar::attention;  // what all architectures share
 
-// Problems are packed (key_splits.h).
+// Problems are simplified (key_splits.h).
 template <class Target, class Dtype, int kHeadDim, int kHeadDimV>
 struct FwdVariants {
   template <FwdVariant kVariant>
@@ -49,7 +49,7 @@ struct FwdVariants {
     return needs_merge(problem) || (division.count > 1 && time<Split>(problem) < time_whole);
   }
 
-  // Estimated, in percent of the time that an SM needs for a query and a key.
+  // Estimated, in half percent of the time that an SM needs for a query and a key.
   template <class C>
   static int64_t time(const FwdProblem& problem) {
     return divide_keys<C>(problem).time * C::kBlockQ * C::kBlockKV * C::kTile.cost;
@@ -58,10 +58,6 @@ struct FwdVariants {
   template <class C>
   static KeyDivision divide_keys(const FwdProblem& problem) {
     return KeyDivision::make(problem, C::kBlockQ, C::kBlockKV, 1, C::kSplits ? kMaxSplits : 1);
-  }
-
-  static int64_t time(const FwdProblem& problem) {
-    return with_config(problem, [&](auto config) { return time<decltype(config)>(problem); });
   }
 };
 

@@ -41,7 +41,7 @@ struct FwdWgmmaLaunch {
 
   // For the counter of the dynamic schedule, and for the results of divided keys.
   static uint64_t workspace(const FwdProblem& call) {
-    FwdProblem const problem = packed(call);
+    FwdProblem const problem = simplified(call);
     return Variants::with_config(problem, [&](auto config) {
       return counter_bytes(problem) +
              KeySplitsWorkspace(problem, Variants::template divide_keys<decltype(config)>(problem))
@@ -50,7 +50,7 @@ struct FwdWgmmaLaunch {
   }
 
   static cudaError_t launch(const FwdProblem& call, int device, cudaStream_t stream) {
-    FwdProblem const problem = packed(call);
+    FwdProblem const problem = simplified(call);
     return Variants::with_config(problem, [&](auto config) {
       return launch_variant<decltype(config)>(problem, device, stream);
     });

@@ -19,7 +19,7 @@ using namespace flashvar::attention;  // what all architectures share
 // Arguments of the dK and dV kernel. In the workspace the queries of each sequence are padded to
 // whole tiles.
 struct BwdArgs {
-  BwdProblem problem;  // group: the query heads of a split head
+  BwdProblem problem;  // of the dK and dV kernel: with the group of a split head
   GroupSplits splits;
   CUtensorMap q, k, v, grad_out;
   const float* lse_log2;  // [heads_q, query_tiles, kBlockQ], from the preprocess kernel
@@ -60,11 +60,12 @@ struct KeyWork {
   }
 };
 
-// KeyTile: one key tile of one kv head, and the query blocks to which it is visible.
+// KeyTile: one key tile of one split head (GroupSplits), and the query blocks to which it is
+// visible.
 template <class Config>
 struct KeyTile {
   Mask mask;
-  uint32_t batch, head_kv;  // a split head (GroupSplits)
+  uint32_t batch, split_head;
   int32_t first_key;
   int32_t begin, end;  // query blocks
   bool second;         // the second tile of a pair
@@ -72,7 +73,7 @@ struct KeyTile {
   __device__ __forceinline__ KeyTile(const BwdArgs& args, const KeyWork& work)
       : second(work.second(args)) {
     const BwdProblem& problem = args.problem;
-    uint32_t const heads_kv = problem.heads_q / problem.group;
+    uint32_t const heads = problem.heads_q / problem.group;
     int32_t const count_k = problem.keys.seqlen;
     uint32_t const blocks = (count_k + Config::kBlockKV - 1) / Config::kBlockKV;
     bool const in_tail = work.in_tail(args);
@@ -84,8 +85,8 @@ struct KeyTile {
     // The middle one of an odd number of tiles has no partner: no second tile.
     bool const exists = in_tail || !second || 2 * block + 1 != blocks;
     if (!in_tail && second) block = blocks - 1 - block;
-    batch = row / heads_kv;
-    head_kv = row % heads_kv;
+    batch = row / heads;
+    split_head = row % heads;
     first_key = exists ? block * Config::kBlockKV : count_k;
     mask = {problem.queries.seqlen, count_k, problem.window_left, problem.window_right};
     int32_t const last = min(first_key + Config::kBlockKV, count_k) - 1;

@@ -17,7 +17,7 @@ namespace flashvar::sm90::attention {
 template <class Tile, class Step>
 __device__ __forceinline__ void for_each_step(const BwdArgs& args, const Tile& tile, Step&& step) {
   int32_t const group = args.problem.group;
-  uint32_t head = tile.head_kv * group;
+  uint32_t head = tile.split_head * group;
   int32_t m = tile.reversed() ? tile.end - 1 : tile.begin;
 #pragma unroll 1
   for (int32_t left = group * (tile.end - tile.begin); left > 0; --left) {
@@ -27,7 +27,7 @@ __device__ __forceinline__ void for_each_step(const BwdArgs& args, const Tile& t
         m = tile.end - 1;
         ++head;
       }
-    } else if (++head == (tile.head_kv + 1) * group) {
+    } else if (++head == (tile.split_head + 1) * group) {
       head -= group;
       m += tile.reversed() ? -1 : 1;
     }
@@ -48,7 +48,7 @@ struct QueryIterator {
       : tile(tile),
         m(tile.reversed() ? tile.end - 1 : tile.begin),
         left(args.problem.group * (tile.end - tile.begin)),
-        number(tile.query_tile(args, tile.head_kv * args.problem.group, m)),
+        number(tile.query_tile(args, tile.split_head * args.problem.group, m)),
         previous(kNone) {}
 
   __device__ __forceinline__ void advance(const BwdArgs& args) {
@@ -63,7 +63,7 @@ struct QueryIterator {
     } else {
       number += args.query_tiles;
       uint32_t const heads = args.problem.group * args.query_tiles;
-      if (number >= (tile.head_kv + 1) * heads) {  // past the group's last head
+      if (number >= (tile.split_head + 1) * heads) {  // past the group's last head
         int32_t const direction = tile.reversed() ? -1 : 1;
         m += direction;
         number += static_cast<uint32_t>(direction) - heads;
