@@ -240,6 +240,17 @@ def test_the_call_of_the_page(unpacked: Path, tmp_path: Path) -> None:
     made = tmp_path / "page.so"
     subprocess.run([compiler, *flags, *include, *files, "-o", str(made)], check=True)
     attend = ctypes.CDLL(str(made)).attend
-    pointers, sizes = [ctypes.c_void_p()] * 4, [ctypes.c_int64(64), ctypes.c_int32(4)]
-    assert attend(*pointers, ctypes.c_int64(0), *sizes, ctypes.c_void_p()) == 0
-    assert attend(*pointers, ctypes.c_int64(-1), *sizes, ctypes.c_void_p()) == 1
+    pointers, none = [ctypes.c_void_p()] * 4, ctypes.c_void_p()
+
+    def ask(batch: int, length: int) -> tuple[int, int]:
+        size = ctypes.c_uint64(7)
+        sizes = ctypes.c_int64(batch), ctypes.c_int64(length), ctypes.c_int32(1)
+        return attend(*pointers, *sizes, none, ctypes.byref(size), none), size.value
+
+    assert ask(-1, 64)[0] == 1
+    assert ask(500, 64) == (0, 0)
+    # A single head leaves most of a device idle, unless its keys are divided.
+    assert ask(1, 16) == (0, 0)
+    status, bytes_ = ask(1, 8192)
+    assert status == 0
+    assert bytes_ > 0

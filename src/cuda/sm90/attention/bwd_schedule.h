@@ -19,10 +19,19 @@ inline bool has_short_windows(const BwdProblem& problem) {
          2 * (int64_t{problem.window_left} + problem.window_right) <= problem.keys.seqlen;
 }
 
-// Sets the arguments that describe work units. Returns the number of CTAs, or none where unit
-// numbers do not fit 31 bits.
+// Whether the varlen kernel takes the call, if it has no modifiers. `Config`: any variant's that
+// sums dQ where one does.
+template <class Config>
+bool takes_varlen_kernel(const BwdProblem& problem) {
+  return problem.is_varlen() || problem.seqused_k != nullptr ||
+         (Config::kGradQ && has_short_windows(problem));
+}
+
+// Sets the arguments that describe work units, of split heads (GroupSplits). Returns the number of
+// CTAs, or none where unit numbers do not fit 31 bits.
 template <class Config>
 std::optional<int64_t> schedule_key_tiles(BwdArgs& args, int multiprocessors) {
+  args.problem.group /= args.splits.count;
   const BwdProblem& problem = args.problem;
   bool const varlen = problem.keys.offsets != nullptr;
   int64_t const heads = (varlen ? 1 : problem.batch) * (problem.heads_q / problem.group);

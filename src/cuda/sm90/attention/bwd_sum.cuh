@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "attention/problem.h"
+#include "core/launch.h"
 #include "core/sequences.cuh"
 #include "ptx/grid_dependency.cuh"
 #include "sm90/attention/bwd_scores.cuh"
@@ -92,6 +93,14 @@ __global__ void __launch_bounds__(kSumThreads)
   };
   sum(problem.grad_k, args.splits.grad_k, problem.head_dim);
   sum(problem.grad_v, args.splits.grad_v, problem.head_dim_v);
+}
+
+template <class Dtype>
+cudaError_t launch_sum(const BwdArgs& args, int device, cudaStream_t stream) {
+  const BwdProblem& problem = args.problem;
+  int64_t const tiles = problem.keys.tiles(problem.batch, kSumRows);
+  LaunchShape const shape{tiles * (problem.heads_q / problem.group), kSumThreads, 0, true};
+  return launch_kernel<bwd_sum_kernel<Dtype>>(args, shape, device, stream);
 }
 
 }  // namespace flashvar::sm90::attention

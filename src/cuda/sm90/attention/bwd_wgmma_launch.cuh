@@ -31,8 +31,8 @@ struct BwdWgmmaLaunch {
   using Workspace = BwdWorkspace<Dense>;
   static constexpr bool kSupportsGradBias = Config<BwdVariant::kBias>::kGradBias;
   static constexpr const char* kWhen =
-      "rows start on 16 bytes, so that TMA can address them; not with packed sequences of fewer "
-      "than 32 queries on average";
+      "rows start on 16 bytes, so that TMA can address them; not for short sequences, nor with "
+      "packed ones of fewer than 32 queries on average";
   static constexpr const char* kWhenNoGradBias =
       "rows start on 16 bytes, so that TMA can address them; not with packed sequences of fewer "
       "than 32 queries on average, the gradient of a bias";
@@ -61,7 +61,8 @@ struct BwdWgmmaLaunch {
 
   // Whether tensor maps begin at valid addresses: clipped ones begin in front of the tensors.
   static bool is_addressable(const BwdProblem& problem) {
-    bool const clipped = is_varlen(problem) || problem.has_modifiers() || problem.deterministic;
+    bool const clipped =
+        takes_varlen_kernel<Dense>(problem) || problem.has_modifiers() || problem.deterministic;
     return !clipped || maps_can_be_clipped(problem);
   }
 
@@ -85,18 +86,12 @@ struct BwdWgmmaLaunch {
     }
     return problem.has_modifiers()
                ? launch_variant<Config<BwdVariant::kModifiers>>(problem, device, stream)
-           : is_varlen(problem)
+           : takes_varlen_kernel<Dense>(problem)
                ? launch_variant<Config<BwdVariant::kVarlen>>(problem, device, stream)
                : launch_variant<Dense>(problem, device, stream);
   }
 
  private:
-  // Whether the varlen kernel takes the call, if it has no modifiers.
-  static bool is_varlen(const BwdProblem& problem) {
-    return problem.is_varlen() || problem.seqused_k != nullptr ||
-           (Dense::kGradQ && has_short_windows(problem));
-  }
-
   template <class C>
   static cudaError_t launch_variant(const BwdProblem& problem, int device, cudaStream_t stream) {
     BwdArgs args{problem};
@@ -111,7 +106,6 @@ struct BwdWgmmaLaunch {
     }
     if (error != cudaSuccess) return error;
     BwdArgs key_args = args;
-    key_args.problem.group /= args.splits.count;
     std::optional<int64_t> const ctas = schedule_key_tiles<C>(key_args, multiprocessors);
     if (!ctas || query_tiles * problem.heads_q > INT32_MAX) return cudaErrorInvalidConfiguration;
     using DqConfig = BwdDqConfig<Target, Dtype, kHeadDim, kHeadDimV, C::kModifiers, C::kBias>;
@@ -123,7 +117,8 @@ struct BwdWgmmaLaunch {
       LaunchShape const shape{*ctas, C::kThreads, C::kSharedMemory, true};
       error = launch_kernel<bwd_kernel<C>>(key_args, shape, device, stream);
     }
-    if (error == cudaSuccess && args.splits.count > 1) error = launch_sum(args, device, stream);
+    if (error == cudaSuccess && args.splits.count > 1)
+      error = launch_sum<Dtype>(args, device, stream);
     if (error != cudaSuccess) return error;
     if constexpr (C::kGradQ) {
       return launch_kernel<bwd_convert_kernel<C>>(
@@ -131,13 +126,6 @@ struct BwdWgmmaLaunch {
     } else {
       return launch_dq<DqConfig>(dq_args, device, multiprocessors, stream);
     }
-  }
-
-  static cudaError_t launch_sum(const BwdArgs& args, int device, cudaStream_t stream) {
-    const BwdProblem& problem = args.problem;
-    int64_t const tiles = problem.keys.tiles(problem.batch, kSumRows);
-    LaunchShape const shape{tiles * (problem.heads_q / problem.group), kSumThreads, 0, true};
-    return launch_kernel<bwd_sum_kernel<Dtype>>(args, shape, device, stream);
   }
 
   // Launches the preprocess kernel: delta, the LSE in base 2, zeros of the counters and, where dQ

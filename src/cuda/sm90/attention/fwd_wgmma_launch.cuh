@@ -64,7 +64,8 @@ struct FwdWgmmaLaunch {
   template <class C>
   static constexpr KernelFacts facts(const char* row, const char* kernel) {
     KernelFactsMaker const maker{row, "wgmma",
-                                 "rows start on 16 bytes, so that TMA can address them"};
+                                 "rows start on 16 bytes, so that TMA can address them; not for "
+                                 "short sequences"};
     return maker.make(kernel, C::kThreads, C::kSharedMemory, C::kBlockQ, C::kBlockKV);
   }
 
