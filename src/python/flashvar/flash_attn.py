@@ -264,10 +264,10 @@ def flash_attn_with_kvcache(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Write new keys into a KV cache; attention of q [batch, seqlen_q, heads_q, head_dim] on it.
 
-    Rotation, write and attention are separate kernels, and there is no split-KV. With block_table
-    keys and values are copied first, as many of each sequence as the longest one has. With
-    cache_batch_idx or cache_leftpad alone they are copied too: on a GPU as many as the cache has
-    room for. There are no gradients.
+    Rotation, write and attention are separate kernels. With block_table keys and values are
+    copied first, as many of each sequence as the longest one has. With cache_batch_idx or
+    cache_leftpad alone they are copied too: on a GPU as many as the cache has room for. There
+    are no gradients.
 
     Args:
         q: The queries, which are the last tokens of the sequences.
@@ -290,7 +290,7 @@ def flash_attn_with_kvcache(
         softcap: As above.
         rotary_interleaved: Rotate entries 2 i and 2 i + 1 as a pair, rather than i and i + pairs.
         alibi_slopes: As above.
-        num_splits: Not used.
+        num_splits: Not used: the kernels choose it.
         return_softmax_lse: Also return the log-sum-exp [batch, heads_q, seqlen_q].
     """
     given = Arguments(
