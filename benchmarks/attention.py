@@ -140,6 +140,7 @@ def describe(cell: cases.Cell) -> Row:
         "dtype": cell.dtype,
         "batch": cell.batch,
         "seqlen": cell.seqlen,
+        **({"seqlen_k": cell.seqlen_k} if cell.seqlen_k else {}),
         "heads": cell.heads,
         "heads_kv": cell.heads_kv,
         "head_dim": cell.head_dim,

@@ -23,8 +23,8 @@ DIRECTIONS: Final = tuple(_PRODUCTS)
 class Cell:
     """One attention problem: q is [batch, seqlen, heads, head_dim], k and v have heads_kv heads.
 
-    With `lengths` there are so many sequences, none longer than seqlen: packed one behind the
-    other, or padded to seqlen.
+    k and v have seqlen_k rows; 0: as many as q. With `lengths` there are so many sequences, none
+    longer than seqlen: packed one behind the other, or padded to seqlen.
     """
 
     name: str
@@ -36,15 +36,22 @@ class Cell:
     heads_kv: int
     head_dim: int
     causal: bool
+    seqlen_k: int = 0
     lengths: tuple[int, ...] = ()
     feature: str | None = None  # one of `kinds` in cases.toml
     product: bool = False  # whether a matrix product is timed beside it
 
     @property
+    def keys(self) -> int:
+        """Rows of k and v of a sequence."""
+        return self.seqlen_k or self.seqlen
+
+    @property
     def operations(self) -> float:
         """Floating-point operations that the result needs; half of them under a causal mask."""
-        lengths = self.lengths or (self.seqlen,) * self.batch
-        pairs = sum(float(length) ** 2 for length in lengths)
+        pairs = float(self.batch * self.seqlen * self.keys)
+        if self.lengths:
+            pairs = sum(float(length) ** 2 for length in self.lengths)
         full = 2.0 * self.heads * self.head_dim * pairs
         return _PRODUCTS[self.direction] * full / (2 if self.causal else 1)
 
@@ -81,7 +88,7 @@ def attention() -> list[Cell]:
 
 
 def models() -> list[Cell]:
-    """One layer of each model in the file's order, each in both directions."""
+    """One layer of each model in the file's order: both directions, of decoding the forward."""
     table = _table("models")
     return [
         Cell(
@@ -91,7 +98,7 @@ def models() -> list[Cell]:
             **{"heads_kv": cell["heads"], **cell},
         )
         for name, cell in table["cells"].items()
-        for direction in DIRECTIONS
+        for direction in (DIRECTIONS if cell["seqlen"] > 1 else DIRECTIONS[:1])
     ]
 
 

@@ -45,14 +45,15 @@ class Contender:
 def inputs(cell: Cell, device: torch.device) -> tuple[Tensors, torch.Tensor]:
     """Random q, k and v of a cell, the same in every run, and the gradient that flows in."""
     generator = torch.Generator(device).manual_seed(_SEED)
-    rows = (sum(cell.lengths),) if cell.lengths else (cell.batch, cell.seqlen)
 
-    def normal(heads: int) -> torch.Tensor:
+    def normal(heads: int, length: int) -> torch.Tensor:
+        rows = (sum(cell.lengths),) if cell.lengths else (cell.batch, length)
         shape = (*rows, heads, cell.head_dim)
         return torch.randn(shape, dtype=DTYPES[cell.dtype], device=device, generator=generator)
 
-    q, k, v = normal(cell.heads), normal(cell.heads_kv), normal(cell.heads_kv)
-    return (q, k, v), normal(cell.heads)
+    q = normal(cell.heads, cell.seqlen)
+    k, v = (normal(cell.heads_kv, cell.keys) for _ in range(2))
+    return (q, k, v), normal(cell.heads, cell.seqlen)
 
 
 def prepare(contender: Contender, cell: Cell, tensors: Tensors, grad_out: torch.Tensor) -> Call:

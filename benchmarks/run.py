@@ -33,7 +33,8 @@ The JSON file, schema 2, here as `result_file.read` gives it:
       "rows": [{...}]           one per case and contender:
     }
 
-    attention  cell, contender, direction, dtype, batch, seqlen, heads, heads_kv, head_dim, causal;
+    attention  cell, contender, direction, dtype, batch, seqlen, seqlen_k where it differs, heads,
+               heads_kv, head_dim, causal;
                then median_ms, low_ms, high_ms (20th and 80th percentile), rounds, tflops,
                difference_to_reference (relative distance from the first contender's output),
                to_reference, to_best (ratio of rates to SDPA's FlashAttention-2 and to the fastest
