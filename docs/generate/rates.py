@@ -37,6 +37,11 @@ _SHORT: Final = {
     "flash-attn-3": "FA 3",
     "flash-attn-4": "FA 4",
 }
+_MODELS: Final = (
+    "Attention of one layer. *2 x 8,192, 32 / 8 x 128*: batch 2, 8,192 queries and keys, 32 query "
+    "heads that share 8 heads of k and v, head dim 128. *1 x 512 / 50,176*: 512 queries on 50,176 "
+    "keys. *tp8*: on one of eight GPUs that share the heads."
+)
 # (head dim, length, causal) -> contender -> row.
 Cells: TypeAlias = dict[tuple[int, int, bool], dict[str, dict[str, Any]]]
 
@@ -290,13 +295,25 @@ def models(root: Path) -> str:
             if "tflops" in row and "cell" in row:
                 cells.setdefault(row["cell"], {})[row["contender"]] = row
         names = list(dict.fromkeys(name for by in cells.values() for name in by))
-        rows = [
-            (cell, *(f"{by[name]['tflops']:.0f}" if name in by else NONE for name in names))
-            for cell, by in cells.items()
-        ]
+        rows = []
+        for cell, by in cells.items():
+            call = next(iter(by.values()))
+            rates = [f"{by[name]['tflops']:.0f}" if name in by else NONE for name in names]
+            model = cell.removesuffix(f"-{call['direction']}")
+            rows.append((model, call["direction"], _call(call), *rates))
         measured = caption(file, document["environment"])
-        parts.append(f"{measured}\n\n{table(('model', *map(contender, names)), rows)}")
-    return "\n\n".join(["## Models", *parts]) if parts else ""
+        headings = ("layer of", "", "call", *(_SHORT.get(one, contender(one)) for one in names))
+        parts.append(f"{measured}\n\n{table(headings, rows)}")
+    return "\n\n".join(["## Models", _MODELS, *parts]) if parts else ""
+
+
+def _call(row: Mapping[str, Any]) -> str:
+    """Sizes of a call: batch x queries / keys, heads / heads of k and v, head dim."""
+    keys = f" / {row['seqlen_k']:,}" if row.get("seqlen_k") else ""
+    heads, of_keys = row["heads"], row["heads_kv"]
+    shared = f" / {of_keys}" if of_keys != heads else ""
+    mask = ", causal" if row["causal"] else ""
+    return f"{row['batch']} x {row['seqlen']:,}{keys}, {heads}{shared} x {row['head_dim']}{mask}"
 
 
 def layers(root: Path) -> str:
