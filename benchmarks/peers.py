@@ -38,7 +38,7 @@ def flash_attn_3(cell: Cell, device: torch.device) -> Forward:
     if cell.direction == "backward":
         raise ValueError("vllm's build has no backward")
     _load_flash_attn_3()
-    offsets = _all_bounds(cell, device)
+    offsets, offsets_k = (_all_bounds(cell, rows, device) for rows in (cell.seqlen, cell.keys))
     no = None  # of what the call does not use: caches, pages, rotary tables, scales, sinks
 
     def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -46,8 +46,8 @@ def flash_attn_3(cell: Cell, device: torch.device) -> Forward:
         result = torch.ops._vllm_fa3_C.fwd(
             *packed,
             *(no, no, no, no),
-            *(offsets, offsets, no, no, no),
-            *(cell.seqlen, cell.seqlen),
+            *(offsets, offsets_k, no, no, no),
+            *(cell.seqlen, cell.keys),
             *(no,) * 9,
             *(q.shape[-1] ** -0.5, cell.causal, -1, -1, 0.0, True),
             *(no, 1, no, 0, no, 1, 0, no),
@@ -91,10 +91,10 @@ def flashinfer(cell: Cell, device: torch.device) -> Forward:
     module = _installed("flashinfer-python", "flashinfer")
     workspace = torch.empty(_WORKSPACE, dtype=torch.uint8, device=device)
     wrapper = module.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
-    offsets = _all_bounds(cell, device)
+    offsets, offsets_k = (_all_bounds(cell, rows, device) for rows in (cell.seqlen, cell.keys))
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[cell.dtype]
     heads = (cell.heads, cell.heads_kv, cell.head_dim)
-    wrapper.plan(offsets, offsets, *heads, causal=cell.causal, q_data_type=dtype)
+    wrapper.plan(offsets, offsets_k, *heads, causal=cell.causal, q_data_type=dtype)
 
     def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         packed = (tensor.reshape(-1, *tensor.shape[-2:]) for tensor in (q, k, v))
@@ -104,12 +104,11 @@ def flashinfer(cell: Cell, device: torch.device) -> Forward:
     return forward
 
 
-def _all_bounds(cell: Cell, device: torch.device) -> torch.Tensor:
-    """`bounds`, of a dense cell too: for contenders that take nothing but packed sequences."""
+def _all_bounds(cell: Cell, rows: int, device: torch.device) -> torch.Tensor:
+    """`bounds`, of dense sequences too: for contenders that take nothing but packed sequences."""
     if cell.lengths:
         return bounds(cell, device)
-    step = cell.seqlen
-    return torch.arange(0, (cell.batch + 1) * step, step, dtype=torch.int32, device=device)
+    return torch.arange(0, (cell.batch + 1) * rows, rows, dtype=torch.int32, device=device)
 
 
 def _installed(package: str, module: str) -> Any:

@@ -239,18 +239,22 @@ def test_the_call_of_the_page(unpacked: Path, tmp_path: Path) -> None:
     include = ["-I", str(ROOT / "src" / "cuda" / "abi")]
     made = tmp_path / "page.so"
     subprocess.run([compiler, *flags, *include, *files, "-o", str(made)], check=True)
-    attend = ctypes.CDLL(str(made)).attend
-    pointers, none = [ctypes.c_void_p()] * 4, ctypes.c_void_p()
+    page, none = ctypes.CDLL(str(made)), ctypes.c_void_p()
 
-    def ask(batch: int, length: int) -> tuple[int, int]:
-        size = ctypes.c_uint64(7)
-        sizes = ctypes.c_int64(batch), ctypes.c_int64(length), ctypes.c_int32(1)
-        return attend(*pointers, *sizes, none, ctypes.byref(size), none), size.value
+    def sizes(batch: int, length: int) -> tuple[ctypes.c_int64, ctypes.c_int64, ctypes.c_int32]:
+        return ctypes.c_int64(batch), ctypes.c_int64(length), ctypes.c_int32(1)
 
-    assert ask(-1, 64)[0] == 1
-    assert ask(500, 64) == (0, 0)
+    def attend(batch: int) -> int:
+        return int(page.attend(*[none] * 4, *sizes(batch, 64), none, ctypes.c_uint64(0), none))
+
+    def workspace(batch: int, length: int) -> tuple[int, int]:
+        found = ctypes.c_uint64(7)
+        return page.attend_workspace(*sizes(batch, length), ctypes.byref(found)), found.value
+
+    assert (attend(0), attend(-1)) == (0, 1)
+    assert workspace(-1, 64)[0] == 1
+    assert workspace(500, 64) == (0, 0)
     # A single head leaves most of a device idle, unless its keys are divided.
-    assert ask(1, 16) == (0, 0)
-    status, bytes_ = ask(1, 8192)
+    status, needed = workspace(1, 8192)
     assert status == 0
-    assert bytes_ > 0
+    assert needed > 0

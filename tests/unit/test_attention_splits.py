@@ -25,9 +25,10 @@ inline float __expf(float x) { return std::exp(x); }
 using namespace flashvar;
 using namespace flashvar::attention;
 
-// Of 128 queries and 128 keys a tile, one block per SM.
+// Of 128 queries and 128 keys a tile.
 extern "C" int32_t splits(int64_t batch, int32_t queries, int32_t keys, int32_t heads,
-                          int32_t window, int32_t causal) {
+                          int32_t window, int32_t causal, int32_t left_only,
+                          int64_t blocks_per_sm) {
   FwdProblem problem{};
   problem.batch = batch;
   problem.queries.seqlen = queries;
@@ -35,7 +36,8 @@ extern "C" int32_t splits(int64_t batch, int32_t queries, int32_t keys, int32_t 
   problem.heads_q = heads;
   problem.window_left = problem.window_right = window < 0 ? kUnbounded : window;
   if (causal) problem.window_right = 0;
-  return KeyDivision::make(problem, 128, 128, 1).count;
+  if (left_only) problem.window_right = kUnbounded;
+  return KeyDivision::make(problem, 128, 128, blocks_per_sm).count;
 }
 
 // Where a packed call has query 0 of a head, its bias and its sink, and where keys begin, in
@@ -70,10 +72,11 @@ extern "C" int64_t packed_offset(int32_t head, int32_t keys, int32_t left, int32
 }
 
 // Output and LSE: [batch, seqlen, heads, head_dim] and [batch, heads, seqlen], or packed. `pad`:
-// elements between rows of the output.
+// elements between rows of the output. `sinks_of_head`: 1, or one for each of its rows.
 extern "C" int merge(uint16_t* out, float* lse, float* outs, float* lses, const float* sinks,
                      const int32_t* offsets, int32_t batch, int32_t seqlen, int32_t total,
-                     int32_t heads, int32_t head_dim, int32_t count, int32_t pad) {
+                     int32_t heads, int32_t head_dim, int32_t count, int32_t pad,
+                     int32_t sinks_of_head) {
   FwdProblem problem{};
   problem.batch = batch;
   problem.queries = {offsets, seqlen, total};
@@ -82,7 +85,7 @@ extern "C" int merge(uint16_t* out, float* lse, float* outs, float* lses, const 
   int64_t const row = heads * head_dim + pad;
   problem.out = {out, offsets == nullptr ? seqlen * row : 0, row, head_dim};
   problem.lse = lse;
-  problem.sinks = {sinks, dtype::fp32::kAbi};
+  problem.sinks = {sinks, dtype::fp32::kAbi, sinks_of_head, sinks_of_head > 1};
   problem.splits = {count, outs, lses};
   return launch_fwd_merge<Target<90, 232448>, dtype::bf16>(problem, 0, {});
 }
@@ -96,9 +99,17 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return made
 
 
-def splits(library: ctypes.CDLL, *sizes: int, window: int = -1, causal: bool = False) -> int:
+def splits(
+    library: ctypes.CDLL,
+    *sizes: int,
+    window: int = -1,
+    causal: bool = False,
+    left_only: bool = False,
+    blocks_per_sm: int = 1,
+) -> int:
     batch, *rest = sizes
-    return int(library.splits(ctypes.c_int64(batch), *rest, window, int(causal)))
+    options = (window, int(causal), int(left_only), ctypes.c_int64(blocks_per_sm))
+    return int(library.splits(ctypes.c_int64(batch), *rest, *options))
 
 
 def test_keys_are_divided_where_tiles_are_few(library: ctypes.CDLL) -> None:
@@ -113,6 +124,16 @@ def test_keys_are_divided_where_tiles_are_few(library: ctypes.CDLL) -> None:
     assert splits(library, 1, 16, 8192, 8, causal=True) > 2
     # Only what a window shows counts.
     assert splits(library, 1, 1, 8192, 8, window=64) == 1
+    assert splits(library, 1, 1, 32768, 8, window=128, left_only=True) == 1
+    assert splits(library, 1, 1, 32768, 8, window=16384, left_only=True) > 1
+
+
+def test_blocks_that_share_an_sm_overlap(library: ctypes.CDLL) -> None:
+    """Three blocks per SM, of which two run at a time, are worth no division."""
+    for blocks_per_sm in (2, 3):
+        assert splits(library, 2, 2000, 2000, 12, blocks_per_sm=blocks_per_sm) == 1
+        # Enough parts that each SM has as many blocks as it can run.
+        assert splits(library, 1, 512, 50176, 8, blocks_per_sm=blocks_per_sm) == 4 * blocks_per_sm
 
 
 def test_heads_of_a_group_become_queries(library: ctypes.CDLL) -> None:
@@ -136,7 +157,7 @@ def merged(
     weights = (lses.double() - lse[:, :, None]).exp().nan_to_num(0.0)
     out = (weights[..., None] * outs.double()).sum(2)
     if sinks is not None:
-        total = torch.logaddexp(lse, sinks.double()[None, :, None])
+        total = torch.logaddexp(lse, sinks.double().view(1, lse.shape[1], -1))
         out, lse = out * (lse - total).exp()[..., None], total
     return out, lse
 
@@ -162,6 +183,7 @@ def run_merge(
         *map(address, (out, lse, outs, lses, sinks, packed)),
         *(sequences, rows, rows if packed is not None else 0, heads, dim, outs.shape[2]),
         pad,
+        1 if sinks is None else sinks.numel() // heads,
     ) == 0  # fmt: skip
     return out, lse
 
@@ -183,6 +205,18 @@ def test_parts_are_merged(count: int, dim: int, with_sinks: bool, library: ctype
     again = run_merge(library, outs, lses, sinks, shape, pad=1)
     assert torch.equal(out, again[0])
     assert torch.equal(lse, again[1])
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_rows_of_a_group_have_sinks_of_their_own(count: int, library: ctypes.CDLL) -> None:
+    batch, group, heads, dim = 2, 5, 3, 64  # rows are the query heads of a group
+    outs = torch.randn(batch, heads, count, group, dim)
+    lses = torch.randn(batch, heads, count, group)
+    sinks = torch.randn(heads * group) * 4
+    expected = merged(outs, lses, sinks)
+    out, lse = run_merge(library, outs, lses, sinks, (batch, group, heads, dim))
+    torch.testing.assert_close(out.transpose(1, 2).double(), expected[0], rtol=8e-3, atol=1e-4)
+    torch.testing.assert_close(lse.double(), expected[1], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("count", [3, 9])

@@ -85,8 +85,13 @@ struct KeyDivision {
     int64_t const slots = kMultiprocessors * blocks_per_sm;
     int64_t const units = problem.queries.tiles(problem.batch, block_q) * problem.heads_q;
     int64_t visible = problem.keys.seqlen;
-    if (problem.window_left != kUnbounded && problem.window_right != kUnbounded) {
-      visible = std::min(visible, int64_t{problem.window_left} + problem.window_right + block_q);
+    if (problem.window_left != kUnbounded) {
+      // Diagonals of a tile's queries; those of a sequence end at its last key.
+      int64_t const diagonals = std::min(problem.queries.seqlen, block_q);
+      int64_t const after = problem.window_right != kUnbounded
+                                ? int64_t{problem.window_right}
+                                : int64_t{problem.queries.seqlen} - diagonals;
+      visible = std::min(visible, int64_t{problem.window_left} + diagonals + after);
     }
     int64_t const blocks = tiles(visible, block_kv);
     // Under a causal mask the mean tile sees fewer blocks than the last one.

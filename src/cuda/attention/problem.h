@@ -52,7 +52,7 @@ struct ScoreModifiers {
 
 // The forward's division of keys (key_splits.h): `count` blocks have a query tile, and each has a
 // part of the key blocks. Their results go to the workspace, in fp32, for fwd_merge_kernel. A
-// "split head" is number head * count + part.
+// "split head" is numbered head * count + part.
 struct KeySplits {
   int32_t count = 1;
   // [batch, split heads, seqlen_q, head_dim_v], or [split heads, total_q, head_dim_v]. Null: there

@@ -245,9 +245,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   };
   int32_t n = blocks.end - 1;
   // Key blocks that are visible only to other warps' rows: this warp loads and synchronises only.
-  // Not with two or three blocks per SM, where the other blocks keep the tensor cores busy, unless
-  // there are so few rows that most warps have none.
-  if constexpr (Config::kBlocksPerSM == 1 || Config::kSplits) {
+  if constexpr (Config::kSkips) {
     int32_t const own_end = tile.key_blocks_end(problem, warp_row, Config::kWarpRows, kBlockKV);
 #pragma unroll 1
     for (; n >= max(own_end, blocks.begin); --n) {

@@ -83,6 +83,10 @@ struct FwdConfig {
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kBlocksPerSM = kTile.blocks_per_sm;
   static constexpr int kWarpRows = kBlockQ / kWarps;
+  // Warps skip key blocks that none of their rows sees. Not with two or three blocks per SM, where
+  // the other blocks keep the tensor cores busy, unless most warps may have no row. On 9.0, where
+  // wgmma takes such calls, ptxas would spill.
+  static constexpr bool kSkips = kBlocksPerSM == 1 || (kSplits && Target::kArchitecture != 90);
   static_assert(kWarpRows % 16 == 0, "a warp owns whole mma tiles");
 
   using SmemLayoutQ = SmemLayout<kBlockQ, kHeadDim>;

@@ -21,10 +21,12 @@ struct FwdLaunch {
     return {Dtype::kAbi, kHeadDim, kHeadDimV, {&workspace, &launch, &explain_mma_sync<FwdProblem>}};
   }
 
-  static constexpr KernelFactsList<1> facts(const char* row, const char* when = "every call") {
+  static constexpr KernelFactsList<2> facts(const char* row, const char* when = "every call") {
     using C = Config<false>;
     return {{KernelFactsMaker{row, "mma.sync", when}.make(
-        "fwd_kernel", C::kThreads, C::kSharedMemory, C::kBlockQ, C::kBlockKV)}};
+                 "fwd_kernel", C::kThreads, C::kSharedMemory, C::kBlockQ, C::kBlockKV),
+             KernelFactsMaker{row, "simt", "after a forward whose keys are divided"}.make(
+                 "fwd_merge_kernel", 32 * kMergeWarps, 0, kMergeWarps)}};
   }
 
   // For the results of divided keys, which aligned calls may have.

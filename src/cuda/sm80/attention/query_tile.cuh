@@ -44,7 +44,7 @@ struct QueryTile {
     return problem.queries.tiles(problem.batch, rows) + (problem.queries.offsets != nullptr);
   }
 
-  // `splits`: whether keys may be divided.
+  // kSplits: whether keys may be divided.
   template <bool kSplits = false>
   __device__ __forceinline__ QueryTile(const Problem& problem, int32_t rows,
                                        std::bool_constant<kSplits> = {}) {

@@ -19,7 +19,7 @@ struct BwdLaunch {
     return {Dtype::kAbi, kHeadDim, kHeadDimV, {&workspace, &launch, &explain}};
   }
 
-  static constexpr KernelFactsList<7> facts(const char* row) {
+  static constexpr KernelFactsList<8> facts(const char* row) {
     return join(Wgmma::facts(row), MmaSync::facts(row, "every other call"));
   }
 

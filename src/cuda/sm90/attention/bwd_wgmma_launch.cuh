@@ -37,12 +37,13 @@ struct BwdWgmmaLaunch {
       "rows start on 16 bytes, so that TMA can address them; not with packed sequences of fewer "
       "than 32 queries on average, the gradient of a bias";
 
-  static constexpr KernelFactsList<3> facts(const char* row) {
+  static constexpr KernelFactsList<4> facts(const char* row) {
     using Dq = BwdDqConfig<Target, Dtype, kHeadDim, kHeadDimV, false, false>;
     KernelFactsMaker const maker{row, "wgmma", kSupportsGradBias ? kWhen : kWhenNoGradBias};
     return {{maker.make("bwd_kernel", Dense::kThreads, Dense::kSharedMemory, Dense::kBlockQ,
                         Dense::kBlockKV),
              maker.make("bwd_preprocess_kernel", kPreprocessThreads, 0, Dense::kBlockQ),
+             maker.make("bwd_sum_kernel", kSumThreads, 0, kSumRows),
              Dense::kGradQ ? maker.make("bwd_convert_kernel", kConvertThreads, 0, Dense::kBlockQ)
                            : maker.make("bwd_dq_kernel", Dq::kThreads, Dq::kSharedMemory,
                                         Dq::kBlockQ, Dq::kBlockKV)}};

@@ -1,5 +1,7 @@
 // Launches the wgmma forward: encodes tensor maps, sizes the grid.
 #pragma once
+#include <algorithm>
+
 #include "attention/fwd_merge.cuh"
 #include "attention/kernel_table.h"
 #include "attention/key_splits.h"
@@ -9,6 +11,7 @@
 #include "core/tensor_map.h"
 #include "sm90/attention/fwd.cuh"
 #include "sm90/attention/fwd_variants.h"
+#include "sm90/attention/short_sequences.h"
 #include "sm90/attention/tensor_maps.h"
 
 namespace flashvar::sm90::attention {
@@ -63,9 +66,11 @@ struct FwdWgmmaLaunch {
 
   template <class C>
   static constexpr KernelFacts facts(const char* row, const char* kernel) {
-    KernelFactsMaker const maker{row, "wgmma",
-                                 "rows start on 16 bytes, so that TMA can address them; not for "
-                                 "short sequences"};
+    constexpr bool kHasLimit = short_sequences(std::max(kHeadDim, kHeadDimV)).fwd > 0;
+    KernelFactsMaker const maker{
+        row, "wgmma",
+        kHasLimit ? "rows start on 16 bytes, so that TMA can address them; not for short sequences"
+                  : "rows start on 16 bytes, so that TMA can address them"};
     return maker.make(kernel, C::kThreads, C::kSharedMemory, C::kBlockQ, C::kBlockKV);
   }
 

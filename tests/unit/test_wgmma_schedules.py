@@ -1,0 +1,193 @@
+"""What the launchers of 9.0 choose, and which tiles a schedule has, on the host."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+
+import host_program
+import pytest
+
+pytestmark = host_program.needs_compiler
+
+# What the tiles' headers take of another, which needs the driver's headers.
+_PIPELINE = """
+#pragma once
+namespace flashvar::sm90 {
+inline constexpr int kColBlockCols = 64;
+}
+"""
+_PROGRAM = """
+#define __CUDACC__
+#include <algorithm>
+#include "device.h"
+using std::max, std::min;
+#include "core/dtype.cuh"
+#include "sm90/attention/fwd_variants.h"
+#include "sm90/attention/group_splits.h"
+#include "sm90/attention/pair_schedule.cuh"
+#include "sm90/attention/short_sequences.h"
+using namespace flashvar;
+using namespace flashvar::sm90::attention;
+
+FwdProblem made(int32_t batch, int32_t queries, int32_t keys, int32_t heads, int32_t group,
+                int32_t left, int32_t right) {
+  FwdProblem problem{};
+  problem.batch = batch;
+  problem.queries.seqlen = queries;
+  problem.keys.seqlen = keys;
+  problem.heads_q = heads;
+  problem.group = group;
+  problem.window_left = left < 0 ? kUnbounded : left;
+  problem.window_right = right < 0 ? kUnbounded : right;
+  return problem;
+}
+
+template <int kHeadDim>
+int variant_of(const FwdProblem& problem) {
+  using Variants = FwdVariants<Target<90, 232448>, dtype::bf16, kHeadDim, kHeadDim>;
+  return Variants::with_config(problem, [](auto config) {
+    using C = decltype(config);
+    using V = Variants;
+    return std::is_same_v<C, typename V::Split> ? 2 : std::is_same_v<C, typename V::General> ? 0
+         : std::is_same_v<C, typename V::Short> ? 1 : 3;
+  });
+}
+
+// FwdVariant: 0 general, 1 short, 2 split, 3 modifiers.
+extern "C" int variant(int32_t head_dim, int32_t batch, int32_t queries, int32_t keys,
+                       int32_t heads, int32_t group, int32_t right, int32_t what) {
+  static float sinks[1];
+  FwdProblem problem = made(batch, queries, keys, heads, group, -1, right);
+  if (what == 1) problem.sinks = {sinks, 2};
+  if (what == 2) problem.modifiers.softcap = 5.f;
+  problem = simplified(problem);
+  return head_dim == 64 ? variant_of<64>(problem) : head_dim == 128 ? variant_of<128>(problem)
+                                                                    : variant_of<256>(problem);
+}
+
+// Of tiles of 64 queries and 128 keys.
+extern "C" int group_splits(int32_t batch, int32_t queries, int32_t keys, int32_t heads,
+                            int32_t group, int32_t right) {
+  BwdProblem problem{};
+  static_cast<Problem&>(problem) = made(batch, queries, keys, heads, group, -1, right);
+  return count_group_splits(problem, 64, 128);
+}
+
+// Counts each tile, at row * tiles + position, that a CTA takes in the pairs or in the tail. Gives
+// the number of rounds of pairs.
+extern "C" int schedule(uint32_t rows, uint32_t tiles, uint32_t ctas_, int32_t* taken) {
+  uint32_t const of_row = (tiles + 1) / 2, pairs = rows * of_row, ctas = std::min(pairs, ctas_);
+  PairSchedule const made = PairSchedule::make(pairs, rows, tiles, ctas);
+  gridDim.x = ctas;
+  for (blockIdx.x = 0; blockIdx.x < ctas; ++blockIdx.x) {
+    for (uint32_t round = 0; round < made.rounds; ++round) {
+      uint32_t const pair = round * ctas + blockIdx.x;
+      if (pair >= pairs) continue;
+      uint32_t const row = pair / of_row, first = pair % of_row, last = tiles - 1 - first;
+      ++taken[row * tiles + first];
+      if (last != first) ++taken[row * tiles + last];
+    }
+    for (uint32_t round = 0; PairSchedule::tail_tile(round) < made.tail.count; ++round) {
+      PairTail::Part const part = made.tail.find(PairSchedule::tail_tile(round), tiles);
+      uint32_t const position = part.number / part.width;
+      ++taken[(part.row + part.number % part.width) * tiles + part.block + position];
+    }
+  }
+  return made.rounds;
+}
+
+extern "C" int is_short(int32_t head_dim, int32_t queries, int32_t keys, int what) {
+  ShortSequences const limits = short_sequences(head_dim);
+  int const limit = what == 0   ? limits.fwd
+                    : what == 1 ? limits.fwd_modifiers
+                    : what == 2 ? limits.bwd
+                                : limits.bwd_modifiers;
+  return have_at_most(made(2, queries, keys, 4, 1, -1, -1), limit);
+}
+"""
+_GENERAL, _SHORT, _SPLIT, _MODIFIERS = range(4)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    folder = tmp_path_factory.mktemp("wgmma")
+    return host_program.library(_PROGRAM, folder, {"sm90/pipeline.cuh": _PIPELINE})
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "call", "expected"),
+    [
+        (64, (4, 16384, 16384, 32, 1, -1), _GENERAL),
+        (64, (4, 4096, 4096, 32, 1, 0), _SHORT),
+        (64, (64, 197, 197, 16, 1, -1), _SHORT),  # 59 rows beyond the last query instead of 187
+        (64, (8, 1500, 1500, 20, 1, -1), _GENERAL),
+        (128, (1, 512, 8192, 32, 4, -1), _SHORT),  # 128 tiles instead of 96
+        (128, (2, 2000, 2000, 12, 1, -1), _GENERAL),
+        (128, (1, 16384, 16384, 16, 1, -1), _GENERAL),
+        (64, (1, 512, 50176, 8, 1, -1), _SPLIT),
+        (128, (1, 1, 8192, 32, 4, 0), _SPLIT),
+        (256, (1, 1, 8192, 8, 8, -1), _SPLIT),
+        (256, (2, 4096, 4096, 16, 2, 0), _GENERAL),
+        (128, (32, 1, 4096, 32, 4, -1), _SHORT),  # as many tiles as fill two rounds
+        (64, (1, 4096, 4096, 12, 1, 0), _SHORT),  # half of the blocks are hidden
+    ],
+)
+def test_the_forward_takes_the_tiles_that_waste_least(
+    head_dim: int, call: tuple[int, ...], expected: int, library: ctypes.CDLL
+) -> None:
+    assert library.variant(head_dim, *call, 0) == expected
+
+
+def test_only_one_kernel_adds_the_sinks_of_packed_groups(library: ctypes.CDLL) -> None:
+    packed, of_one_head = (256, 1, 200, 8, 4, -1), (256, 1, 200, 8, 1, -1)
+    assert library.variant(128, *packed, 0) != _SPLIT
+    assert library.variant(128, *packed, 1) == _SPLIT
+    assert library.variant(128, *of_one_head, 1) != _SPLIT
+    assert library.variant(128, *(1, 1, 8192, 32, 4, -1), 2) == _MODIFIERS
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        ((1, 8192, 8192, 8, 8, 0), 4),  # one kv head: 64 key tiles
+        ((4, 2048, 2048, 32, 32, 0), 4),
+        ((1, 2048, 2048, 8, 8, -1), 8),
+        ((2, 700, 700, 6, 3, -1), 3),
+        ((1, 8192, 8192, 32, 4, 0), 1),  # 512 tiles
+        ((1, 8192, 8192, 8, 1, 0), 1),
+        ((1, 64, 64, 2, 2, -1), 1),  # nothing to gain
+        ((0, 64, 64, 2, 2, -1), 1),
+    ],
+)
+def test_groups_are_divided_where_kv_heads_are_few(
+    call: tuple[int, ...], expected: int, library: ctypes.CDLL
+) -> None:
+    assert library.group_splits(*call) == expected
+
+
+@pytest.mark.parametrize("ctas", [1, 4, 7, 132])
+@pytest.mark.parametrize("tiles", [1, 2, 5, 8, 33])
+@pytest.mark.parametrize("rows", [1, 3, 12, 40])
+def test_every_tile_is_taken_once(rows: int, tiles: int, ctas: int, library: ctypes.CDLL) -> None:
+    taken = (ctypes.c_int32 * (rows * tiles))()
+    rounds = library.schedule(rows, tiles, ctas, taken)
+    assert Counter(taken) == {1: rows * tiles}
+    pairs = rows * ((tiles + 1) // 2)
+    if pairs % min(ctas, pairs) == 0:
+        assert rounds == pairs // min(ctas, pairs)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "what", "limit"),
+    [(32, 0, 128), (64, 0, 32), (64, 1, 112), (64, 2, 80), (64, 3, 48), (128, 0, 32)],
+)
+def test_short_sequences(head_dim: int, what: int, limit: int, library: ctypes.CDLL) -> None:
+    assert library.is_short(head_dim, limit, limit, what)
+    assert not library.is_short(head_dim, limit + 1, 1, what)
+    assert not library.is_short(head_dim, 1, limit + 1, what)
+
+
+def test_long_rows_are_never_short(library: ctypes.CDLL) -> None:
+    assert not library.is_short(128, 1, 1, 2)
+    assert not library.is_short(256, 1, 1, 0)
