@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from device_call import DEVICE
+from device_call import DEVICE, replace_inputs
 from oracle import Call
 
 SEED_AND_OFFSET = (2**45 + 17, 12)
@@ -223,3 +223,29 @@ FEATURES: dict[str, Maker] = {
     ),
     "packed-softcap": lambda d, t: Case(packed(d, t, _Q, _K, softcap=5.0, causal=True)),
 }
+
+
+def rearranged(call: Call, arrange: Callable[[torch.Tensor], torch.Tensor]) -> Call:
+    """The same numbers in other storage."""
+    return replace_inputs(call, {name: arrange(vars(call)[name]) for name in ("q", "k", "v")})
+
+
+def between_odd_elements(values: torch.Tensor) -> torch.Tensor:
+    """The same values, each row one element after the end of another: off 16 bytes."""
+    room = values.new_full((*values.shape[:-1], values.shape[-1] + 1), torch.nan)
+    return room[..., 1:].copy_(values)
+
+
+def modified(name: str, dtype: torch.dtype, batch: int, heads: int) -> dict[str, Any]:
+    """Options that change scores or weights."""
+    return {
+        "none": {},
+        "softcap": {"softcap": 3.0},
+        "alibi": {"alibi_slopes": slopes(heads) * 0.02},
+        "alibi-batch": {"alibi_slopes": slopes(batch, heads) * 0.02},
+        "sinks": {"sinks": sinks(heads, dtype)},
+        "sinks-fp32": {"sinks": sinks(heads, torch.float32)},
+        "dropout": {"dropout_p": 0.3, "rng_state": rng_state()},
+        "negative-scale": {"scale": -0.2},
+        "zero-scale": {"scale": 0.0},
+    }[name]

@@ -1,23 +1,18 @@
-"""Work of one result that several blocks share: keys in parts, heads of a group as rows of a tile.
-
-Forward: few query tiles and many keys, which are divided into parts and merged; one query, whose
-heads of a group are one tile. Backward: few key heads, whose query heads are divided among blocks.
-"""
+"""Few queries: keys that several blocks share, and the heads of a group as rows of one tile."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from device_call import (
     DEVICE,
-    OPS,
     attend,
     check,
     check_gradients,
-    differentiate,
     options,
     replace_inputs,
     require,
@@ -26,15 +21,19 @@ from device_call import (
 from features import (
     Case,
     Maker,
+    between_odd_elements,
     bias,
     dense,
+    modified,
     other_head_dim,
     packed,
+    rearranged,
     rng_state,
     sinks,
     slopes,
 )
-from oracle import Call, assert_gradients_right, assert_right
+from graphs_and_streams import assert_undisturbed, captured
+from oracle import Call, assert_right
 from random_cases import heads_first, with_nan_around
 
 import flashvar
@@ -45,38 +44,9 @@ pytestmark = pytest.mark.kernels_of("cuda")
 needs_cuda = pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 # A rehearsal shows that the tests work: fewer rows and keys where the CPU would take long.
-LONGEST, MANY_ROWS, LONG = (50_176, 2500, 2048) if DEVICE == "cuda" else (9000, 60, 300)
+LONGEST, MANY_ROWS = (50_176, 2500) if DEVICE == "cuda" else (9000, 60)
 
-Arranged = Callable[[torch.Tensor], torch.Tensor]
-
-
-def rearranged(call: Call, arrange: Arranged) -> Call:
-    """The same numbers in other storage."""
-    return replace_inputs(call, {name: arrange(vars(call)[name]) for name in ("q", "k", "v")})
-
-
-def between_odd_elements(values: torch.Tensor) -> torch.Tensor:
-    """The same values, each row one element after the end of another: off 16 bytes."""
-    room = values.new_full((*values.shape[:-1], values.shape[-1] + 1), torch.nan)
-    return room[..., 1:].copy_(values)
-
-
-def modified(name: str, dtype: torch.dtype, batch: int, heads: int) -> dict[str, Any]:
-    """Options that change scores or weights."""
-    return {
-        "none": {},
-        "softcap": {"softcap": 3.0},
-        "alibi": {"alibi_slopes": slopes(heads) * 0.02},
-        "alibi-batch": {"alibi_slopes": slopes(batch, heads) * 0.02},
-        "sinks": {"sinks": sinks(heads, dtype)},
-        "sinks-fp32": {"sinks": sinks(heads, FP32)},
-        "dropout": {"dropout_p": 0.3, "rng_state": rng_state()},
-        "negative-scale": {"scale": -0.2},
-        "zero-scale": {"scale": 0.0},
-    }[name]
-
-
-# Forward: keys in parts.
+# Keys in parts.
 
 _ROWS, _KEYS, _HEADS = 33, 4097, (4, 2)
 # Queries and keys of very different lengths; and caches most of whose parts are empty.
@@ -347,19 +317,6 @@ def test_rows_alone_are_those_of_a_large_call(
     assert_right(few, out, lse)
 
 
-def captured(step: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """A graph of a step, and the results that its replays write."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = step()
-    return graph, results
-
-
 @needs_cuda
 @pytest.mark.parametrize("lengths", [(1, 8191), (40, 4097)], ids=str)
 def test_a_graph_of_a_split_forward(lengths: tuple[int, int], backend: str) -> None:
@@ -404,19 +361,10 @@ def test_streams_with_parts_do_not_disturb_each_other(backend: str) -> None:
     """Forwards that are divided, on four streams at once, give what each gives alone."""
     calls = [split(64, BF16, lengths=(rows, 8191)) for rows in (1, 20, 100, 130)]
     require(calls[0], backend)
-    expected = [run(call, backend) for call in calls]
-    torch.cuda.synchronize()
-    streams, found = [torch.cuda.Stream() for _ in calls], []
-    for _ in range(25):
-        for number, stream in enumerate(streams):
-            with torch.cuda.stream(stream):
-                found.append((number, run(calls[number], backend)))
-    torch.cuda.synchronize()
-    for number, results in found:
-        assert all(torch.equal(a, b) for a, b in zip(results, expected[number], strict=True))
+    assert_undisturbed([partial(run, call, backend) for call in calls])
 
 
-# Forward: one query, whose heads of a group are the rows of one tile.
+# One query, whose heads of a group are the rows of one tile.
 
 
 def one_query(d: int, t: torch.dtype, **given: Any) -> Call:
@@ -517,191 +465,3 @@ def test_one_query_on_keys(keys: int, head_dim: int, backend: str) -> None:
 def test_gradients_of_one_query(feature: str, backend: str) -> None:
     """Which the log-sum-exp of a packed group decides."""
     check_gradients(one_with(feature, 64, BF16, causal=True), backend, lse_gradient=True)
-
-
-# Backward: few key heads, whose query heads are divided.
-
-MASKS: dict[str, dict[str, Any]] = {
-    "full": {},
-    "causal": {"causal": True},
-    "window": {"window": (70, 20)},
-}
-
-
-@pytest.mark.parametrize(
-    "heads", [(8, 1), (8, 2), (6, 2), (14, 2), (32, 8)], ids=lambda pair: "{}-{}".format(*pair)
-)
-@pytest.mark.parametrize("head_dim", [64, 128, 192, 256], ids=lambda d: f"d{d}")
-def test_gradients_of_few_key_heads(head_dim: int, heads: tuple[int, int], backend: str) -> None:
-    for mask in MASKS.values():
-        check_gradients(dense(head_dim, BF16, (200, 330), heads, 1, **mask), backend)
-
-
-@pytest.mark.parametrize("lengths", [(100, 100), (513, 1000), (1000, 513), (LONG, LONG)], ids=str)
-@pytest.mark.parametrize("heads", [(8, 1), (5, 1), (7, 1)], ids=str)
-def test_gradients_of_one_key_head(
-    heads: tuple[int, int], lengths: tuple[int, int], backend: str
-) -> None:
-    call = dense(128, FP16, lengths, heads, 1, causal=True)
-    check_gradients(call, backend, lse_gradient=True)
-
-
-def few(d: int, t: torch.dtype, heads: tuple[int, int], **given: Any) -> Call:
-    return dense(d, t, given.pop("lengths", (150, 270)), heads, **given)
-
-
-# Unlike lengths, sequences without queries or keys, and queries without keys.
-_SHORT_Q, _SHORT_K = (0, 65, 0, 30, 133, 0), (40, 70, 0, 0, 129, 0)
-Group = tuple[int, int]
-GRADIENTS: dict[str, Callable[[int, torch.dtype, Group], Case]] = {
-    **{
-        name: (
-            lambda d, t, h, name=name: Case(few(d, t, h, **modified(name, t, 2, h[0]), causal=True))
-        )
-        for name in ("softcap", "alibi-batch", "dropout", "negative-scale")
-    },
-    "sinks": lambda d, t, h: Case(few(d, t, h, sinks=sinks(h[0], t)), lse_gradient=True),
-    "sinks-blind": lambda d, t, h: Case(
-        few(d, t, h, lengths=(270, 150), sinks=sinks(h[0], FP32), causal=True),
-        deterministic=True,
-    ),
-    "bias": lambda d, t, h: Case(few(d, t, h, bias=bias(2, h[0], FP32))),
-    "bias-per-head": lambda d, t, h: Case(
-        few(d, t, h, bias=bias(1, h[0], t), causal=True), deterministic=True
-    ),
-    "bias-for-all": lambda d, t, h: Case(few(d, t, h, bias=bias(1, 1, t))),
-    "window-deterministic": lambda d, t, h: Case(few(d, t, h, window=(30, 9)), deterministic=True),
-    "one-query": lambda d, t, h: Case(few(d, t, h, lengths=(1, 1000)), lse_gradient=True),
-    "one-key": lambda d, t, h: Case(few(d, t, h, lengths=(300, 1))),
-    "head-dim-v": lambda d, t, h: Case(few(d, t, h, head_dim_v=other_head_dim(d), causal=True)),
-    "heads-first": lambda d, t, h: Case(rearranged(few(d, t, h), heads_first), "bhsd"),
-    "nan-around": lambda d, t, h: Case(rearranged(few(d, t, h), with_nan_around)),
-    "odd-strides": lambda d, t, h: Case(rearranged(few(d, t, h), between_odd_elements)),
-    "packed-zero-lengths": lambda d, t, h: Case(
-        packed(d, t, _SHORT_Q, _SHORT_K, heads=h, causal=True), lse_gradient=True
-    ),
-    "packed-outside": lambda d, t, h: Case(
-        packed(d, t, _SHORT_Q, _SHORT_K, heads=h, outside=(7, 90), window=(30, 10)),
-        max_seqlen=1024,
-    ),
-    "packed-deterministic": lambda d, t, h: Case(
-        packed(d, t, _SHORT_Q, _SHORT_K, heads=h, outside=(7, 90)), deterministic=True
-    ),
-    "packed-used": lambda d, t, h: Case(
-        packed(d, t, (70, 130, 1, 64), (90, 40, 200, 64), heads=h, used=(90, 3, 0, 63))
-    ),
-    "packed-cache": lambda d, t, h: Case(
-        packed(
-            *(d, t, (70, 130, 1, 64), (200,) * 4),
-            heads=h,
-            dense_keys=True,
-            used=(90, 1, 0, 200),
-            causal=True,
-        )
-    ),
-    "packed-extras": lambda d, t, h: Case(
-        packed(
-            *(d, t, _SHORT_Q, _SHORT_K),
-            heads=h,
-            alibi_slopes=slopes(6, h[0]),
-            sinks=sinks(h[0], t),
-            dropout_p=0.2,
-            rng_state=rng_state(),
-            causal=True,
-        )
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    ("head_dim", "dtype", "heads"),
-    [(64, BF16, (8, 1)), (128, FP16, (6, 2)), (256, BF16, (14, 2))],
-    ids=["d64-bf16-8-1", "d128-fp16-6-2", "d256-bf16-14-2"],
-)
-@pytest.mark.parametrize("feature", GRADIENTS)
-def test_gradients_of_groups(
-    feature: str, head_dim: int, dtype: torch.dtype, heads: Group, backend: str
-) -> None:
-    case = GRADIENTS[feature](head_dim, dtype, heads)
-    check_gradients(
-        case.call,
-        backend,
-        layout=case.layout,
-        max_seqlen=case.max_seqlen,
-        deterministic=case.deterministic,
-        lse_gradient=case.lse_gradient,
-    )
-
-
-@pytest.mark.parametrize("wanted", ["q", "k", "v", "kv"])
-def test_some_gradients_of_one_key_head(wanted: str, backend: str) -> None:
-    call = few(64, BF16, (8, 1), causal=True)
-    grad_out = torch.randn(call.out_shape, device=DEVICE).bfloat16()
-    found = differentiate(call, backend, grad_out, wanted=tuple(wanted))
-    assert set(found) == set(wanted)
-    assert_gradients_right(call, found, grad_out)
-
-
-@pytest.mark.parametrize("head_dim", [64, 128, 256], ids=lambda d: f"d{d}")
-@pytest.mark.parametrize("kind", ["full", "causal", "bias-for-all", "packed-zero-lengths"])
-def test_a_deterministic_backward_of_groups_repeats(kind: str, head_dim: int, backend: str) -> None:
-    """Bitwise, also after one of another size."""
-    if kind in MASKS:
-        call = dense(head_dim, BF16, (500, 500), (8, 1), 1, **MASKS[kind])
-    else:
-        call = GRADIENTS[kind](head_dim, BF16, (14, 2)).call
-    grad_out = torch.randn(call.out_shape, device=DEVICE).bfloat16()
-    first = differentiate(call, backend, grad_out, deterministic=True)
-    for lengths in ((100, 100), (700, 300)):
-        other = few(head_dim, BF16, (6, 2), lengths=lengths)
-        differentiate(other, backend, other.q, deterministic=True)
-        again = differentiate(call, backend, grad_out, deterministic=True)
-        assert all(torch.equal(first[name], again[name]) for name in first)
-
-
-@needs_cuda
-@pytest.mark.parametrize("deterministic", [False, True], ids=["any-order", "deterministic"])
-def test_a_graph_of_gradients_of_one_key_head(deterministic: bool, backend: str) -> None:
-    call = dense(128, BF16, (300, 300), (8, 1), 1, causal=True)
-    for op in OPS:
-        require(call, backend, op)
-    leaves = [tensor.detach().requires_grad_() for tensor in (call.q, call.k, call.v)]
-    grad_out = torch.randn_like(call.q)
-
-    def step() -> tuple[torch.Tensor, ...]:
-        out, _ = run(Call(*leaves, causal=True), backend, deterministic=deterministic)
-        return torch.autograd.grad(out, leaves, grad_out)
-
-    graph, grads = captured(step)
-    for _ in range(3):
-        for tensor in (call.q, call.k, call.v, grad_out):
-            tensor.normal_()
-        for grad in grads:
-            grad.fill_(torch.nan)
-        graph.replay()
-        assert_gradients_right(call, dict(zip("qkv", grads, strict=True)), grad_out)
-
-
-@needs_cuda
-def test_streams_of_one_key_head_do_not_disturb_each_other(backend: str) -> None:
-    """Deterministic backwards on four streams at once give what each gives alone."""
-    calls = [dense(64, BF16, (rows, rows), (8, 1), 1, causal=True) for rows in (100, 333, 500, 64)]
-    for op in OPS:
-        require(calls[0], backend, op)
-    leaves = [[t.detach().requires_grad_() for t in (c.q, c.k, c.v)] for c in calls]
-    grads_out = [torch.randn_like(call.q) for call in calls]
-
-    def once(number: int) -> tuple[torch.Tensor, ...]:
-        out, _ = run(Call(*leaves[number], causal=True), backend, deterministic=True)
-        return torch.autograd.grad(out, leaves[number], grads_out[number])
-
-    expected = [once(number) for number in range(4)]
-    torch.cuda.synchronize()
-    streams, found = [torch.cuda.Stream() for _ in calls], []
-    for _ in range(25):
-        for number, stream in enumerate(streams):
-            with torch.cuda.stream(stream):
-                found.append((number, once(number)))
-    torch.cuda.synchronize()
-    for number, grads in found:
-        assert all(torch.equal(a, b) for a, b in zip(grads, expected[number], strict=True))

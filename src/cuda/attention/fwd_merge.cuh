@@ -38,11 +38,10 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
   int32_t const row = tile.first + warp / args.warps_per_row;
   bool const exists = row < span.count;
   bool const varlen = problem.queries.offsets != nullptr;
-  // Rows of a head, and the row's number in the LSE and, with `count` times the heads, in its part
-  // 0.
+  // Rows of a head; the head's number over all batches; the row's number in the head.
   int64_t const pitch = varlen ? problem.queries.total : problem.queries.seqlen;
   int64_t const of_head = varlen ? head : int64_t{tile.batch} * problem.heads_q + head;
-  // Of rows that do not exist: that of one that does, whose data may be read.
+  // A row that does not exist reads the first one, which does, and stores nothing.
   int64_t const in_head = exists ? int64_t{span.first} + row : 0;
   int64_t const first = of_head * count * pitch + in_head;
   const float* const lses = problem.splits.lse + first;

@@ -19,8 +19,7 @@ inline bool has_short_windows(const BwdProblem& problem) {
          2 * (int64_t{problem.window_left} + problem.window_right) <= problem.keys.seqlen;
 }
 
-// Whether the varlen kernel takes the call, if it has no modifiers. `Config`: any variant's that
-// sums dQ where one does.
+// Whether the varlen kernel takes the call, if it has no modifiers. `Config`: of the dense variant.
 template <class Config>
 bool takes_varlen_kernel(const BwdProblem& problem) {
   return problem.is_varlen() || problem.seqused_k != nullptr ||

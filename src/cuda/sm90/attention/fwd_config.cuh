@@ -10,7 +10,7 @@ namespace flashvar::sm90::attention {
 // Variants of the kernel, each with tiles of its own.
 enum class FwdVariant {
   kGeneral,
-  kShort,      // a mask, or sizes of which tiles of kGeneral waste more work
+  kShort,      // a mask, or sizes for which larger tiles waste more work (fwd_variants.h)
   kSplit,      // divided keys (KeySplits); no modifiers
   kModifiers,  // evaluates ScoreModifiers: fewer scores and more warps per tile hide their latency
 };

@@ -1,7 +1,7 @@
 // Few kv heads (multi-query attention; grouped queries under tensor parallelism): their key tiles
 // are fewer than SMs. The query heads of a group are then divided among `count` CTAs, each with its
 // part of the sums dK and dV. These parts go to the workspace, in fp32, for bwd_sum_kernel. A
-// "split head" is number kv head * count + part. Host only, but for GroupSplits.
+// "split head" is numbered kv head * count + part. Host only, but for GroupSplits.
 #pragma once
 #include <algorithm>
 #include <cstdint>

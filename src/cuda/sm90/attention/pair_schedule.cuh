@@ -6,12 +6,12 @@
 namespace flashvar::sm90::attention {
 
 // The tail of a schedule of pairs: the tiles that CTAs take one by one, after the rounds in which
-// they take pairs. A row is the tiles of one head of one sequence. The tail
-// has all tiles of the last `rows` rows, which are those from first_row on. Where the pairs end
-// within a row (pairs > 0), that row is first_row - 1: its first and its last `pairs` tiles were
-// taken as pairs, and the tail also has the tiles between them. Tiles of the tail are numbered by
-// position in the row, and by row where positions are equal. Positions are counted from the tile
-// with the most work.
+// they take pairs. A row is the tiles of one head of one sequence. The tail has all tiles of the
+// last `rows` rows, which are those from first_row on. Where the pairs end within a row
+// (pairs > 0), that row is first_row - 1: its first and its last `pairs` tiles were taken as pairs,
+// and the tail also has the tiles between them. Tiles of the tail are numbered by position in the
+// row, and by row where positions are equal. Positions are counted from the tile with the most
+// work.
 struct PairTail {
   uint32_t first_row, rows;
   uint32_t pairs;

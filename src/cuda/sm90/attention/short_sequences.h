@@ -1,5 +1,6 @@
-// Short sequences, which the mma.sync kernels compute faster: a wgmma tile has 128 rows or more, a
-// CTA works on one tile at a time, and few steps do not fill its pipeline. Host only.
+// Short sequences, which the mma.sync kernels compute faster: a tile of the wgmma forward has 128
+// rows or more, a CTA works on one tile at a time, and few steps do not fill its pipeline. Host
+// only.
 #pragma once
 #include <algorithm>
 #include <cstdint>
