@@ -133,7 +133,7 @@ def _refusing_in_graph(results: tuple[Any, ...], inputs: list[torch.Tensor]) -> 
 def _computed(given: Arguments, rotate: Rotate) -> tuple[torch.Tensor, torch.Tensor]:
     q, k, v = (None if x is None else rows_contiguous(x) for x in (given.q, given.k, given.v))
     assert q is not None
-    batch, rows = q.shape[:2]
+    batch, rows, heads = q.shape[:3]
     left, right = (window_side(side) for side in window_pair(given.window_size))
     causal = as_bool("causal", given.causal)
     cache = Cache(given.k_cache, given.v_cache, given.cache_batch_idx, given.block_table)
@@ -144,7 +144,6 @@ def _computed(given: Arguments, rotate: Rotate) -> tuple[torch.Tensor, torch.Ten
         interleaved = as_bool("rotary_interleaved", given.rotary_interleaved)
         rotation = (given.rotary_cos, given.rotary_sin, used, interleaved)
         if not causal and left < 0 and right < 0:  # every query is at the position of the first
-            heads = q.shape[2]
             q = rotate(q.reshape(batch, 1, rows * heads, q.shape[3]), *rotation)
             q = q.unflatten(2, (rows, heads)).squeeze(1)
         else:
@@ -156,21 +155,22 @@ def _computed(given: Arguments, rotate: Rotate) -> tuple[torch.Tensor, torch.Ten
         cache.write(k, v, used)
         used = used + new
     in_order = cache.slots is cache.table is given.cache_leftpad is None
-    keys, values, room = cache.k[:batch], cache.v[:batch], cache.capacity()
+    keys, values = cache.k[:batch], cache.v[:batch]
     if not in_order:
         begins = torch.zeros_like(used) if given.cache_leftpad is None else given.cache_leftpad
         room = cache.capacity() if longest is None else longest
         used = used - begins
         keys, values = cache.read(begins, used, room)
-    ends = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * rows
-    tensors = pack_tensors(None, None, given.alibi_slopes, None, ends, None, used.int())
+    # Dense queries: kernels read the keys of one query once for all heads of a group, which they
+    # cannot where queries are packed.
+    tensors = pack_tensors(None, None, given.alibi_slopes, None, None, None, used.int())
     options = pack_options(
         *(causal, plain_scale(given.softmax_scale), left, right, given.softcap, 0.0, False),
-        *("bshd", "auto", rows, room),
+        *("bshd", "auto"),
     )
-    out, lse = call(q.flatten(0, 1), keys, values, tensors, options, True)
+    out, lse = call(q, keys, values, tensors, options, True)
     assert lse is not None
-    return out.unflatten(0, (batch, rows)), lse.unflatten(1, (batch, rows)).transpose(0, 1)
+    return out, lse
 
 
 def _as_lengths(given: Arguments, capacity: int) -> torch.Tensor:

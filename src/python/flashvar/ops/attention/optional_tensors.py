@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
-from flashvar.ops.attention.problem import BiasStrides, Inputs
+from flashvar.ops.attention.problem import BiasStrides, Inputs, Options
 from flashvar.ops.dtypes import DTYPES
 
 _SINKS: Final = (torch.float32, torch.bfloat16, torch.float16)
@@ -152,15 +152,15 @@ def bias_strides(bias: torch.Tensor) -> BiasStrides:
     return BiasStrides(batch, heads, query)
 
 
-def check_offsets(inputs: Inputs, max_seqlen_q: int | None, max_seqlen_k: int | None) -> None:
+def check_offsets(inputs: Inputs, options: Options) -> None:
     """Read packed offsets and lengths; refuse those that decrease or leave the tensor.
 
     On a CUDA device this waits for the device, so it is done only with FLASHVAR_STRICT=1. Otherwise
     kernels clamp the offsets to stay inside the tensors.
     """
     for name, offsets, rows, bound in (
-        ("cu_seqlens_q", inputs.cu_seqlens_q, inputs.q, max_seqlen_q),
-        ("cu_seqlens_k", inputs.cu_seqlens_k, inputs.k, max_seqlen_k),
+        ("cu_seqlens_q", inputs.cu_seqlens_q, inputs.q, options.max_seqlen_q),
+        ("cu_seqlens_k", inputs.cu_seqlens_k, inputs.k, options.max_seqlen_k),
     ):
         if offsets is None:
             continue
@@ -182,12 +182,12 @@ def check_offsets(inputs: Inputs, max_seqlen_q: int | None, max_seqlen_k: int | 
                 f"sequence of {max(lengths)}: pass int(lengths.max())"
             )
     if inputs.seqused_k is not None:
-        _check_used(inputs.seqused_k.tolist(), inputs)
+        _check_used(inputs.seqused_k.tolist(), inputs, options.layout)
 
 
-def _check_used(used: list[int], inputs: Inputs) -> None:
+def _check_used(used: list[int], inputs: Inputs, layout: str) -> None:
     if inputs.cu_seqlens_k is None:
-        lengths = [inputs.k.shape[1]] * len(used)
+        lengths = [inputs.k.shape[2 if layout == "bhsd" else 1]] * len(used)
     else:
         lengths = inputs.cu_seqlens_k.diff().tolist()
     for number, (one, length) in enumerate(zip(used, lengths, strict=False)):

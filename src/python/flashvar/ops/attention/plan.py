@@ -57,7 +57,7 @@ class Plan:
     options: Options
     make_out: Maker
     make_lse: Maker
-    reads_offsets: bool  # whether the values of cu_seqlens are checked at each call
+    reads_offsets: bool  # whether the values of cu_seqlens and seqused_k are checked at each call
 
     def run(
         self, given: tuple[torch.Tensor | None, ...], with_lse: bool
@@ -68,7 +68,7 @@ class Plan:
         """
         inputs = inputs_of(given)
         if self.reads_offsets:
-            check_offsets(inputs, self.options.max_seqlen_q, self.options.max_seqlen_k)
+            check_offsets(inputs, self.options)
         out = self.make_out()
         lse = self.make_lse() if with_lse else None
         if self.launch is not None:
@@ -354,7 +354,8 @@ def _make(inputs: Inputs, options: Options) -> Plan:
     problem = inspect(inputs, options)
     q = inputs.q
     strict = Overrides.from_environment().strict and not q.is_meta
-    reads_offsets = inputs.cu_seqlens_q is not None and (q.device.type == "cpu" or strict)
+    of_sequences = inputs.cu_seqlens_q is not None or inputs.seqused_k is not None
+    reads_offsets = of_sequences and (q.device.type == "cpu" or strict)
     if needs_padding(problem, options.backend):
         padded = pad_inputs(inputs)
         inner = _make(padded, options._replace(scale=problem.scale))
