@@ -1,4 +1,4 @@
-"""KV caches with queries in a dense tensor, as flash_attn_with_kvcache computes them."""
+"""Decoding: KV caches with queries in a dense tensor, and packed sequences of one query."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from device_call import DEVICE, poisoned_memory, require
+from device_call import DEVICE, check, poisoned_memory, require, run
 from features import packed, sinks, slopes
 from oracle import Call, assert_right
 
@@ -83,3 +83,77 @@ def test_the_function(rows: int, causal: bool, backend: str) -> None:
     )
     assert out.device.type == DEVICE
     assert_right(call, out.flatten(0, 1), lse.transpose(0, 1).flatten(1))
+
+
+# Sequences of one packed query.
+
+LENGTHS_Q = (1, 0, 1, 1, 1, 0)
+LENGTHS_K = (8191, 17, 900, 0, 1, 3000)
+ONE_QUERY: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal": {"causal": True},
+    "window-right": {"window": (-1, 3)},
+    "window": {"window": (20, 0)},
+    "sinks": {"sinks": FP32},
+    "softcap": {"softcap": 5.0},
+    "outside": {"outside": (3, 70)},
+    "outside-sinks": {"outside": (3, 70), "sinks": BF16},
+}
+
+
+def one_query(head_dim: int, dtype: torch.dtype, heads: tuple[int, int], **given: Any) -> Call:
+    chosen = dict(given)
+    if "sinks" in chosen:
+        chosen["sinks"] = sinks(heads[0], chosen["sinks"])
+    return packed(head_dim, dtype, LENGTHS_Q, LENGTHS_K, heads=heads, **chosen)
+
+
+@pytest.mark.parametrize("feature", ONE_QUERY)
+@pytest.mark.parametrize("heads", [(8, 2), (24, 1), (4, 4)], ids=str)
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"), [(64, BF16), (128, FP16), (256, BF16)], ids=["d64", "d128", "d256"]
+)
+def test_one_packed_query(
+    head_dim: int, dtype: torch.dtype, heads: tuple[int, int], feature: str, backend: str
+) -> None:
+    check(one_query(head_dim, dtype, heads, **ONE_QUERY[feature]), backend)
+
+
+@pytest.mark.parametrize("heads", [(8, 2), (130, 1)], ids=str)
+@pytest.mark.parametrize("sequences", [1, 40, 300])
+def test_one_packed_query_of_caches(sequences: int, heads: tuple[int, int], backend: str) -> None:
+    """Fewer tiles than SMs, and more, so that keys are not divided; more heads than a tile has."""
+    used = [(37 * i) % 258 for i in range(sequences)]
+    call = packed(
+        *(128, BF16, (1,) * sequences, (257,) * sequences),
+        heads=heads,
+        dense_keys=True,
+        used=used,
+        causal=True,
+    )
+    check(call, backend)
+
+
+def test_rows_of_no_sequence(backend: str) -> None:
+    """Zeros and -inf, before the first sequence and after the last, and beside empty ones."""
+    call = one_query(128, BF16, (8, 2), outside=(3, 70))
+    require(call, backend)
+    with poisoned_memory(call, deterministic=True):
+        out, lse = run(call, backend)
+    for rows in (slice(0, 3), slice(7, None)):
+        assert (out[rows] == 0).all()
+        assert (lse[:, rows] == -torch.inf).all()
+    assert lse[:, 3:5].isfinite().all()
+    assert lse[:, 6].isfinite().all()
+    assert (lse[:, 5] == -torch.inf).all()  # no keys
+    assert (out[5] == 0).all()
+
+
+def test_a_larger_bound(backend: str) -> None:
+    """The bound of the lengths chooses another kernel for the same result."""
+    call = one_query(128, BF16, (8, 2), causal=True)
+    require(call, backend)
+    out, lse = run(call, backend)
+    other, other_lse = run(call, backend, max_seqlen=8191)
+    torch.testing.assert_close(out, other, rtol=2**-7, atol=2**-9)
+    torch.testing.assert_close(lse, other_lse, rtol=0, atol=2e-5)

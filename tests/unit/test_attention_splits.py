@@ -40,8 +40,8 @@ extern "C" int32_t splits(int64_t batch, int32_t queries, int32_t keys, int32_t 
   return KeyDivision::make(problem, 128, 128, blocks_per_sm).count;
 }
 
-// Where a packed call has query 0 of a head, its bias and its sink, and where keys begin, in
-// elements; how many keys it has. -1: the call is not packed.
+// Where a call of packed groups has query 0 of a head and its bias, and where keys begin, in
+// elements; how many keys it has. -1: groups are not packed.
 extern "C" int64_t packed_offset(int32_t head, int32_t keys, int32_t left, int32_t right,
                                  int what) {
   static uint16_t elements[1];
@@ -64,19 +64,36 @@ extern "C" int64_t packed_offset(int32_t head, int32_t keys, int32_t left, int32
   switch (what) {
     case 0: return of_head * found.q.head_stride + row * found.q.seq_stride;
     case 1: return of_head * bias.head_stride + row * bias.query_stride;
-    case 2: return of_head * found.sinks.head_stride + row * found.sinks.query_stride;
     case 3: return found.k.data - elements;
     case 6: return needs_merge(found);
   }
   return found.keys.seqlen;
 }
 
+// Whether groups of packed queries, of at most `longest` in a sequence, are packed, and where then
+// the queries of a sequence are in the batch dimension of q.
+extern "C" int64_t packed_query(const int32_t* offsets, int32_t longest, int32_t total,
+                                uint32_t batch, int softcap) {
+  FwdProblem problem{};
+  problem.batch = 3;
+  problem.queries = {offsets, longest, total};
+  problem.keys.seqlen = 90;
+  problem.heads_q = 6;
+  problem.group = 3;
+  problem.window_left = problem.window_right = kUnbounded;
+  problem.q = {nullptr, 0, 100, 10};
+  problem.modifiers.softcap = static_cast<float>(softcap);
+  FwdProblem const found = simplified(problem);
+  if (found.group != 1) return -1;
+  return found.batch_of_queries(batch) * found.q.batch_stride;
+}
+
 // Output and LSE: [batch, seqlen, heads, head_dim] and [batch, heads, seqlen], or packed. `pad`:
-// elements between rows of the output. `sinks_of_head`: 1, or one for each of its rows.
+// elements between rows of the output. `packed`: how many heads are the rows of a tile.
 extern "C" int merge(uint16_t* out, float* lse, float* outs, float* lses, const float* sinks,
                      const int32_t* offsets, int32_t batch, int32_t seqlen, int32_t total,
                      int32_t heads, int32_t head_dim, int32_t count, int32_t pad,
-                     int32_t sinks_of_head) {
+                     int32_t packed) {
   FwdProblem problem{};
   problem.batch = batch;
   problem.queries = {offsets, seqlen, total};
@@ -85,9 +102,9 @@ extern "C" int merge(uint16_t* out, float* lse, float* outs, float* lses, const 
   int64_t const row = heads * head_dim + pad;
   problem.out = {out, offsets == nullptr ? seqlen * row : 0, row, head_dim};
   problem.lse = lse;
-  problem.sinks = {sinks, dtype::fp32::kAbi, sinks_of_head, sinks_of_head > 1};
-  problem.splits = {count, outs, lses};
-  return launch_fwd_merge<Target<90, 232448>, dtype::bf16>(problem, 0, {});
+  problem.sinks = {sinks, dtype::fp32::kAbi};
+  KeySplits const splits{count, outs, lses, packed, packed > 1 ? offsets : nullptr};
+  return launch_fwd_merge<Target<90, 232448>, dtype::bf16>(problem, splits, 0, {});
 }
 """
 
@@ -95,7 +112,7 @@ extern "C" int merge(uint16_t* out, float* lse, float* outs, float* lses, const 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     made = host_program.library(_PROGRAM, tmp_path_factory.mktemp("splits"))
-    made.packed_offset.restype = ctypes.c_int64
+    made.packed_offset.restype = made.packed_query.restype = ctypes.c_int64
     return made
 
 
@@ -139,8 +156,8 @@ def test_blocks_that_share_an_sm_overlap(library: ctypes.CDLL) -> None:
 def test_heads_of_a_group_become_queries(library: ctypes.CDLL) -> None:
     """Sinks that differ between the rows of a tile are left to the second kernel."""
     for head in range(6):
-        offsets = [library.packed_offset(head, 90, -1, -1, what) for what in range(5)]
-        assert offsets == [10 * head, 50 * head, head, 0, 90]
+        offsets = [library.packed_offset(head, 90, -1, -1, what) for what in (0, 1, 3, 4)]
+        assert offsets == [10 * head, 50 * head, 0, 90]
     assert [library.packed_offset(0, 90, -1, -1, what) for what in (5, 6)] == [0, 1]
     # One query: its window ends at the last key, and begins `left` keys before.
     for right in (0, 7):
@@ -157,7 +174,7 @@ def merged(
     weights = (lses.double() - lse[:, :, None]).exp().nan_to_num(0.0)
     out = (weights[..., None] * outs.double()).sum(2)
     if sinks is not None:
-        total = torch.logaddexp(lse, sinks.double().view(1, lse.shape[1], -1))
+        total = torch.logaddexp(lse, sinks.double().view(1, lse.shape[1], -1))  # of a head, or row
         out, lse = out * (lse - total).exp()[..., None], total
     return out, lse
 
@@ -170,6 +187,7 @@ def run_merge(
     shape: Sequence[int],
     pad: int = 0,
     offsets: Sequence[int] | None = None,
+    packed_heads: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Of dense results of `shape`, [batch, rows, heads, dim]; with offsets, of packed ones."""
     batch, rows, heads, dim = shape
@@ -183,7 +201,7 @@ def run_merge(
         *map(address, (out, lse, outs, lses, sinks, packed)),
         *(sequences, rows, rows if packed is not None else 0, heads, dim, outs.shape[2]),
         pad,
-        1 if sinks is None else sinks.numel() // heads,
+        packed_heads,
     ) == 0  # fmt: skip
     return out, lse
 
@@ -207,16 +225,52 @@ def test_parts_are_merged(count: int, dim: int, with_sinks: bool, library: ctype
     assert torch.equal(lse, again[1])
 
 
-@pytest.mark.parametrize("count", [1, 4])
-def test_rows_of_a_group_have_sinks_of_their_own(count: int, library: ctypes.CDLL) -> None:
-    batch, group, heads, dim = 2, 5, 3, 64  # rows are the query heads of a group
+def of_groups(
+    batch: int, heads: int, count: int, group: int, dim: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Parts whose rows are the heads of a group, sinks, and the expected [batch, heads, 1, ...]."""
     outs = torch.randn(batch, heads, count, group, dim)
     lses = torch.randn(batch, heads, count, group)
     sinks = torch.randn(heads * group) * 4
-    expected = merged(outs, lses, sinks)
-    out, lse = run_merge(library, outs, lses, sinks, (batch, group, heads, dim))
-    torch.testing.assert_close(out.transpose(1, 2).double(), expected[0], rtol=8e-3, atol=1e-4)
-    torch.testing.assert_close(lse.double(), expected[1], rtol=1e-5, atol=1e-5)
+    found = merged(outs, lses, sinks.view(heads, group))
+    out, lse = (x.flatten(1, 2).unsqueeze(2) for x in found)
+    return outs, lses, sinks, out, lse
+
+
+@pytest.mark.parametrize("count", [1, 4, 9])
+def test_rows_of_a_tile_go_to_the_heads_of_the_call(count: int, library: ctypes.CDLL) -> None:
+    batch, group, heads, dim = 2, 5, 3, 64
+    outs, lses, sinks, expected, expected_lse = of_groups(batch, heads, count, group, dim)
+    shape = (batch, 1, heads * group, dim)
+    out, lse = run_merge(library, outs, lses, sinks, shape, pad=3, packed_heads=group)
+    torch.testing.assert_close(out.transpose(1, 2).double(), expected, rtol=8e-3, atol=1e-4)
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 9])
+def test_rows_of_a_tile_go_to_packed_queries(count: int, library: ctypes.CDLL) -> None:
+    """Sequences have one query or none; rows of no sequence get zeros and -inf."""
+    offsets, group, heads, dim = [2, 3, 3, 4, 5], 4, 2, 64
+    outs, lses, sinks, expected, expected_lse = of_groups(4, heads, count, group, dim)
+    shape = (1, 7, heads * group, dim)
+    out, lse = run_merge(library, outs, lses, sinks, shape, offsets=offsets, packed_heads=group)
+    ours = expected[[0, 2, 3], :, 0].transpose(0, 1), expected_lse[[0, 2, 3], :, 0].T
+    found = out[0].transpose(0, 1)
+    torch.testing.assert_close(found[:, 2:5].double(), ours[0], rtol=8e-3, atol=1e-4)
+    torch.testing.assert_close(lse[0, :, 2:5].double(), ours[1], rtol=1e-5, atol=1e-5)
+    assert (found[:, [0, 1, 5, 6]] == 0).all()
+    assert (lse[0][:, [0, 1, 5, 6]] == -torch.inf).all()
+
+
+def test_groups_of_packed_queries(library: ctypes.CDLL) -> None:
+    """A sequence has one query at most; only calls without modifiers have the second kernel."""
+    offsets = (ctypes.c_int32 * 4)(0, 1, 1, 90)
+    found = [library.packed_query(offsets, 1, 3, batch, 0) for batch in range(3)]
+    assert found == [0, 100, 100]
+    assert library.packed_query((ctypes.c_int32 * 4)(-5, 1, 90, 90), 1, 3, 0, 0) == 0
+    assert library.packed_query((ctypes.c_int32 * 4)(0, 1, 90, 90), 1, 3, 2, 0) == 200
+    for others in ((2, 3, 0, 0), (1, 0, 0, 0), (1, 3, 0, 5)):
+        assert library.packed_query(offsets, *others) == -1
 
 
 @pytest.mark.parametrize("count", [3, 9])

@@ -1,9 +1,10 @@
 // Merges the forward's results for the parts of divided keys (key_splits.h): the weight of a part
-// is its share of the sum of exponentials. Launched after the forward, as a programmatic dependent
-// launch where the architecture has it.
+// is its share of the sum of exponentials. Stores packed groups where the call has its heads.
+// Launched after the forward, as a programmatic dependent launch where the architecture has it.
 #pragma once
 #include <cstdint>
 
+#include "attention/outside_rows.cuh"
 #include "attention/problem.h"
 #include "attention/sinks.cuh"
 #include "core/launch.h"
@@ -15,10 +16,32 @@ namespace flashvar::attention {
 inline constexpr int kMergeWarps = 4;
 
 struct FwdMergeArgs {
-  FwdProblem problem;
+  FwdProblem problem;     // the call's, before groups are packed, with the forward's splits
   int32_t tiles;          // of rows, per head, over all batches
   int32_t warps_per_row;  // 1 or kMergeWarps: warps that share the parts of a row
   bool aligned;           // output rows start at multiples of 8 bytes
+};
+
+// Where the first part's results for a row of the call are in the workspace, and the distance to
+// those of the next part, in rows.
+struct FirstPart {
+  int64_t row, pitch;
+
+  // `in_head`: the row in q's sequence dimension.
+  __device__ __forceinline__ FirstPart(const FwdProblem& problem, uint32_t head, uint32_t batch,
+                                       int64_t in_head) {
+    uint32_t const packed = problem.splits.packed_heads;
+    if (packed > 1) {  // of one query; its heads are rows
+      pitch = packed;
+      int64_t const of_head = int64_t{batch} * (problem.heads_q / packed) + head / packed;
+      row = of_head * problem.splits.count * pitch + head % packed;
+    } else {
+      bool const varlen = problem.queries.offsets != nullptr;
+      pitch = varlen ? problem.queries.total : problem.queries.seqlen;
+      int64_t const of_head = varlen ? head : int64_t{batch} * problem.heads_q + head;
+      row = of_head * problem.splits.count * pitch + in_head;
+    }
+  }
 };
 
 // One block per head and tile of kMergeWarps / warps_per_row rows. A lane has four columns of every
@@ -38,15 +61,16 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
   int32_t const row = tile.first + warp / args.warps_per_row;
   bool const exists = row < span.count;
   bool const varlen = problem.queries.offsets != nullptr;
-  // Rows of a head; the head's number over all batches; the row's number in the head.
-  int64_t const pitch = varlen ? problem.queries.total : problem.queries.seqlen;
-  int64_t const of_head = varlen ? head : int64_t{tile.batch} * problem.heads_q + head;
   // A row that does not exist reads the first one, which does, and stores nothing.
   int64_t const in_head = exists ? int64_t{span.first} + row : 0;
-  int64_t const first = of_head * count * pitch + in_head;
-  const float* const lses = problem.splits.lse + first;
+  FirstPart const first(problem, head, tile.batch, in_head);
+  int64_t const pitch = first.pitch;
+  const float* const lses = problem.splits.lse + first.row;
 
   ptx::griddepcontrol_wait();  // the forward has stored all parts
+  if (problem.splits.query_rows != nullptr && blockIdx.x % args.tiles == 0) {
+    store_outside_rows(problem, head, warp, kMergeWarps);
+  }
   float highest = -infinity();
   for (int32_t i = lane; i < count; i += 32) highest = fmaxf(highest, lses[i * pitch]);
 #pragma unroll
@@ -61,11 +85,11 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
   bool const empty = sum == 0.f;
   float lse = empty ? -infinity() : shift + __logf(sum);
   float inverse = empty ? 1.f : 1.f / sum;
-  int64_t const sink = int64_t{head} * problem.sinks.head_stride +
-                       (exists ? int64_t{row} * problem.sinks.query_stride : 0);
-  add_sink(load_sink(problem.sinks, sink), lse, inverse);
+  add_sink(sink_of(problem.sinks, head), lse, inverse);
   if (problem.lse != nullptr && exists && threadIdx.x % (32 * args.warps_per_row) == 0) {
-    problem.lse[of_head * pitch + in_head] = lse;
+    int64_t const of_head = varlen ? head : int64_t{tile.batch} * problem.heads_q + head;
+    int64_t const rows_of_head = varlen ? problem.queries.total : problem.queries.seqlen;
+    problem.lse[of_head * rows_of_head + in_head] = lse;
   }
 
   uint16_t* const out = problem.out.data + tile.batch * problem.out.batch_stride +
@@ -74,7 +98,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
     int32_t const column = start + lane * kColumns;
     bool const stores = column < problem.head_dim_v;
     const float* const from =
-        problem.splits.out + first * problem.head_dim_v + (stores ? column : 0);
+        problem.splits.out + first.row * problem.head_dim_v + (stores ? column : 0);
     float4 total = {};
 #pragma unroll kAtOnce
     for (int32_t i = warp % args.warps_per_row; i < count; i += args.warps_per_row) {
@@ -110,9 +134,12 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
 }
 
 template <class Target, class Dtype>
-cudaError_t launch_fwd_merge(const FwdProblem& problem, int device, cudaStream_t stream) {
-  // Many parts: a row for the whole block, so that more of them are in flight.
-  int32_t const warps_per_row = problem.splits.count >= 2 * kMergeWarps ? kMergeWarps : 1;
+cudaError_t launch_fwd_merge(FwdProblem problem, const KeySplits& splits, int device,
+                             cudaStream_t stream) {
+  problem.splits = splits;
+  // Many parts, or one row: a row for the whole block, so that more parts are in flight.
+  bool const whole_block = splits.count >= 2 * kMergeWarps || problem.queries.seqlen == 1;
+  int32_t const warps_per_row = whole_block ? kMergeWarps : 1;
   int64_t const tiles = problem.queries.tiles(problem.batch, kMergeWarps / warps_per_row);
   if (tiles > INT32_MAX) return cudaErrorInvalidConfiguration;
   FwdMergeArgs const args{problem, static_cast<int32_t>(tiles), warps_per_row,

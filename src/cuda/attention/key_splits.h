@@ -21,13 +21,17 @@ inline constexpr int64_t kMaxSplits = 128;
 // Whether the query heads of a group may be rows of one tile: what differs between the heads of a
 // group must be addressed by strides, and all rows must see the same keys.
 inline bool can_pack_group(const FwdProblem& problem) {
-  bool const one_query = problem.queries.offsets == nullptr && problem.queries.seqlen == 1;
+  // Where queries are packed, a sequence has one at most.
+  bool const packed = problem.queries.offsets != nullptr && problem.queries.total > 0;
+  bool const one_query =
+      problem.queries.seqlen == 1 && (problem.queries.offsets == nullptr || packed);
   bool const known_keys = problem.keys.offsets == nullptr && problem.seqused_k == nullptr;
   bool const has_bias = problem.modifiers.bias.data != nullptr;
-  // fwd_merge_kernel adds the sinks of packed groups, and only plain calls have it.
+  // Only plain calls have fwd_merge_kernel.
   bool const merges = !problem.has_modifiers();
+  bool const needs_merge = packed || problem.sinks.data != nullptr;
   return one_query && problem.group > 1 && problem.modifiers.alibi_slopes == nullptr &&
-         problem.modifiers.rng == nullptr && (problem.sinks.data == nullptr || merges) &&
+         problem.modifiers.rng == nullptr && (!needs_merge || merges) &&
          (problem.window_left == kUnbounded || (known_keys && !has_bias));
 }
 
@@ -35,7 +39,11 @@ inline bool can_pack_group(const FwdProblem& problem) {
 // is the last key, so a window to the left moves the first key.
 inline FwdProblem pack_group(FwdProblem problem) {
   int32_t const group = problem.group;
+  problem.splits.packed_heads = group;
+  problem.splits.query_rows = problem.queries.offsets;
+  problem.queries.offsets = nullptr;
   auto pack = [&](Tensor& tensor) {
+    if (problem.splits.query_rows != nullptr) tensor.batch_stride = tensor.seq_stride;
     tensor.seq_stride = tensor.head_stride;
     tensor.head_stride *= group;
   };
@@ -44,8 +52,6 @@ inline FwdProblem pack_group(FwdProblem problem) {
   BiasView& bias = problem.modifiers.bias;
   bias.query_stride = bias.head_stride;
   bias.head_stride *= group;
-  problem.sinks.query_stride = problem.sinks.head_stride;
-  problem.sinks.head_stride *= group;
   if (problem.window_left != kUnbounded) {
     int64_t const first = int64_t{problem.keys.seqlen} - problem.window_left - 1;
     int32_t const hidden = static_cast<int32_t>(std::max(first, int64_t{0}));
@@ -122,9 +128,11 @@ struct KeyDivision {
   }
 };
 
-// Whether only fwd_merge_kernel can add the sinks, even if keys are not divided.
+// Whether only fwd_merge_kernel can store the results, even if keys are not divided: the rows of a
+// tile have sinks of their own, or are not one behind the other in the log-sum-exp.
 inline bool needs_merge(const FwdProblem& problem) {
-  return problem.sinks.data != nullptr && problem.sinks.query_stride != 0;
+  const KeySplits& splits = problem.splits;
+  return splits.packed_heads > 1 && (problem.sinks.data != nullptr || splits.query_rows != nullptr);
 }
 
 // The parts' results in the workspace.
@@ -140,11 +148,12 @@ struct KeySplitsWorkspace {
     rows = merged ? queries * problem.heads_q * division.count : 0;
     bytes = static_cast<uint64_t>(rows) * (problem.head_dim_v + 1) * sizeof(float);
   }
-  // `start`: aligned to 16 bytes.
-  KeySplits splits(const KeyDivision& division, unsigned char* start, int32_t head_dim_v) const {
-    if (bytes == 0) return {};
-    float* const out = reinterpret_cast<float*>(start);
-    return {division.count, out, out + rows * head_dim_v};
+  // Sets the splits of the problem. `start`: aligned to 16 bytes.
+  void assign(FwdProblem& problem, const KeyDivision& division, unsigned char* start) const {
+    if (bytes == 0) return;
+    problem.splits.count = division.count;
+    problem.splits.out = reinterpret_cast<float*>(start);
+    problem.splits.lse = problem.splits.out + rows * problem.head_dim_v;
   }
 };
 

@@ -59,6 +59,10 @@ struct KeySplits {
   // is one part, and the kernel stores the results of the call.
   float* out = nullptr;
   float* lse = nullptr;  // likewise, without the last dimension
+  // Packed groups (key_splits.h): query heads that are the rows of one tile. The problem is dense,
+  // and query_rows are the offsets of the call's packed queries, or null.
+  int32_t packed_heads = 1;
+  const int32_t* query_rows = nullptr;
 };
 
 // The part of a problem that forward and backward share.
@@ -89,14 +93,22 @@ struct Problem {
     return flashvar::rows_are_aligned(q) && flashvar::rows_are_aligned(k) &&
            flashvar::rows_are_aligned(v) && flashvar::rows_are_aligned(out);
   }
+
+#ifdef __CUDACC__
+  // The index of a sequence's queries in the batch dimension of q: varlen tensors have one, 0.
+  // Offsets are clamped, as by Sequences.
+  __device__ __forceinline__ uint32_t batch_of_queries(uint32_t batch) const {
+    if (queries.offsets != nullptr) return 0;
+    if (splits.query_rows == nullptr) return batch;
+    return min(max(splits.query_rows[batch], 0), queries.total - 1);
+  }
+#endif
 };
 
-// Attention sinks: one more score of each row, natural log (add_sink). Strides are in elements.
+// Attention sinks, [heads_q]: one more score of each row, natural log (add_sink).
 struct SinksView {
   const void* data;  // null: no sinks
   uint32_t dtype;    // kAbi of a dtype
-  int32_t head_stride = 1;
-  int32_t query_stride = 0;  // not 0: sinks differ between rows, and fwd_merge_kernel adds them
 };
 
 // The forward: `lse` may be null.

@@ -10,17 +10,12 @@
 
 namespace flashvar::attention {
 
-// Element `index` of the sinks, natural log; -inf: there are none.
-__device__ __forceinline__ float load_sink(const SinksView& sinks, int64_t index) {
+// The sink of a query head of the call, natural log; -inf: there is none.
+__device__ __forceinline__ float sink_of(const SinksView& sinks, uint32_t head) {
   if (sinks.data == nullptr) return -infinity();
-  if (sinks.dtype == dtype::fp32::kAbi) return static_cast<const float*>(sinks.data)[index];
-  uint16_t const word = static_cast<const uint16_t*>(sinks.data)[index];
+  if (sinks.dtype == dtype::fp32::kAbi) return static_cast<const float*>(sinks.data)[head];
+  uint16_t const word = static_cast<const uint16_t*>(sinks.data)[head];
   return sinks.dtype == dtype::bf16::kAbi ? dtype::bf16::unpack(word) : dtype::fp16::unpack(word);
-}
-
-// The sink of a head. Precondition: the call is not packed (key_splits.h).
-__device__ __forceinline__ float sink_of(const FwdProblem& problem, uint32_t head) {
-  return load_sink(problem.sinks, head);
 }
 
 // Adds the sink to a finished row: to its LSE (natural log; -inf: the row sees no key), and to what

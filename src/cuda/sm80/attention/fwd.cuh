@@ -151,7 +151,7 @@ __device__ __forceinline__ void store_output(const FwdProblem& problem, Softmax<
   uint16_t* const gO =
       problem.out.data + tile.query_offset(problem.out) + warp_row * problem.out.seq_stride;
   float const scale_log2 = Config::kModifiers ? 1.f / kLn2 : problem.scale_log2;
-  float const sink = sink_of(problem, tile.head);
+  float const sink = sink_of(problem.sinks, tile.head);
 #pragma unroll
   for (int m = 0; m < rO.kMmaRows; ++m) {
 #pragma unroll
@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   Softmax<Config> softmax;
 
   if (blocks.end > blocks.begin) {
-    const uint16_t* const gQ = problem.q.data + tile.query_offset(problem.q);
+    const uint16_t* const gQ = problem.q.data + tile.q_offset<Config::kSplits>(problem);
     load_tile<LayoutQ, kThreads, kAligned>(sQ, gQ, problem.q.seq_stride, queries, problem.head_dim);
     load_block<LayoutK, kThreads, kAligned>(sK, gK, problem.k.seq_stride, blocks.end - 1,
                                             tile.keys.count, problem.head_dim);

@@ -41,7 +41,7 @@ struct FwdLaunch {
     if (problem.has_modifiers()) return launch_variant<true, true>(problem, device, stream);
     KeyDivision const division = divide_keys(problem);
     return division.count > 1 || needs_merge(problem)
-               ? launch_divided(problem, division, device, stream)
+               ? launch_divided(call, problem, division, device, stream)
                : launch_variant<false, true>(problem, device, stream);
   }
 
@@ -54,16 +54,17 @@ struct FwdLaunch {
                              problem.has_modifiers() ? 1 : kMaxSplits);
   }
 
-  static cudaError_t launch_divided(FwdProblem problem, const KeyDivision& division, int device,
-                                    cudaStream_t stream) {
-    problem.splits = KeySplitsWorkspace(problem, division)
-                         .splits(division, problem.workspace, problem.head_dim_v);
+  static cudaError_t launch_divided(const FwdProblem& call, FwdProblem problem,
+                                    const KeyDivision& division, int device, cudaStream_t stream) {
+    KeySplitsWorkspace(problem, division).assign(problem, division, problem.workspace);
     int64_t const tiles = QueryTile::tiles(problem, Divided::kBlockQ);
     LaunchShape const shape{tiles * problem.heads_q * division.count, Divided::kThreads,
                             Divided::kSharedMemory};
     cudaError_t const error =
         launch_kernel<fwd_kernel<Divided, true>>(problem, shape, device, stream);
-    return error == cudaSuccess ? launch_fwd_merge<Target, Dtype>(problem, device, stream) : error;
+    return error == cudaSuccess
+               ? launch_fwd_merge<Target, Dtype>(call, problem.splits, device, stream)
+               : error;
   }
 
   template <bool kModifiers, bool kAligned>

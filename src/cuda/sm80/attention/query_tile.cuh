@@ -110,6 +110,14 @@ struct QueryTile {
            int64_t{queries.first + first_query} * tensor.seq_stride;
   }
 
+  // The same in q; with kSplits, where its packed queries may be in a dense problem.
+  template <bool kSplits>
+  __device__ __forceinline__ int64_t q_offset(const Problem& problem) const {
+    QueryTile tile = *this;
+    if constexpr (kSplits) tile.batch = problem.batch_of_queries(batch);
+    return tile.query_offset(problem.q);
+  }
+
   // Offset of the sequence's first row in K or V.
   __device__ __forceinline__ int64_t key_offset(const Tensor& tensor, int32_t group) const {
     return batch * tensor.batch_stride + head / group * tensor.head_stride +

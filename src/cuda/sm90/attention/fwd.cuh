@@ -33,7 +33,9 @@ __device__ __forceinline__ void fwd_produce(const FwdArgs& args,
        work_tile = WorkTile::receive(smem, q.count)) {
     QueryTile<Config> const tile(args, work_tile);
     // Varlen tensors have one batch index, 0; sequences start at their offsets.
-    uint32_t const batch_q = problem.queries.offsets == nullptr ? tile.batch : 0;
+    uint32_t const batch_q = Config::kSplits ? problem.batch_of_queries(tile.batch)
+                             : problem.queries.offsets == nullptr ? tile.batch
+                                                                  : 0;
     uint32_t const batch_k = problem.keys.offsets == nullptr ? tile.batch : 0;
     ptx::mbarrier_wait(smem.empty_q(), q.phase() ^ 1);  // the previous tile has released Q
     if (!tile.has_keys()) {
@@ -130,11 +132,16 @@ __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTile
     };
 
     // Key blocks that are visible only to other consumers' rows: this consumer releases them
-    // unread, but only once they are loaded, so that no stage is released twice in one phase. The
-    // block that zero_rows() completes is never skipped: zero_rows() has a barrier of all
-    // consumers.
-    bool const zero_tail = foreign_tail && tile.mask.seqlen_k < tile.end * Config::kBlockKV;
-    int32_t const own_end = zero_tail ? tile.end : tile.key_blocks_end(warpgroup);
+    // unread, but only once they are loaded, so that no stage is released twice in one phase.
+    int32_t const own_end = tile.key_blocks_end(warpgroup);
+    // All consumers zero V's rows past the last key together, also one that does not read them: no
+    // consumer waits for the order of GEMMs before it.
+    auto zero_tail = [&](int32_t block) {
+      int32_t const rows = tile.mask.seqlen_k - block * Config::kBlockKV;
+      if (!foreign_tail || block != tile.end - 1 || rows >= Config::kBlockKV) return;
+      ptx::mbarrier_wait(smem.full_v(v.stage()), v.phase());  // V(n) is loaded
+      zero_rows<Config, Config::kColBlocksV>(smem.v(v.stage()), rows);
+    };
     if constexpr (Config::kModifiers) {
       consumer.load_bias(problem, tile, tile.first_query + warpgroup * 64,
                          (own_end - 1) * Config::kBlockKV);
@@ -144,6 +151,7 @@ __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTile
       ptx::mbarrier_wait(smem.full_k(k.stage()), k.phase());  // K(n) is loaded
       release(smem.empty_k(k.stage()));
       k.advance();
+      zero_tail(n);
       wait_order();
       signal_next();
       ptx::mbarrier_wait(smem.full_v(v.stage()), v.phase());  // V(n) is loaded
@@ -155,11 +163,7 @@ __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTile
     ptx::wgmma_wait<0>();
     finish_scores(std::true_type{});
     if constexpr (!Config::kEarlyWait) consumer.pack();
-    if (zero_tail) {
-      ptx::mbarrier_wait(smem.full_v(v.stage()), v.phase());  // V(n) is loaded
-      zero_rows<Config, Config::kColBlocksV>(smem.v(v.stage()),
-                                             tile.mask.seqlen_k - n * Config::kBlockKV);
-    }
+    zero_tail(n);
     for (--n; n >= tile.begin; --n) {
       ptx::mbarrier_wait(smem.full_k(k.stage()), k.phase());  // K(n) is loaded
       wait_order();

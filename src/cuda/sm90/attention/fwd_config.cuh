@@ -82,7 +82,7 @@ struct FwdConfig {
   // setmaxnreg split, in registers per thread: the producer's, the number that all threads have at
   // kernel entry (an SM has 65536), and what the producer leaves to each consumer. setmaxnreg takes
   // multiples of 8.
-  static constexpr int kProducerRegisters = kConsumers >= 3 ? 32 : 24;
+  static constexpr int kProducerRegisters = kConsumers >= 3 || kSplits ? 32 : 24;
   static constexpr int kEntryRegisters = 65536 / kThreads / 8 * 8;
   static constexpr int kConsumerRegisters =
       (kEntryRegisters * (1 + kConsumers) - kProducerRegisters) / kConsumers / 8 * 8;

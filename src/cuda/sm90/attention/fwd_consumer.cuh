@@ -174,7 +174,7 @@ struct FwdConsumer {
                : (int64_t{tile.batch} * problem.heads_q + tile.head) * problem.queries.seqlen;
     uint16_t* const gO = problem.out.data + tile.batch * problem.out.batch_stride +
                          tile.head * problem.out.head_stride + tile.row_q * problem.out.seq_stride;
-    float const sink = sink_of(problem, tile.head);
+    float const sink = sink_of(problem.sinks, tile.head);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int32_t const row =

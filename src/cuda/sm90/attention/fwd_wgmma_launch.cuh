@@ -55,7 +55,7 @@ struct FwdWgmmaLaunch {
   static cudaError_t launch(const FwdProblem& call, int device, cudaStream_t stream) {
     FwdProblem const problem = simplified(call);
     return Variants::with_config(problem, [&](auto config) {
-      return launch_variant<decltype(config)>(problem, device, stream);
+      return launch_variant<decltype(config)>(call, problem, device, stream);
     });
   }
 
@@ -75,12 +75,12 @@ struct FwdWgmmaLaunch {
   }
 
   template <class C>
-  static cudaError_t launch_variant(FwdProblem problem, int device, cudaStream_t stream) {
+  static cudaError_t launch_variant(const FwdProblem& call, FwdProblem problem, int device,
+                                    cudaStream_t stream) {
     if constexpr (C::kSplits) {
       KeyDivision const division = Variants::template divide_keys<C>(problem);
-      problem.splits =
-          KeySplitsWorkspace(problem, division)
-              .splits(division, problem.workspace + counter_bytes(problem), problem.head_dim_v);
+      KeySplitsWorkspace(problem, division)
+          .assign(problem, division, problem.workspace + counter_bytes(problem));
     }
     FwdArgs args;
     args.problem = problem;
@@ -108,7 +108,9 @@ struct FwdWgmmaLaunch {
     LaunchShape const shape{args.ctas, C::kThreads, C::kSharedMemory};
     error = launch_kernel<fwd_kernel<C>>(args, shape, device, stream);
     if constexpr (C::kSplits) {
-      if (error == cudaSuccess) error = launch_fwd_merge<Target, Dtype>(problem, device, stream);
+      if (error == cudaSuccess) {
+        error = launch_fwd_merge<Target, Dtype>(call, problem.splits, device, stream);
+      }
     }
     return error;
   }

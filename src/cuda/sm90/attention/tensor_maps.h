@@ -17,18 +17,22 @@ struct TensorMapEncoder {
   bool clipped = false;
 
   cudaError_t queries(CUtensorMap& map, const Tensor& tensor, int64_t dim, int rows) const {
-    return encode(map, tensor, problem.queries, problem.heads_q, dim, rows);
+    // Packed queries in a dense problem: the batch dimension has all their rows (KeySplits).
+    int64_t const batch =
+        problem.splits.query_rows == nullptr ? problem.batch : problem.queries.total;
+    return encode(map, tensor, problem.queries, batch, problem.heads_q, dim, rows);
   }
   cudaError_t keys(CUtensorMap& map, const Tensor& tensor, int64_t dim, int rows) const {
-    return encode(map, tensor, problem.keys, problem.heads_q / problem.group, dim, rows);
+    int64_t const heads = problem.heads_q / problem.group;
+    return encode(map, tensor, problem.keys, problem.batch, heads, dim, rows);
   }
 
  private:
   cudaError_t encode(CUtensorMap& map, const Tensor& tensor, const Sequences& sequences,
-                     int64_t heads, int64_t dim, int rows) const {
+                     int64_t batch, int64_t heads, int64_t dim, int rows) const {
     bool const varlen = sequences.offsets != nullptr;
     int64_t const seqlen = varlen ? sequences.total : sequences.seqlen;
-    int64_t const batch = varlen ? 1 : problem.batch;
+    if (varlen) batch = 1;
     if (clipped) {
       return encode_clipped_map(map, type, tensor, seqlen, heads, batch, dim, rows);
     }
