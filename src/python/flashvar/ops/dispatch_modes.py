@@ -60,6 +60,11 @@ def as_list(tensor: torch.Tensor) -> Any:
         return inner.tolist()
 
 
+def in_transform() -> bool:
+    """Whether a transform of torch.func is active. Not meaningful while torch.compile traces."""
+    return _transforms() is not None
+
+
 def is_mapped(tensor: torch.Tensor) -> bool:
     """Whether torch.vmap maps a tensor, also inside of other transforms."""
     while _is_transformed(tensor):

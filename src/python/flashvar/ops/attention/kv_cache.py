@@ -23,6 +23,7 @@ from flashvar.ops.dispatch_modes import (
     are_plain,
     as_list,
     can_be_read,
+    in_transform,
     is_compiling,
     is_faking,
     is_mapped,
@@ -98,8 +99,8 @@ def with_kv_cache(given: Arguments, rotate: Rotate, return_lse: bool) -> Any:
     with torch.no_grad():
         out, lse = _computed(given, rotate)
     results = (out, lse) if as_bool("return_softmax_lse", return_lse) else (out,)
-    inputs = [x for x in given if isinstance(x, torch.Tensor)]
     if torch.is_grad_enabled():
+        inputs = [x for x in given if isinstance(x, torch.Tensor)]
         if is_compiling():
             results = _refusing_in_graph(results, inputs)
         elif torch._C._any_requires_grad(*inputs):
@@ -109,7 +110,7 @@ def with_kv_cache(given: Arguments, rotate: Rotate, return_lse: bool) -> Any:
 
 def _refuse_mapped(given: Arguments) -> None:
     """Refuse tensors that torch.vmap maps."""
-    if is_compiling():
+    if is_compiling() or not in_transform():
         return
     for name, x in given._asdict().items():
         if isinstance(x, torch.Tensor) and is_mapped(x):
@@ -131,8 +132,8 @@ def _refusing_in_graph(results: tuple[Any, ...], inputs: list[torch.Tensor]) -> 
 
 
 def _computed(given: Arguments, rotate: Rotate) -> tuple[torch.Tensor, torch.Tensor]:
-    q, k, v = (None if x is None else rows_contiguous(x) for x in (given.q, given.k, given.v))
-    assert q is not None
+    q = rows_contiguous(given.q)
+    k, v = (given.k, given.v) if given.k is None else map(rows_contiguous, (given.k, given.v))
     batch, rows, heads = q.shape[:3]
     left, right = (window_side(side) for side in window_pair(given.window_size))
     causal = as_bool("causal", given.causal)
@@ -155,7 +156,9 @@ def _computed(given: Arguments, rotate: Rotate) -> tuple[torch.Tensor, torch.Ten
         cache.write(k, v, used)
         used = used + new
     in_order = cache.slots is cache.table is given.cache_leftpad is None
-    keys, values = cache.k[:batch], cache.v[:batch]
+    keys, values = cache.k, cache.v
+    if in_order and keys.shape[0] > batch:
+        keys, values = keys[:batch], values[:batch]
     if not in_order:
         begins = torch.zeros_like(used) if given.cache_leftpad is None else given.cache_leftpad
         room = cache.capacity() if longest is None else longest
@@ -276,7 +279,7 @@ def _check_lengths(given: Arguments, before: torch.Tensor, new: int, capacity: i
         The length of the longest sequence; None where lengths are not read.
     """
     on_host = can_be_read(before)
-    used = before + new
+    used = before + new if new else before
     in_pages = given.block_table is not None
     longest = None
     if on_host or (in_pages and _waits_for(used)):
