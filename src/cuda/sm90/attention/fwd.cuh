@@ -132,15 +132,18 @@ __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTile
     };
 
     // Key blocks that are visible only to other consumers' rows: this consumer releases them
-    // unread, but only once they are loaded, so that no stage is released twice in one phase.
-    int32_t const own_end = tile.key_blocks_end(warpgroup);
-    // All consumers zero V's rows past the last key together, also one that does not read them: no
-    // consumer waits for the order of GEMMs before it.
-    auto zero_tail = [&](int32_t block) {
-      int32_t const rows = tile.mask.seqlen_k - block * Config::kBlockKV;
-      if (!foreign_tail || block != tile.end - 1 || rows >= Config::kBlockKV) return;
+    // unread, but only once they are loaded, so that no stage is released twice in one phase. The
+    // block that zero_rows() completes is skipped only with kSplits, where many consumers have no
+    // rows: zero_rows() has a barrier of all consumers, and it beside that of the order makes main
+    // loops longer.
+    bool const zero_tail = foreign_tail && tile.mask.seqlen_k < tile.end * Config::kBlockKV;
+    bool const reads_tail = zero_tail && !Config::kSplits;
+    int32_t const own_end = reads_tail ? tile.end : tile.key_blocks_end(warpgroup);
+    // Precondition: n is the last block, and no consumer waits for the order of GEMMs.
+    auto zero_rows_of_tail = [&] {
       ptx::mbarrier_wait(smem.full_v(v.stage()), v.phase());  // V(n) is loaded
-      zero_rows<Config, Config::kColBlocksV>(smem.v(v.stage()), rows);
+      zero_rows<Config, Config::kColBlocksV>(smem.v(v.stage()),
+                                             tile.mask.seqlen_k - n * Config::kBlockKV);
     };
     if constexpr (Config::kModifiers) {
       consumer.load_bias(problem, tile, tile.first_query + warpgroup * 64,
@@ -151,7 +154,9 @@ __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTile
       ptx::mbarrier_wait(smem.full_k(k.stage()), k.phase());  // K(n) is loaded
       release(smem.empty_k(k.stage()));
       k.advance();
-      zero_tail(n);
+      if constexpr (Config::kSplits) {
+        if (zero_tail && n == tile.end - 1) zero_rows_of_tail();
+      }
       wait_order();
       signal_next();
       ptx::mbarrier_wait(smem.full_v(v.stage()), v.phase());  // V(n) is loaded
@@ -163,7 +168,7 @@ __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTile
     ptx::wgmma_wait<0>();
     finish_scores(std::true_type{});
     if constexpr (!Config::kEarlyWait) consumer.pack();
-    zero_tail(n);
+    if (zero_tail && (!Config::kSplits || n == tile.end - 1)) zero_rows_of_tail();
     for (--n; n >= tile.begin; --n) {
       ptx::mbarrier_wait(smem.full_k(k.stage()), k.phase());  // K(n) is loaded
       wait_order();
