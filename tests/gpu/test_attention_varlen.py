@@ -22,12 +22,10 @@ def ints(*values: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("max_seqlen", [130, 200, 8192, 10**6], ids=str)
-def test_a_bound_larger_than_the_truth_changes_nothing(max_seqlen: int, backend: str) -> None:
+def test_a_bound_larger_than_the_truth(max_seqlen: int, backend: str) -> None:
+    """It may choose other kernels, whose results are right."""
     call = packed(64, torch.bfloat16, LENGTHS_Q, (130, 40, 120, 64), causal=True)
-    out, lse = attend(call, backend)
-    again, lse_again = attend(call, backend, max_seqlen=max_seqlen)
-    assert torch.equal(out, again)
-    assert torch.equal(lse, lse_again)
+    check(call, backend, max_seqlen=max_seqlen)
     check_gradients(call, backend, max_seqlen=max_seqlen)
 
 
