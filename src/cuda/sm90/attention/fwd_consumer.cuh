@@ -153,7 +153,7 @@ struct FwdConsumer {
   // Stores the warpgroup's rows of the results of the call, or of a part of divided keys.
   __device__ __forceinline__ void store_results(const FwdProblem& problem,
                                                 const QueryTile<Config>& tile, uint32_t warpgroup) {
-    if (Config::kSplits && problem.splits.out != nullptr) {
+    if constexpr (Config::kSplits) {
       store_part(problem, tile, warpgroup);
     } else {
       store_output(problem, tile, warpgroup);

@@ -45,7 +45,8 @@ struct FwdVariants {
 
   // `time_whole`: without divided keys.
   static bool prefers_split(const FwdProblem& problem, int64_t time_whole) {
-    return needs_merge(problem) || time<Split>(problem) < time_whole;
+    KeyDivision const division = divide_keys<Split>(problem);
+    return needs_merge(problem) || (division.count > 1 && time<Split>(problem) < time_whole);
   }
 
   // Estimated, in half percent of the time that an SM needs for a query and a key.

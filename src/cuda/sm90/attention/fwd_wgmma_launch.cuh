@@ -108,7 +108,7 @@ struct FwdWgmmaLaunch {
     LaunchShape const shape{args.ctas, C::kThreads, C::kSharedMemory};
     error = launch_kernel<fwd_kernel<C>>(args, shape, device, stream);
     if constexpr (C::kSplits) {
-      if (error == cudaSuccess && problem.splits.out != nullptr) {
+      if (error == cudaSuccess) {
         error = launch_fwd_merge<Target, Dtype>(call, problem.splits, device, stream);
       }
     }
