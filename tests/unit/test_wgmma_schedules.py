@@ -48,13 +48,12 @@ int variant_of(const FwdProblem& problem) {
   using Variants = FwdVariants<Target<90, 232448>, dtype::bf16, kHeadDim, kHeadDim>;
   return Variants::with_config(problem, [](auto config) {
     using C = decltype(config);
-    using V = Variants;
-    return std::is_same_v<C, typename V::Split> ? 2 : std::is_same_v<C, typename V::General> ? 0
-         : std::is_same_v<C, typename V::Short> ? 1 : 3;
+    if (C::kSplits) return static_cast<int>(FwdVariant::kSplit);
+    return static_cast<int>(C::kTile.variant);
   });
 }
 
-// FwdVariant: 0 general, 1 short, 2 split, 3 modifiers.
+// The call's FwdVariant.
 extern "C" int variant(int32_t head_dim, int32_t batch, int32_t queries, int32_t keys,
                        int32_t heads, int32_t group, int32_t right, int32_t what) {
   static float sinks[1];
@@ -99,14 +98,11 @@ extern "C" int schedule(uint32_t rows, uint32_t tiles, uint32_t ctas_, int32_t* 
 
 extern "C" int is_short(int32_t head_dim, int32_t queries, int32_t keys, int what) {
   ShortSequences const limits = short_sequences(head_dim);
-  int const limit = what == 0   ? limits.fwd
-                    : what == 1 ? limits.fwd_modifiers
-                    : what == 2 ? limits.bwd
-                                : limits.bwd_modifiers;
+  int const limit = what == 0 ? limits.bwd : limits.bwd_modifiers;
   return have_at_most(made(2, queries, keys, 4, 1, -1, -1), limit);
 }
 """
-_GENERAL, _SHORT, _SPLIT, _MODIFIERS = range(4)
+_GENERAL, _MEDIUM, _SMALL, _SPLIT, _MODIFIERS, _SMALL_MODIFIERS = range(6)
 
 
 @pytest.fixture(scope="module")
@@ -119,18 +115,22 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     ("head_dim", "call", "expected"),
     [
         (64, (4, 16384, 16384, 32, 1, -1), _GENERAL),
-        (64, (4, 4096, 4096, 32, 1, 0), _SHORT),
-        (64, (64, 197, 197, 16, 1, -1), _SHORT),  # 59 rows beyond the last query instead of 187
+        (64, (4, 4096, 4096, 32, 1, 0), _MEDIUM),
+        (64, (64, 197, 197, 16, 1, -1), _SMALL),  # 59 rows beyond the last query instead of 187
+        (64, (512, 49, 49, 8, 1, -1), _SMALL),
+        (64, (64, 384, 384, 12, 1, 0), _SMALL),
+        (128, (512, 49, 49, 8, 1, -1), _SMALL),
+        (128, (64, 197, 197, 16, 1, -1), _SMALL),
         (64, (8, 1500, 1500, 20, 1, -1), _GENERAL),
-        (128, (1, 512, 8192, 32, 4, -1), _SHORT),  # 128 tiles instead of 96
+        (128, (8, 1024, 1024, 16, 1, 0), _MEDIUM),
+        (128, (1, 512, 8192, 32, 4, -1), _MEDIUM),  # 128 tiles instead of 96
         (128, (2, 2000, 2000, 12, 1, -1), _GENERAL),
-        (128, (1, 16384, 16384, 16, 1, -1), _GENERAL),
+        (128, (1, 16384, 16384, 16, 1, -1), _MEDIUM),
         (64, (1, 512, 50176, 8, 1, -1), _SPLIT),
         (128, (1, 1, 8192, 32, 4, 0), _SPLIT),
         (256, (1, 1, 8192, 8, 8, -1), _SPLIT),
         (256, (2, 4096, 4096, 16, 2, 0), _GENERAL),
-        (128, (32, 1, 4096, 32, 4, -1), _SHORT),  # as many tiles as fill two rounds
-        (64, (1, 4096, 4096, 12, 1, 0), _SHORT),  # half of the blocks are hidden
+        (64, (1, 4096, 4096, 12, 1, 0), _MEDIUM),  # half of the blocks are hidden
     ],
 )
 def test_the_forward_takes_the_tiles_that_waste_least(
@@ -144,7 +144,23 @@ def test_only_one_kernel_adds_the_sinks_of_packed_groups(library: ctypes.CDLL) -
     assert library.variant(128, *packed, 0) != _SPLIT
     assert library.variant(128, *packed, 1) == _SPLIT
     assert library.variant(128, *of_one_head, 1) != _SPLIT
-    assert library.variant(128, *(1, 1, 8192, 32, 4, -1), 2) == _MODIFIERS
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "length", "expected"),
+    [
+        (64, 49, _SMALL_MODIFIERS),
+        (64, 128, _SMALL_MODIFIERS),
+        (64, 1024, _MODIFIERS),
+        (128, 64, _SMALL_MODIFIERS),
+        (128, 2048, _MODIFIERS),
+        (256, 64, _MODIFIERS),
+    ],
+)
+def test_tiles_of_calls_with_modifiers(
+    head_dim: int, length: int, expected: int, library: ctypes.CDLL
+) -> None:
+    assert library.variant(head_dim, 32, length, length, 8, 1, -1, 2) == expected
 
 
 @pytest.mark.parametrize(
@@ -180,7 +196,7 @@ def test_every_tile_is_taken_once(rows: int, tiles: int, ctas: int, library: cty
 
 @pytest.mark.parametrize(
     ("head_dim", "what", "limit"),
-    [(32, 0, 128), (64, 0, 32), (64, 1, 112), (64, 2, 80), (64, 3, 48), (128, 0, 32)],
+    [(32, 0, 56), (32, 1, 32), (64, 0, 80), (64, 1, 48)],
 )
 def test_short_sequences(head_dim: int, what: int, limit: int, library: ctypes.CDLL) -> None:
     assert library.is_short(head_dim, limit, limit, what)
@@ -189,5 +205,5 @@ def test_short_sequences(head_dim: int, what: int, limit: int, library: ctypes.C
 
 
 def test_long_rows_are_never_short(library: ctypes.CDLL) -> None:
-    assert not library.is_short(128, 1, 1, 2)
-    assert not library.is_short(256, 1, 1, 0)
+    assert not library.is_short(128, 1, 1, 0)
+    assert not library.is_short(256, 1, 1, 1)

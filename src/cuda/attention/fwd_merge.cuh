@@ -7,6 +7,7 @@
 #include "attention/outside_rows.cuh"
 #include "attention/problem.h"
 #include "attention/sinks.cuh"
+#include "core/kernel_facts.h"
 #include "core/launch.h"
 #include "core/math.cuh"
 #include "ptx/grid_dependency.cuh"
@@ -131,6 +132,11 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
       }
     }
   }
+}
+
+constexpr KernelFacts fwd_merge_facts(const char* row) {
+  return KernelFactsMaker{row, "simt", "after a forward whose keys are divided"}.make(
+      "fwd_merge_kernel", 32 * kMergeWarps, 0, kMergeWarps);
 }
 
 template <class Target, class Dtype>

@@ -73,6 +73,18 @@ inline FwdProblem simplified(FwdProblem problem) {
   return can_pack_group(problem) ? pack_group(problem) : problem;
 }
 
+// The most keys that some query of a tile of block_q queries sees.
+inline int64_t visible_keys(const FwdProblem& problem, int32_t block_q) {
+  int64_t const keys = problem.keys.seqlen;
+  if (problem.window_left == kUnbounded) return keys;
+  // Diagonals of a tile's queries; those of a sequence end at its last key.
+  int64_t const diagonals = std::min(problem.queries.seqlen, block_q);
+  int64_t const after = problem.window_right != kUnbounded
+                            ? int64_t{problem.window_right}
+                            : int64_t{problem.queries.seqlen} - diagonals;
+  return std::min(keys, int64_t{problem.window_left} + diagonals + after);
+}
+
 // The number of parts with the shortest estimated time, counted in key blocks of a tile whose block
 // of threads is alone on an SM: a block takes kStart beside its key blocks, one that stores a
 // part's results up to kStore more, and the second kernel kMerge. Blocks that share an SM overlap:
@@ -90,16 +102,7 @@ struct KeyDivision {
     auto const tiles = [](int64_t size, int64_t tile) { return (size + tile - 1) / tile; };
     int64_t const slots = kMultiprocessors * blocks_per_sm;
     int64_t const units = problem.queries.tiles(problem.batch, block_q) * problem.heads_q;
-    int64_t visible = problem.keys.seqlen;
-    if (problem.window_left != kUnbounded) {
-      // Diagonals of a tile's queries; those of a sequence end at its last key.
-      int64_t const diagonals = std::min(problem.queries.seqlen, block_q);
-      int64_t const after = problem.window_right != kUnbounded
-                                ? int64_t{problem.window_right}
-                                : int64_t{problem.queries.seqlen} - diagonals;
-      visible = std::min(visible, int64_t{problem.window_left} + diagonals + after);
-    }
-    int64_t const blocks = tiles(visible, block_kv);
+    int64_t const blocks = tiles(visible_keys(problem, block_q), block_kv);
     // Under a causal mask the mean tile sees fewer blocks than the last one.
     bool const causal = problem.window_right != kUnbounded && problem.window_left == kUnbounded;
     int64_t const hidden = std::min(problem.queries.seqlen, problem.keys.seqlen) / (2 * block_kv);

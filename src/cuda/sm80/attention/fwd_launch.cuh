@@ -21,12 +21,13 @@ struct FwdLaunch {
     return {Dtype::kAbi, kHeadDim, kHeadDimV, {&workspace, &launch, &explain_mma_sync<FwdProblem>}};
   }
 
-  static constexpr KernelFactsList<2> facts(const char* row, const char* when = "every call") {
-    using C = Config<false>;
-    return {{KernelFactsMaker{row, "mma.sync", when}.make(
-                 "fwd_kernel", C::kThreads, C::kSharedMemory, C::kBlockQ, C::kBlockKV),
-             KernelFactsMaker{row, "simt", "after a forward whose keys are divided"}.make(
-                 "fwd_merge_kernel", 32 * kMergeWarps, 0, kMergeWarps)}};
+  static constexpr KernelFactsList<2> facts(const char* row) {
+    return {{facts<Config<false>>(row, "every call"), fwd_merge_facts(row)}};
+  }
+
+  // Of launch_unaligned().
+  static constexpr KernelFactsList<1> facts_unaligned(const char* row, const char* when) {
+    return {{facts<Config<true>>(row, when)}};
   }
 
   // For the results of divided keys, which aligned calls may have.
@@ -36,7 +37,7 @@ struct FwdLaunch {
   }
 
   static cudaError_t launch(const FwdProblem& call, int device, cudaStream_t stream) {
-    if (!call.rows_are_aligned()) return launch_variant<true, false>(call, device, stream);
+    if (!call.rows_are_aligned()) return launch_unaligned(call, device, stream);
     FwdProblem const problem = simplified(call);
     if (problem.has_modifiers()) return launch_variant<true, true>(problem, device, stream);
     KeyDivision const division = divide_keys(problem);
@@ -45,8 +46,19 @@ struct FwdLaunch {
                : launch_variant<false, true>(problem, device, stream);
   }
 
+  // Supports every call, needs no workspace, and compiles one variant alone.
+  static cudaError_t launch_unaligned(const FwdProblem& call, int device, cudaStream_t stream) {
+    return launch_variant<true, false>(call, device, stream);
+  }
+
  private:
   using Divided = FwdConfig<Target, Dtype, kHeadDim, kHeadDimV, false, true>;
+
+  template <class C>
+  static constexpr KernelFacts facts(const char* row, const char* when) {
+    return KernelFactsMaker{row, "mma.sync", when}.make("fwd_kernel", C::kThreads, C::kSharedMemory,
+                                                        C::kBlockQ, C::kBlockKV);
+  }
 
   // Kernels with modifiers take whole keys.
   static KeyDivision divide_keys(const FwdProblem& problem) {

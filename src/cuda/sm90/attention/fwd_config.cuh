@@ -10,9 +10,11 @@ namespace flashvar::sm90::attention {
 // Variants of the kernel, each with tiles of its own.
 enum class FwdVariant {
   kGeneral,
-  kShort,      // a mask, or sizes for which larger tiles waste more work (fwd_variants.h)
+  kMedium,     // a mask, or sizes for which larger tiles waste more work (fwd_variants.h)
+  kSmall,      // few steps per tile: several blocks share an SM, so that their latencies overlap
   kSplit,      // divided keys (KeySplits); no modifiers
   kModifiers,  // evaluates ScoreModifiers: fewer scores and more warps per tile hide their latency
+  kSmallModifiers,  // likewise, in small tiles
 };
 
 struct FwdTile {
@@ -22,28 +24,35 @@ struct FwdTile {
   int block_kv;         // keys of one main-loop step
   int consumers;        // warpgroups of 64 query rows each
   int cost = 100;       // of a query and a key, relative to the other rows for the head dims
-  int causal_keys = 0;  // kShort: used for calls with a left window, and for those with a right
+  int causal_keys = 0;  // kMedium: used for calls with a left window, and for those with a right
                         // window and at most this many keys
+  int blocks_per_sm = 1;
 };
 
 // The first row whose variant and head dims fit is used. Measured on an H200
 // (docs/hopper-ledger.md).
 // clang-format off
 inline constexpr FwdTile kFwdTiles[] = {
-    {FwdVariant::kModifiers,  64,  64,  64, 4},
-    {FwdVariant::kModifiers, 128, 128,  64, 3},
-    {FwdVariant::kModifiers, 256, 256,  64, 2},
-    {FwdVariant::kSplit,      64,  64, 128, 2, 125},
-    {FwdVariant::kSplit,     128, 128, 128, 2},
-    {FwdVariant::kShort,      64,  64,  64, 4, 100, INT32_MAX},
-    {FwdVariant::kShort,     112, 112, 128, 2, 100, 2048},
-    {FwdVariant::kShort,     128, 128, 128, 2, 100, INT32_MAX},
-    {FwdVariant::kGeneral,    64,  64, 128, 3,  95},
-    {FwdVariant::kGeneral,    96,  96, 112, 3,  95},
-    {FwdVariant::kGeneral,   128, 128,  80, 3,  95},
-    {FwdVariant::kGeneral,   192, 128, 128, 2},
-    {FwdVariant::kGeneral,   192, 192,  96, 2},
-    {FwdVariant::kGeneral,   256, 256,  80, 2},
+    {FwdVariant::kModifiers,       64,  64,  64, 4},
+    {FwdVariant::kModifiers,      128, 128,  64, 3},
+    {FwdVariant::kModifiers,      256, 256,  64, 2},
+    {FwdVariant::kSmallModifiers,  64,  64,  64, 1, 170, 0, 3},
+    {FwdVariant::kSmallModifiers, 128, 128,  64, 1, 170, 0, 2},
+    {FwdVariant::kSplit,           64,  64, 128, 2, 125},
+    {FwdVariant::kSplit,          128, 128, 128, 2},
+    {FwdVariant::kSmall,           64,  64,  64, 1, 150, 0, 3},
+    {FwdVariant::kSmall,           96,  96,  64, 1, 190, 0, 2},
+    {FwdVariant::kSmall,          128, 128,  64, 1, 150, 0, 2},
+    {FwdVariant::kMedium,          64,  64,  64, 4, 107, INT32_MAX},
+    {FwdVariant::kMedium,          96,  96, 128, 2, 105, 2048},
+    {FwdVariant::kMedium,         112, 112, 128, 2,  92, 2048},
+    {FwdVariant::kMedium,         128, 128, 128, 2,  92, INT32_MAX},
+    {FwdVariant::kGeneral,         64,  64, 128, 3,  95},
+    {FwdVariant::kGeneral,         96,  96, 112, 3,  95},
+    {FwdVariant::kGeneral,        128, 128,  80, 3,  95},
+    {FwdVariant::kGeneral,        192, 128, 128, 2},
+    {FwdVariant::kGeneral,        192, 192,  96, 2},
+    {FwdVariant::kGeneral,        256, 256,  80, 2},
 };
 // clang-format on
 
@@ -66,7 +75,8 @@ template <class Target, class Dtype_, int kHeadDim_, int kHeadDimV_, FwdVariant 
 struct FwdConfig {
   using Dtype = Dtype_;
   static constexpr FwdTile kTile = fwd_tile(kVariant, kHeadDim_, kHeadDimV_);
-  static constexpr bool kModifiers = kVariant == FwdVariant::kModifiers;
+  static constexpr bool kModifiers =
+      kVariant == FwdVariant::kModifiers || kVariant == FwdVariant::kSmallModifiers;
   static constexpr bool kSplits = kVariant == FwdVariant::kSplit;
   static constexpr int kHeadDim = (kHeadDim_ + 15) / 16 * 16;
   static constexpr int kHeadDimV = padded_head_dim_v(kHeadDimV_);
@@ -79,11 +89,12 @@ struct FwdConfig {
   // 26).
   static constexpr int kBlocksAhead = 512 / kBlockKV;
   static constexpr int kThreads = 128 * (1 + kConsumers);
+  static constexpr int kBlocksPerSM = kTile.blocks_per_sm;
   // setmaxnreg split, in registers per thread: the producer's, the number that all threads have at
   // kernel entry (an SM has 65536), and what the producer leaves to each consumer. setmaxnreg takes
   // multiples of 8.
   static constexpr int kProducerRegisters = kConsumers >= 3 || kSplits ? 32 : 24;
-  static constexpr int kEntryRegisters = 65536 / kThreads / 8 * 8;
+  static constexpr int kEntryRegisters = 65536 / (kThreads * kBlocksPerSM) / 8 * 8;
   static constexpr int kConsumerRegisters =
       (kEntryRegisters * (1 + kConsumers) - kProducerRegisters) / kConsumers / 8 * 8;
   // P is computed before the block's maximum is known (LazySoftmax). Not with modifiers, which
@@ -109,7 +120,9 @@ struct FwdConfig {
   static constexpr int kBytesBias = kModifiers ? kBiasQueries * kBiasKeys * 4 : 0;
   static constexpr int kBiasOffset = kBarrierBytes + kBytesQ + kStages * (kBytesK + kBytesV);
   static constexpr int kSharedMemory = kBiasOffset + 4 * kConsumers * kBytesBias;
-  static_assert(kSharedMemory <= Target::kSharedMemory, "the tile must fit a block");
+  // Of an SM's memory each block also has 1 KiB of the driver's.
+  static_assert(kBlocksPerSM * (kSharedMemory + 1024) <= Target::kSharedMemory + 1024,
+                "the blocks must fit an SM");
 };
 
 }  // namespace flashvar::sm90::attention

@@ -1,6 +1,7 @@
 // Which variant of the wgmma forward computes a call: the one with the shortest estimated time.
 // Host only.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
 #include "attention/key_splits.h"
@@ -16,31 +17,49 @@ struct FwdVariants {
   template <FwdVariant kVariant>
   using Config = FwdConfig<Target, Dtype, kHeadDim, kHeadDimV, kVariant>;
   using General = Config<FwdVariant::kGeneral>;
-  using Short = Config<FwdVariant::kShort>;
+  using Medium = Config<FwdVariant::kMedium>;
+  using Small = Config<FwdVariant::kSmall>;
   using Split = Config<FwdVariant::kSplit>;
-  static constexpr bool kHasShort = Short::kTile.variant == FwdVariant::kShort;
+  using Modifiers = Config<FwdVariant::kModifiers>;
+  using SmallModifiers = Config<FwdVariant::kSmallModifiers>;
+  static constexpr bool has_tile(FwdVariant variant) {
+    return fwd_tile(variant, kHeadDim, kHeadDimV).variant == variant;
+  }
+  static constexpr bool kHasSmaller = has_tile(FwdVariant::kSmall);
+  static_assert(kHasSmaller == has_tile(FwdVariant::kMedium) &&
+                kHasSmaller == has_tile(FwdVariant::kSmallModifiers));
 
   // Calls `use` with the configuration of the call's variant.
   template <class Use>
   static auto with_config(const FwdProblem& problem, Use&& use) {
-    if (problem.has_modifiers()) return use(Config<FwdVariant::kModifiers>{});
-    bool const is_short = prefers_short(problem);
-    if (prefers_split(problem, is_short ? time<Short>(problem) : time<General>(problem))) {
-      return use(Split{});
+    if constexpr (kHasSmaller) {
+      if (problem.has_modifiers()) {
+        return time_small<SmallModifiers>(problem) < time<Modifiers>(problem)
+                   ? use(SmallModifiers{})
+                   : use(Modifiers{});
+      }
+      bool const is_medium = prefers_medium(problem);
+      int64_t const larger = is_medium ? time<Medium>(problem) : time<General>(problem);
+      int64_t const small = time_small<Small>(problem);
+      if (prefers_split(problem, std::min(small, larger))) return use(Split{});
+      if (small < larger) return use(Small{});
+      return is_medium ? use(Medium{}) : use(General{});
+    } else {
+      if (problem.has_modifiers()) return use(Modifiers{});
+      return prefers_split(problem, time<General>(problem)) ? use(Split{}) : use(General{});
     }
-    if constexpr (kHasShort) {
-      if (is_short) return use(Short{});
-    }
-    return use(General{});
   }
 
-  // Larger tiles have more rows beyond the last query, more hidden keys under a mask, and may leave
-  // more SMs idle in the last round.
-  static bool prefers_short(const FwdProblem& problem) {
-    if (!kHasShort) return false;
+  // Rather than kGeneral. Larger tiles have more rows beyond the last query, more hidden keys under
+  // a mask, and may leave more SMs idle in the last round.
+  static bool prefers_medium(const FwdProblem& problem) {
+    // Keys up to which the estimate is right under a causal mask.
+    constexpr int kEstimated = kHeadDim <= 64 ? 0 : 512;
     if (problem.window_left != kUnbounded) return true;
-    if (problem.window_right != kUnbounded) return problem.keys.seqlen <= Short::kTile.causal_keys;
-    return time<Short>(problem) <= time<General>(problem);
+    if (problem.window_right != kUnbounded && problem.keys.seqlen > kEstimated) {
+      return problem.keys.seqlen <= Medium::kTile.causal_keys;
+    }
+    return time<Medium>(problem) <= time<General>(problem);
   }
 
   // `time_whole`: without divided keys.
@@ -55,9 +74,18 @@ struct FwdVariants {
     return divide_keys<C>(problem).time * C::kBlockQ * C::kBlockKV * C::kTile.cost;
   }
 
+  // With more keys the L2 cache, from which a block reads K and V for 64 queries alone, would limit
+  // small tiles.
+  template <class C>
+  static int64_t time_small(const FwdProblem& problem) {
+    constexpr int64_t kMostKeys = 1024;
+    return visible_keys(problem, C::kBlockQ) <= kMostKeys ? time<C>(problem) : INT64_MAX;
+  }
+
   template <class C>
   static KeyDivision divide_keys(const FwdProblem& problem) {
-    return KeyDivision::make(problem, C::kBlockQ, C::kBlockKV, 1, C::kSplits ? kMaxSplits : 1);
+    return KeyDivision::make(problem, C::kBlockQ, C::kBlockKV, C::kBlocksPerSM,
+                             C::kSplits ? kMaxSplits : 1);
   }
 };
 

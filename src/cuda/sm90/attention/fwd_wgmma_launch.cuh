@@ -11,7 +11,6 @@
 #include "core/tensor_map.h"
 #include "sm90/attention/fwd.cuh"
 #include "sm90/attention/fwd_variants.h"
-#include "sm90/attention/short_sequences.h"
 #include "sm90/attention/tensor_maps.h"
 
 namespace flashvar::sm90::attention {
@@ -22,15 +21,18 @@ struct FwdWgmmaLaunch {
   template <FwdVariant kVariant>
   using Config = typename Variants::template Config<kVariant>;
 
-  // One record per variant, that of a plain call first.
+  // One record per variant, that of a plain call first, and one of the kernel that merges parts.
   static constexpr auto facts(const char* row) {
-    KernelFactsList<3> const always{
-        {facts<Config<FwdVariant::kGeneral>>(row, "fwd_kernel"),
-         facts<Config<FwdVariant::kModifiers>>(row, "fwd_kernel, modifiers"),
-         facts<Config<FwdVariant::kSplit>>(row, "fwd_kernel, divided keys")}};
-    if constexpr (Variants::kHasShort) {
-      return join(always, KernelFactsList<1>{{facts<Config<FwdVariant::kShort>>(
-                              row, "fwd_kernel, smaller tiles")}});
+    KernelFactsList<4> const always{{facts<FwdVariant::kGeneral>(row, "fwd_kernel"),
+                                     facts<FwdVariant::kModifiers>(row, "fwd_kernel, modifiers"),
+                                     facts<FwdVariant::kSplit>(row, "fwd_kernel, divided keys"),
+                                     fwd_merge_facts(row)}};
+    if constexpr (Variants::kHasSmaller) {
+      return join(always,
+                  KernelFactsList<3>{
+                      {facts<FwdVariant::kMedium>(row, "fwd_kernel, medium tiles"),
+                       facts<FwdVariant::kSmall>(row, "fwd_kernel, small tiles"),
+                       facts<FwdVariant::kSmallModifiers>(row, "fwd_kernel, small, modifiers")}});
     } else {
       return always;
     }
@@ -64,13 +66,11 @@ struct FwdWgmmaLaunch {
     return problem.queries.offsets == nullptr ? 0 : 256;
   }
 
-  template <class C>
+  template <FwdVariant kVariant>
   static constexpr KernelFacts facts(const char* row, const char* kernel) {
-    constexpr bool kHasLimit = short_sequences(std::max(kHeadDim, kHeadDimV)).fwd > 0;
-    KernelFactsMaker const maker{
-        row, "wgmma",
-        kHasLimit ? "rows start on 16 bytes, so that TMA can address them; not for short sequences"
-                  : "rows start on 16 bytes, so that TMA can address them"};
+    using C = Config<kVariant>;
+    KernelFactsMaker const maker{row, "wgmma",
+                                 "rows start on 16 bytes, so that TMA can address them"};
     return maker.make(kernel, C::kThreads, C::kSharedMemory, C::kBlockQ, C::kBlockKV);
   }
 
@@ -97,7 +97,7 @@ struct FwdWgmmaLaunch {
       error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     }
     if (error != cudaSuccess) return error;
-    if (!args.init(problem, C::kBlockQ, multiprocessors,
+    if (!args.init(problem, C::kBlockQ, multiprocessors * C::kBlocksPerSM,
                    reinterpret_cast<uint32_t*>(problem.workspace))) {
       return cudaErrorInvalidConfiguration;
     }

@@ -1,6 +1,6 @@
-// Short sequences, which the mma.sync kernels compute faster: a tile of the wgmma forward has 128
-// rows or more, a CTA works on one tile at a time, and few steps do not fill its pipeline. Host
-// only.
+// Short sequences, whose backward the mma.sync kernels compute faster: a tile of the wgmma backward
+// has 64 rows or more, a CTA works on one tile at a time, and few steps do not fill its pipeline.
+// Host only.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -14,13 +14,11 @@ using namespace flashvar::attention;  // what all architectures share
 // The most queries and keys of short sequences; `_modifiers`: in calls with score modifiers.
 struct ShortSequences {
   int max_head_dim;  // of the kernel
-  int fwd, fwd_modifiers;
   int bwd, bwd_modifiers;
 };
 
 // Measured on an H200 (docs/hopper-ledger.md).
-inline constexpr ShortSequences kShortSequences[] = {
-    {32, 128, 128, 56, 32}, {64, 32, 112, 80, 48}, {128, 32, 32, 0, 0}, {256, 0, 0, 0, 0}};
+inline constexpr ShortSequences kShortSequences[] = {{32, 56, 32}, {64, 80, 48}, {256, 0, 0}};
 
 inline constexpr const char* kWhyShort =
     "sequences are so short that these kernels are faster than those with wgmma";
