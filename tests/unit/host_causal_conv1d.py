@@ -68,7 +68,8 @@ class HostLibrary:
                 direction=direction, Direction=name, tables=tables
             )
         self._targets = targets
-        self._library = host_program.library(_PROGRAM, folder, headers)
+        # Its kernels run for longer than their compilation takes.
+        self._library = host_program.library(_PROGRAM, folder, headers, "-Og")
         self._library.flashvar_last_error.restype = ctypes.c_char_p
 
     def choose(self, target: str) -> None:

@@ -48,9 +48,11 @@ def answer(made: Path, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def library(program: str, folder: Path, headers: Mapping[str, str] | None = None) -> ctypes.CDLL:
+def library(
+    program: str, folder: Path, headers: Mapping[str, str] | None = None, *options: str
+) -> ctypes.CDLL:
     """The same as a library in this process."""
-    made = _compile(program, folder, headers, "program.so", "-shared", "-fPIC")
+    made = _compile(program, folder, headers, "program.so", "-shared", "-fPIC", *options)
     return ctypes.CDLL(str(made))
 
 

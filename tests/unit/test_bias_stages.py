@@ -198,5 +198,5 @@ int main() {
 @host_program.needs_compiler
 def test_a_lane_reads_what_its_accumulators_are_for(tmp_path: Path) -> None:
     """Of every alignment and both dtypes, across the ends of the tensor, in both orientations."""
-    code, printed = host_program.run(_PROGRAM, tmp_path, _PTX)
+    code, printed = host_program.run(_PROGRAM, tmp_path, _PTX, "-Og")
     assert (code, printed) == (0, "right, 0 conflicts")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import host_program
@@ -357,9 +356,14 @@ int main() {
 """
 
 
-def test_blocks_of_tokens_end_together(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def blocks_of_tokens(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str]:
+    return host_program.run(_BLOCKS_OF_TOKENS, tmp_path_factory.mktemp("blocks"))
+
+
+def test_blocks_of_tokens_end_together(blocks_of_tokens: tuple[int, str]) -> None:
     """On 132 multiprocessors, with two blocks each in the backward and four in the forward."""
-    code, printed = host_program.run(_BLOCKS_OF_TOKENS, tmp_path)
+    code, printed = blocks_of_tokens
     # 65 and 96 tiles are halved: a block has 64.
     backward = ["256x32", "256x64", "256x64", "256x33", "256x48", "257x32", "4x2", "0x1"]
     # Halves take three instead of two waves, if these were less than three quarters full.

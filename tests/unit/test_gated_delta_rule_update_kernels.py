@@ -153,7 +153,7 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     calls = "\n".join(f"  calls<{_instance(k)}>({k}, {v}, {pitch});" for k, v, pitch in SHAPES)
     program = PROGRAM.replace("LENGTHS", str(TOKENS)[1:-1]).replace("CALLS", calls)
     folder = tmp_path_factory.mktemp("update")
-    code, text = host_program.run(program, folder, None, "-O1", "-D__CUDACC__")
+    code, text = host_program.run(program, folder, None, "-Og", "-D__CUDACC__")
     assert code == 0
     shapes = [f"{k}x{v} {batch}" for k, v, _ in SHAPES for batch in BATCHES]
     names = [f"{shape} {states}" for shape in shapes for states in STATES]
