@@ -1,7 +1,7 @@
 // Attention forward with wgmma and TMA (the schedule of FlashAttention-3: Shah et al., 2024).
 //
 // Persistent CTAs of one producer warpgroup (a load warp issues all TMA loads, a scheduler warp
-// publishes work tiles) and two to four consumer warpgroups of 64 query rows each. A consumer
+// publishes work tiles) and one to four consumer warpgroups of 64 query rows each. A consumer
 // issues S(n) = Q K(n)^T and O += P(n+1) V(n+1) together. It computes the softmax of S(n) while the
 // GEMMs of other consumers and, above head dim 64, its own P V run. Device code only; launched by
 // fwd_wgmma_launch.cuh.
