@@ -125,7 +125,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         (128, (8, 1024, 1024, 16, 1, 0), _MEDIUM),
         (128, (1, 512, 8192, 32, 4, -1), _MEDIUM),  # 128 tiles instead of 96
         (128, (2, 2000, 2000, 12, 1, -1), _GENERAL),
-        (128, (1, 16384, 16384, 16, 1, -1), _MEDIUM),
+        (128, (1, 16384, 16384, 16, 1, -1), _GENERAL),
         (64, (1, 512, 50176, 8, 1, -1), _SPLIT),
         (128, (1, 1, 8192, 32, 4, 0), _SPLIT),
         (256, (1, 1, 8192, 8, 8, -1), _SPLIT),

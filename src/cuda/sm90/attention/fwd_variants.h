@@ -74,12 +74,14 @@ struct FwdVariants {
     return divide_keys<C>(problem).time * C::kBlockQ * C::kBlockKV * C::kTile.cost;
   }
 
-  // With more keys the L2 cache, from which a block reads K and V for 64 queries alone, would limit
-  // small tiles.
+  // A block reads K and V for the queries of its tile alone. With more queries and keys the L2
+  // cache would limit small tiles.
   template <class C>
   static int64_t time_small(const FwdProblem& problem) {
     constexpr int64_t kMostKeys = 1024;
-    return visible_keys(problem, C::kBlockQ) <= kMostKeys ? time<C>(problem) : INT64_MAX;
+    bool const reads_little =
+        problem.queries.seqlen <= C::kBlockQ || visible_keys(problem, C::kBlockQ) <= kMostKeys;
+    return reads_little ? time<C>(problem) : INT64_MAX;
   }
 
   template <class C>
