@@ -71,17 +71,28 @@ struct FwdVariants {
   // Estimated, in half percent of the time that an SM needs for a query and a key.
   template <class C>
   static int64_t time(const FwdProblem& problem) {
-    return divide_keys<C>(problem).time * C::kBlockQ * C::kBlockKV * C::kTile.cost;
+    return divide_keys<C>(problem).time * area_cost<C>();
   }
 
-  // A block reads K and V for the queries of its tile alone. With more queries and keys the L2
-  // cache would limit small tiles.
+  // Of a variant of which several blocks share an SM. A block reads K and V for the queries of its
+  // tile alone: with more queries and keys the L2 cache would be the limit.
   template <class C>
   static int64_t time_small(const FwdProblem& problem) {
     constexpr int64_t kMostKeys = 1024;
-    bool const reads_little =
-        problem.queries.seqlen <= C::kBlockQ || visible_keys(problem, C::kBlockQ) <= kMostKeys;
-    return reads_little ? time<C>(problem) : INT64_MAX;
+    int64_t const keys = visible_keys(problem, C::kBlockQ);
+    bool const one_tile = problem.queries.seqlen <= C::kBlockQ;
+    if (!one_tile && keys > kMostKeys) return INT64_MAX;
+    // The blocks of an SM take as long together as one of them alone. Where V may have a tail of
+    // other data, though, warpgroups without rows make the larger tiles slower (fwd_consume).
+    bool const has_tail = problem.keys.offsets != nullptr || problem.seqused_k != nullptr;
+    int64_t const steps = (keys + C::kBlockKV - 1) / C::kBlockKV + KeyDivision::kStart;
+    int64_t const alone = one_tile && has_tail ? 0 : (C::kBlocksPerSM + 1) * steps;
+    return std::max(divide_keys<C>(problem).time, alone) * area_cost<C>();
+  }
+
+  template <class C>
+  static constexpr int64_t area_cost() {
+    return int64_t{C::kBlockQ} * C::kBlockKV * C::kTile.cost;
   }
 
   template <class C>
