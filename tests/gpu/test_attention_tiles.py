@@ -1,0 +1,74 @@
+"""Calls of more keys than small tiles take: the larger tiles of 9.0, of each variant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from device_call import DEVICE, check
+from features import dense, modified, other_head_dim, packed
+from oracle import Call
+
+# Triton's kernels have one tile for all lengths.
+pytestmark = pytest.mark.kernels_of("cuda")
+
+BF16, FP16 = torch.bfloat16, torch.float16
+# Enough tiles that keys are not divided; fewer in a rehearsal, for which the CPU would take long.
+HEADS = (24, 12) if DEVICE == "cuda" else (2, 1)
+LENGTHS = {"": (1153, 1281), "more-queries": (1300, 1155), "few-queries": (64, 1281)}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal": {"causal": True},
+    "window": {"window": (1060, 20)},
+    "window-left": {"window": (1100, 0), "causal": True},
+}
+
+
+def long_call(head_dim: int, dtype: torch.dtype, lengths: tuple[int, int], **given: Any) -> Call:
+    return dense(head_dim, dtype, lengths, HEADS, batch=1, **given)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("mask", OPTIONS)
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"),
+    [(40, FP16), (64, BF16), (80, FP16), (96, BF16), (112, FP16), (128, BF16), (192, FP16)],
+    ids=str,
+)
+def test_masks(head_dim: int, dtype: torch.dtype, mask: str, lengths: str, backend: str) -> None:
+    check(long_call(head_dim, dtype, LENGTHS[lengths], **OPTIONS[mask]), backend)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize(
+    "name", ["softcap", "alibi-batch", "sinks", "sinks-fp32", "dropout", "negative-scale"]
+)
+@pytest.mark.parametrize("head_dim", [64, 96, 128], ids=lambda d: f"d{d}")
+def test_modifiers(head_dim: int, name: str, causal: bool, backend: str) -> None:
+    for dtype in (BF16, FP16):
+        given = modified(name, dtype, 1, HEADS[0])
+        check(long_call(head_dim, dtype, LENGTHS[""], causal=causal, **given), backend)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 192], ids=lambda d: f"d{d}")
+def test_other_head_dim_of_v(head_dim: int, backend: str) -> None:
+    for causal in (False, True):
+        given = {"head_dim_v": other_head_dim(head_dim), "causal": causal}
+        check(long_call(head_dim, BF16, LENGTHS[""], **given), backend)
+
+
+@pytest.mark.parametrize("kind", ["", "cache", "modifiers"])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("head_dim", [64, 80, 128], ids=lambda d: f"d{d}")
+def test_packed_sequences_with_a_long_bound(
+    head_dim: int, causal: bool, kind: str, backend: str
+) -> None:
+    """The bound chooses the tiles, whatever the lengths: also tails of others' keys and values."""
+    lengths_q, lengths_k = (70, 1, 0, 300, 129, 64), (90, 5, 7, 257, 0, 200)
+    given: dict[str, Any] = {"softcap": 5.0} if kind == "modifiers" else {}
+    if kind == "cache":
+        lengths_k = (300,) * 6
+        given |= {"dense_keys": True, "used": (90, 0, 300, 299, 64, 1)}
+    call = packed(head_dim, FP16, lengths_q, lengths_k, causal=causal, **given)
+    check(call, backend, max_seqlen=2000)
