@@ -22,6 +22,7 @@ OPS = ("attention", "causal_conv1d", "gated_delta_rule", "merge_states")
 CONV = "src/cuda/causal_conv1d/sums.cuh"
 MERGE = "src/cuda/merge_states/row.cuh"
 OF_CONV = ("tests/gpu/test_causal_conv1d.py", "tests/gpu/test_causal_conv1d_update.py")
+NEW = "tests/gpu/test_causal_conv1d_tiles.py"
 TESTS = (*OF_CONV, "tests/gpu/test_merge_states.py", "tests/gpu/record.py")
 
 BINARY = Binary(
@@ -43,11 +44,12 @@ WHOLE = Record(
     complete=True,
     chosen=(),
     seed=7,
-    passed={"cuda": 19},
+    passed={"cuda": 24},
     tests={
         ("test_attention_bias.py", "cuda"): 5,
         ("test_causal_conv1d.py", "cuda"): 4,
         ("test_causal_conv1d.py", "other"): 3,
+        ("test_causal_conv1d_random.py", "cuda"): 5,
         ("test_causal_conv1d_update.py", "cuda"): 2,
         ("test_gated_delta_rule.py", "cuda"): 2,
         ("test_merge_states.py", "cuda"): 3,
@@ -72,7 +74,7 @@ OF_MERGE = replace(
 
 
 def since(*common: str, **own: tuple[str, ...]) -> Since:
-    return Since(touched=True, own=own, common=common, tests=TESTS)
+    return Since(touched=True, own=own, common=common, tests=TESTS, tests_now=(*TESTS, NEW))
 
 
 CHANGED = {"whole": since(causal_conv1d=(CONV,)), "part": since()}
@@ -87,6 +89,18 @@ def test_a_record_of_the_op_that_changed_is_enough() -> None:
     assert found.reason is None
     assert found.parts == (PART,)
     assert judge(PART, whole=since()).parts == ()
+
+
+def test_a_file_of_tests_may_be_newer_than_the_binary() -> None:
+    assert judge(replace(PART, chosen=(*OF_CONV, NEW))).reason is None
+    assert judge(replace(PART, chosen=(NEW,))).reason is not None
+
+
+def test_random_cases_may_be_fewer() -> None:
+    row = ("test_causal_conv1d_random.py", "cuda")
+    assert judge(replace(PART, tests={**PART.tests, row: 3})).reason is None
+    without = {other: count for other, count in PART.tests.items() if other != row}
+    assert judge(replace(PART, tests=without)).reason is not None
 
 
 def test_a_later_record_of_all_tests_stands_for_those_of_an_op() -> None:
@@ -140,11 +154,14 @@ REFUSED: dict[str, tuple[Mapping[str, Any], str]] = {
     "file not chosen": ({"chosen": OF_CONV[:1]}, f"{OF_CONV[1]} was not chosen"),
     "keyword": (
         {"chosen": ("-k forward", *OF_CONV)},
-        "not just files of its commit, once each: -k",
+        "not just files of its commit or of HEAD, once each: -k",
     ),
     "one test": ({"chosen": (f"{OF_CONV[0]}::test_it", OF_CONV[1])}, f"{OF_CONV[0]} was not"),
     "one test more": ({"chosen": (*OF_CONV, f"{OF_CONV[0]}::test_it")}, "not just files"),
-    "file twice": ({"chosen": (*OF_CONV, OF_CONV[0])}, "not just files of its commit, once each"),
+    "file twice": (
+        {"chosen": (*OF_CONV, OF_CONV[0])},
+        "not just files of its commit or of HEAD, once each",
+    ),
 }
 
 
