@@ -104,7 +104,7 @@ def _attend(backend: str, head_dims: list[int]) -> None:
     """Calls of attention: features, blocks that take several tiles, and divided keys and heads."""
     import torch
     from device_call import DEVICE, replace_inputs, run
-    from features import FEATURES, Case, dense, many_sequences
+    from features import FEATURES, Case, dense, many_sequences, packed
 
     blocks = 3
     if DEVICE == "cuda":
@@ -127,6 +127,12 @@ def _attend(backend: str, head_dims: list[int]) -> None:
                 dense(d, t, lengths, heads=heads, batch=1, causal=causal)
             )
         )
+    # Packed groups of packed queries.
+    kinds.append(
+        lambda d, t: Case(
+            packed(d, t, (1, 0, 1, 1), (1500, 40, 0, 700), heads=(8, 2), outside=(2, 3))
+        )
+    )
     # With a bound of long sequences: calls of short ones have small tiles on 9.0.
     for name in _IN_LARGE_TILES:
         kinds.append(

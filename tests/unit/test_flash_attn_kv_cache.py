@@ -374,3 +374,12 @@ def test_unused_keys_of_packed_sequences() -> None:
     torch.testing.assert_close(found[0], torch.cat(parts))
     with pytest.raises(BackendUnavailableError, match="num_splits > 1 is not supported"):
         interface._flash_attn_varlen_forward(q, k, v, *ends, 5, 6, 0.0, None, True, num_splits=2)
+
+
+@pytest.mark.parametrize("kind", ["column", "expanded"])
+def test_lengths_of_any_strides(kind: str) -> None:
+    q, k, v = made(2, 1, 4, 16), made(2, 8, 2, 16), made(2, 8, 2, 16)
+    lengths = ints(5, 5)
+    strided = torch.stack((lengths, lengths), 1)[:, 0] if kind == "column" else ints(5).expand(2)
+    found = flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=strided)
+    assert torch.equal(found, flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths))

@@ -23,8 +23,9 @@ enum {
  *
  * Varlen: with cu_seqlens_q, tensors with query rows are [total_q, heads_q, dim], sequence b is
  * rows cu_seqlens_q[b] to cu_seqlens_q[b + 1], batch strides are ignored, lse is [heads_q, total_q]
- * and seqlen_q is an upper bound of the lengths. Likewise k and v with cu_seqlens_k. Offsets
- * outside [0, total] are clamped; a sequence whose end would precede its start is empty. */
+ * and seqlen_q is an upper bound of the lengths: with a smaller one results are wrong. Likewise k
+ * and v with cu_seqlens_k. Offsets outside [0, total] are clamped; a sequence whose end would
+ * precede its start is empty. */
 typedef struct flashvar_attention_problem {
   int64_t batch;
   int64_t seqlen_q;

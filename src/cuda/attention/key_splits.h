@@ -21,7 +21,8 @@ inline constexpr int64_t kMaxSplits = 128;
 // Whether the query heads of a group may be rows of one tile: what differs between the heads of a
 // group must be addressed by strides, and all rows must see the same keys.
 inline bool can_pack_group(const FwdProblem& problem) {
-  // Where queries are packed, a sequence has one at most.
+  // Packed queries: batch_of_queries() needs a row, and a bound of 1 means that a sequence has one
+  // query or none.
   bool const packed = problem.queries.offsets != nullptr && problem.queries.total > 0;
   bool const one_query =
       problem.queries.seqlen == 1 && (problem.queries.offsets == nullptr || packed);

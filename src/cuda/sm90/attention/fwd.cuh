@@ -134,8 +134,8 @@ __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTile
     // Key blocks that are visible only to other consumers' rows: this consumer releases them
     // unread, but only once they are loaded, so that no stage is released twice in one phase. The
     // block that zero_rows() completes is skipped only with kSplits, where many consumers have no
-    // rows: zero_rows() has a barrier of all consumers, and it beside that of the order makes main
-    // loops longer.
+    // rows. zero_rows() has a barrier of all consumers; in other variants a second place that
+    // waits for it would lengthen the main loop.
     bool const zero_tail = foreign_tail && tile.mask.seqlen_k < tile.end * Config::kBlockKV;
     bool const reads_tail = zero_tail && !Config::kSplits;
     int32_t const own_end = reads_tail ? tile.end : tile.key_blocks_end(warpgroup);

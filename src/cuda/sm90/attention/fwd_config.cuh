@@ -23,7 +23,7 @@ struct FwdTile {
   int max_head_dim_v;
   int block_kv;         // keys of one main-loop step
   int consumers;        // warpgroups of 64 query rows each
-  int cost = 100;       // of a query and a key, relative to the other rows for the head dims
+  int cost = 100;       // of a query and a key, relative to the head dims' other variants
   int causal_keys = 0;  // kMedium: used for calls with a left window, and for those with a right
                         // window and at most this many keys
   int blocks_per_sm = 1;
@@ -90,9 +90,10 @@ struct FwdConfig {
   static constexpr int kBlocksAhead = 512 / kBlockKV;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kBlocksPerSM = kTile.blocks_per_sm;
-  // setmaxnreg split, in registers per thread: the producer's, the number that all threads have at
-  // kernel entry (an SM has 65536), and what the producer leaves to each consumer. setmaxnreg takes
-  // multiples of 8.
+  // With kSplits the load warp looks up rows of packed queries (KeySplits), for which it needs
+  // more. setmaxnreg split, in registers per thread: the producer's, the number that all threads
+  // have at kernel entry (an SM has 65536), and what the producer leaves to each consumer.
+  // setmaxnreg takes multiples of 8.
   static constexpr int kProducerRegisters = kConsumers >= 3 || kSplits ? 32 : 24;
   static constexpr int kEntryRegisters = 65536 / (kThreads * kBlocksPerSM) / 8 * 8;
   static constexpr int kConsumerRegisters =
@@ -120,7 +121,7 @@ struct FwdConfig {
   static constexpr int kBytesBias = kModifiers ? kBiasQueries * kBiasKeys * 4 : 0;
   static constexpr int kBiasOffset = kBarrierBytes + kBytesQ + kStages * (kBytesK + kBytesV);
   static constexpr int kSharedMemory = kBiasOffset + 4 * kConsumers * kBytesBias;
-  // Of an SM's memory each block also has 1 KiB of the driver's.
+  // Each block also takes 1 KiB of the SM's memory for the driver.
   static_assert(kBlocksPerSM * (kSharedMemory + 1024) <= Target::kSharedMemory + 1024,
                 "the blocks must fit an SM");
 };

@@ -82,8 +82,9 @@ struct FwdVariants {
     int64_t const keys = visible_keys(problem, C::kBlockQ);
     bool const one_tile = problem.queries.seqlen <= C::kBlockQ;
     if (!one_tile && keys > kMostKeys) return INT64_MAX;
-    // The blocks of an SM take as long together as one of them alone. Where V may have a tail of
-    // other data, though, warpgroups without rows make the larger tiles slower (fwd_consume).
+    // The blocks of an SM take as long together as one of them alone. That does not count against
+    // small tiles where V may have a tail of other data: warpgroups without rows make larger tiles
+    // slower then (fwd_consume).
     bool const has_tail = problem.keys.offsets != nullptr || problem.seqused_k != nullptr;
     int64_t const steps = (keys + C::kBlockKV - 1) / C::kBlockKV + KeyDivision::kStart;
     int64_t const alone = one_tile && has_tail ? 0 : (C::kBlocksPerSM + 1) * steps;

@@ -164,9 +164,10 @@ def _computed(given: Arguments, rotate: Rotate) -> tuple[torch.Tensor, torch.Ten
         room = cache.capacity() if longest is None else longest
         used = used - begins
         keys, values = cache.read(begins, used, room)
-    # Dense queries: kernels read the keys of one query once for all heads of a group, which they
-    # cannot where queries are packed.
-    tensors = pack_tensors(None, None, given.alibi_slopes, None, None, None, used.int())
+    # Dense queries: the heads of a group share a read of the keys by strides alone, with a softcap
+    # too. Packed ones need a second kernel for it.
+    lengths = used.int().contiguous()
+    tensors = pack_tensors(None, None, given.alibi_slopes, None, None, None, lengths)
     options = pack_options(
         *(causal, plain_scale(given.softmax_scale), left, right, given.softcap, 0.0, False),
         *("bshd", "auto"),
