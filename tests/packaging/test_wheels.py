@@ -40,6 +40,8 @@ every_target = pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 # least (rows that are not aligned to 16 bytes cannot be copied asynchronously).
 IN_EVERY_COPY = {"sm80": ("HMMA.16816", "LDSM"), "sm90": ("HGMMA", "UTMALDG")}
 IN_ONE_COPY = {"sm80": ("LDGSTS",), "sm90": ()}
+# On 9.0 mma.sync computes forwards of unaligned rows alone, which cp.async cannot copy.
+WITHOUT_ASYNCHRONOUS_COPIES = (("sm_90", "attention_fwd"),)
 # Ops with a head dim multiply matrices, but for updates; others' kernels use no such instructions.
 PER_OP = [
     pytest.param(target, op, id=f"{name}-{op}")
@@ -160,7 +162,7 @@ def machine_code(unpacked: Path, target: Target) -> dict[str, str]:
 def test_main_kernels_use_the_instructions_they_are_written_around(
     target: Target, op: str, unpacked: Path
 ) -> None:
-    code = machine_code(unpacked, target)
+    code, without = machine_code(unpacked, target), WITHOUT_ASYNCHRONOUS_COPIES
     missing = []
     for row in [row for row in rows_of(unpacked, target) if row.op == op]:
         copies: dict[str, list[str]] = {}
@@ -170,7 +172,8 @@ def test_main_kernels_use_the_instructions_they_are_written_around(
         assert copies, f"{row.name} launches no main kernel of {op}"
         for space, texts in copies.items():
             everywhere = [one for one in IN_EVERY_COPY[space] if not all(one in t for t in texts)]
-            nowhere = [one for one in IN_ONE_COPY[space] if not any(one in t for t in texts)]
+            wanted = () if (target.architecture.name, op) in without else IN_ONE_COPY[space]
+            nowhere = [one for one in wanted if not any(one in t for t in texts)]
             missing += [(row.name, space, one) for one in everywhere + nowhere]
     assert missing == []
 

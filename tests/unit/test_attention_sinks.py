@@ -28,7 +28,7 @@ using namespace flashvar::attention;
 extern "C" void add(const void* sinks, uint32_t dtype, uint32_t head, float* lse, float* inverse) {
   FwdProblem problem{};
   problem.sinks = {sinks, dtype};
-  add_sink(sink_of(problem, head), *lse, *inverse);
+  add_sink(sink_of(problem.sinks, head), *lse, *inverse);
 }
 
 // Tensors are contiguous, [batch, seqlen, heads, head_dim] or packed, of bf16.
