@@ -133,7 +133,8 @@ def _refusing_in_graph(results: tuple[Any, ...], inputs: list[torch.Tensor]) -> 
 
 def _computed(given: Arguments, rotate: Rotate) -> tuple[torch.Tensor, torch.Tensor]:
     q = rows_contiguous(given.q)
-    k, v = (given.k, given.v) if given.k is None else map(rows_contiguous, (given.k, given.v))
+    k = given.k if given.k is None else rows_contiguous(given.k)
+    v = given.v if given.v is None else rows_contiguous(given.v)
     batch, rows, heads = q.shape[:3]
     left, right = (window_side(side) for side in window_pair(given.window_size))
     causal = as_bool("causal", given.causal)
