@@ -90,10 +90,10 @@ struct FwdConfig {
   static constexpr int kBlocksAhead = 512 / kBlockKV;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kBlocksPerSM = kTile.blocks_per_sm;
-  // With kSplits the load warp looks up rows of packed queries (KeySplits), for which it needs
-  // more. setmaxnreg split, in registers per thread: the producer's, the number that all threads
-  // have at kernel entry (an SM has 65536), and what the producer leaves to each consumer.
-  // setmaxnreg takes multiples of 8.
+  // setmaxnreg split, in registers per thread: the producer's, the number that all threads have at
+  // kernel entry (an SM has 65536), and what the producer leaves to each consumer. setmaxnreg takes
+  // multiples of 8. With kSplits the load warp needs more: it looks up the rows of packed queries
+  // (KeySplits).
   static constexpr int kProducerRegisters = kConsumers >= 3 || kSplits ? 32 : 24;
   static constexpr int kEntryRegisters = 65536 / (kThreads * kBlocksPerSM) / 8 * 8;
   static constexpr int kConsumerRegisters =

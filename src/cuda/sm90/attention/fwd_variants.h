@@ -53,7 +53,7 @@ struct FwdVariants {
   // Rather than kGeneral. Larger tiles have more rows beyond the last query, more hidden keys under
   // a mask, and may leave more SMs idle in the last round.
   static bool prefers_medium(const FwdProblem& problem) {
-    // Keys up to which the estimate is right under a causal mask.
+    // Causal calls with at most so many keys go by the estimate, as calls without a mask do.
     constexpr int kEstimated = kHeadDim <= 64 ? 0 : 512;
     if (problem.window_left != kUnbounded) return true;
     if (problem.window_right != kUnbounded && problem.keys.seqlen > kEstimated) {
