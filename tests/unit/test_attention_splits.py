@@ -187,7 +187,7 @@ def run_merge(
     shape: Sequence[int],
     pad: int = 0,
     offsets: Sequence[int] | None = None,
-    packed_heads: int = 1,
+    group_rows: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Of dense results of `shape`, [batch, rows, heads, dim]; with offsets, of packed ones."""
     batch, rows, heads, dim = shape
@@ -201,7 +201,7 @@ def run_merge(
         *map(address, (out, lse, outs, lses, sinks, packed)),
         *(sequences, rows, rows if packed is not None else 0, heads, dim, outs.shape[2]),
         pad,
-        packed_heads,
+        group_rows,
     ) == 0  # fmt: skip
     return out, lse
 
@@ -242,7 +242,7 @@ def test_rows_of_a_tile_go_to_the_heads_of_the_call(count: int, library: ctypes.
     batch, group, heads, dim = 2, 5, 3, 64
     outs, lses, sinks, expected, expected_lse = of_groups(batch, heads, count, group, dim)
     shape = (batch, 1, heads * group, dim)
-    out, lse = run_merge(library, outs, lses, sinks, shape, pad=3, packed_heads=group)
+    out, lse = run_merge(library, outs, lses, sinks, shape, pad=3, group_rows=group)
     torch.testing.assert_close(out.transpose(1, 2).double(), expected, rtol=8e-3, atol=1e-4)
     torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-5, atol=1e-5)
 
@@ -253,13 +253,27 @@ def test_rows_of_a_tile_go_to_packed_queries(count: int, library: ctypes.CDLL) -
     offsets, group, heads, dim = [2, 3, 3, 4, 5], 4, 2, 64
     outs, lses, sinks, expected, expected_lse = of_groups(4, heads, count, group, dim)
     shape = (1, 7, heads * group, dim)
-    out, lse = run_merge(library, outs, lses, sinks, shape, offsets=offsets, packed_heads=group)
+    out, lse = run_merge(library, outs, lses, sinks, shape, offsets=offsets, group_rows=group)
     ours = expected[[0, 2, 3], :, 0].transpose(0, 1), expected_lse[[0, 2, 3], :, 0].T
     found = out[0].transpose(0, 1)
     torch.testing.assert_close(found[:, 2:5].double(), ours[0], rtol=8e-3, atol=1e-4)
     torch.testing.assert_close(lse[0, :, 2:5].double(), ours[1], rtol=1e-5, atol=1e-5)
     assert (found[:, [0, 1, 5, 6]] == 0).all()
     assert (lse[0][:, [0, 1, 5, 6]] == -torch.inf).all()
+
+
+def test_queries_beyond_the_given_maximum_are_nan(library: ctypes.CDLL) -> None:
+    """Only the first query of a sequence has results where max_seqlen_q is said to be 1."""
+    offsets, group, heads, dim = [0, 3, 4], 4, 2, 64
+    outs, lses, sinks, expected, expected_lse = of_groups(2, heads, 1, group, dim)
+    shape = (1, 4, heads * group, dim)
+    out, lse = run_merge(library, outs, lses, sinks, shape, offsets=offsets, group_rows=group)
+    found = out[0].transpose(0, 1)
+    ours = expected[:, :, 0].transpose(0, 1), expected_lse[:, :, 0].T
+    torch.testing.assert_close(found[:, [0, 3]].double(), ours[0], rtol=8e-3, atol=1e-4)
+    torch.testing.assert_close(lse[0][:, [0, 3]].double(), ours[1], rtol=1e-5, atol=1e-5)
+    assert found[:, 1:3].isnan().all()
+    assert lse[0][:, 1:3].isnan().all()
 
 
 def test_groups_of_packed_queries(library: ctypes.CDLL) -> None:

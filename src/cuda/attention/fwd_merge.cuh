@@ -31,11 +31,11 @@ struct FirstPart {
   // `in_head`: the row in q's sequence dimension.
   __device__ __forceinline__ FirstPart(const FwdProblem& problem, uint32_t head, uint32_t batch,
                                        int64_t in_head) {
-    uint32_t const packed = problem.splits.packed_heads;
-    if (packed > 1) {  // of one query; its heads are rows
-      pitch = packed;
-      int64_t const of_head = int64_t{batch} * (problem.heads_q / packed) + head / packed;
-      row = of_head * problem.splits.count * pitch + head % packed;
+    uint32_t const group = problem.splits.group_rows;
+    if (group > 1) {  // of one query; its heads are rows
+      pitch = group;
+      int64_t const of_head = int64_t{batch} * (problem.heads_q / group) + head / group;
+      row = of_head * problem.splits.count * pitch + head % group;
     } else {
       bool const varlen = problem.queries.offsets != nullptr;
       pitch = varlen ? problem.queries.total : problem.queries.seqlen;
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
   const float* const lses = problem.splits.lse + first.row;
 
   ptx::griddepcontrol_wait();  // the forward has stored all parts
-  if (problem.splits.query_rows != nullptr && blockIdx.x % args.tiles == 0) {
+  if (problem.splits.query_offsets != nullptr && blockIdx.x % args.tiles == 0) {
     store_outside_rows(problem, head, warp, kMergeWarps);
   }
   float highest = -infinity();
@@ -87,6 +87,10 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
   float lse = empty ? -infinity() : shift + __logf(sum);
   float inverse = empty ? 1.f : 1.f / sum;
   add_sink(sink_of(problem.sinks, head), lse, inverse);
+  // The call says that sequences have one query (max_seqlen_q), so that a second one has no
+  // results.
+  if (problem.splits.query_offsets != nullptr && row > 0)
+    lse = inverse = nanf("");
   if (problem.lse != nullptr && exists && threadIdx.x % (32 * args.warps_per_row) == 0) {
     int64_t const of_head = varlen ? head : int64_t{tile.batch} * problem.heads_q + head;
     int64_t const rows_of_head = varlen ? problem.queries.total : problem.queries.seqlen;
@@ -135,8 +139,9 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
 }
 
 constexpr KernelFacts fwd_merge_facts(const char* row) {
-  return KernelFactsMaker{row, "simt", "after a forward whose keys are divided"}.make(
-      "fwd_merge_kernel", 32 * kMergeWarps, 0, kMergeWarps);
+  return KernelFactsMaker{row, "simt",
+                          "after a forward whose keys are divided or whose groups are packed"}
+      .make("fwd_merge_kernel", 32 * kMergeWarps, 0, kMergeWarps);
 }
 
 template <class Target, class Dtype>

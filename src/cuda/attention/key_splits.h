@@ -30,9 +30,9 @@ inline bool can_pack_group(const FwdProblem& problem) {
   bool const has_bias = problem.modifiers.bias.data != nullptr;
   // Only plain calls have fwd_merge_kernel.
   bool const merges = !problem.has_modifiers();
-  bool const needs_merge = packed || problem.sinks.data != nullptr;
+  bool const merged = packed || problem.sinks.data != nullptr;  // needs_merge() once packed
   return one_query && problem.group > 1 && problem.modifiers.alibi_slopes == nullptr &&
-         problem.modifiers.rng == nullptr && (!needs_merge || merges) &&
+         problem.modifiers.rng == nullptr && (!merged || merges) &&
          (problem.window_left == kUnbounded || (known_keys && !has_bias));
 }
 
@@ -40,11 +40,11 @@ inline bool can_pack_group(const FwdProblem& problem) {
 // is the last key, so a window to the left moves the first key.
 inline FwdProblem pack_group(FwdProblem problem) {
   int32_t const group = problem.group;
-  problem.splits.packed_heads = group;
-  problem.splits.query_rows = problem.queries.offsets;
+  problem.splits.group_rows = group;
+  problem.splits.query_offsets = problem.queries.offsets;
   problem.queries.offsets = nullptr;
   auto pack = [&](Tensor& tensor) {
-    if (problem.splits.query_rows != nullptr) tensor.batch_stride = tensor.seq_stride;
+    if (problem.splits.query_offsets != nullptr) tensor.batch_stride = tensor.seq_stride;
     tensor.seq_stride = tensor.head_stride;
     tensor.head_stride *= group;
   };
@@ -136,7 +136,8 @@ struct KeyDivision {
 // tile have sinks of their own, or are not one behind the other in the log-sum-exp.
 inline bool needs_merge(const FwdProblem& problem) {
   const KeySplits& splits = problem.splits;
-  return splits.packed_heads > 1 && (problem.sinks.data != nullptr || splits.query_rows != nullptr);
+  return splits.group_rows > 1 &&
+         (problem.sinks.data != nullptr || splits.query_offsets != nullptr);
 }
 
 // The parts' results in the workspace.

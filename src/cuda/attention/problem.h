@@ -59,10 +59,10 @@ struct KeySplits {
   // is one part, and the kernel stores the results of the call.
   float* out = nullptr;
   float* lse = nullptr;  // likewise, without the last dimension
-  // Packed groups (key_splits.h): query heads that are the rows of one tile. The problem is dense,
-  // and query_rows are the offsets of the call's packed queries, or null.
-  int32_t packed_heads = 1;
-  const int32_t* query_rows = nullptr;
+  // Packed groups (key_splits.h): the query heads of a group that are the rows of one tile. The
+  // problem is dense, and query_offsets are those of the call's packed queries, or null.
+  int32_t group_rows = 1;
+  const int32_t* query_offsets = nullptr;
 };
 
 // The part of a problem that forward and backward share.
@@ -99,8 +99,8 @@ struct Problem {
   // Offsets are clamped, as by Sequences.
   __device__ __forceinline__ uint32_t batch_of_queries(uint32_t batch) const {
     if (queries.offsets != nullptr) return 0;
-    if (splits.query_rows == nullptr) return batch;
-    return min(max(splits.query_rows[batch], 0), queries.total - 1);
+    if (splits.query_offsets == nullptr) return batch;
+    return min(max(splits.query_offsets[batch], 0), queries.total - 1);
   }
 #endif
 };

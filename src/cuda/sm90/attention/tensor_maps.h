@@ -19,7 +19,7 @@ struct TensorMapEncoder {
   cudaError_t queries(CUtensorMap& map, const Tensor& tensor, int64_t dim, int rows) const {
     // Packed queries in a dense problem: the batch dimension has all their rows (KeySplits).
     int64_t const batch =
-        problem.splits.query_rows == nullptr ? problem.batch : problem.queries.total;
+        problem.splits.query_offsets == nullptr ? problem.batch : problem.queries.total;
     return encode(map, tensor, problem.queries, batch, problem.heads_q, dim, rows);
   }
   cudaError_t keys(CUtensorMap& map, const Tensor& tensor, int64_t dim, int rows) const {
