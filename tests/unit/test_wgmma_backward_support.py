@@ -20,13 +20,12 @@ _PROGRAM = """
 
 #include <cstdio>
 
-#include "sm90/attention/bwd_config.cuh"
 #include "sm90/attention/bwd_support.h"
 
 using namespace flashvar::sm90::attention;
 
 void print(const BwdProblem& problem, int head_dim = 64) {
-  const char* why = bwd_unsupported(problem, bwd_tile(head_dim).split == WorkSplit::kKeys);
+  const char* why = bwd_unsupported(problem, head_dim <= 128);
   std::printf("%s\\n", why == nullptr ? "wgmma" : why);
 }
 
@@ -49,6 +48,9 @@ int main() {
     packed.queries.total = rows;
     print(packed);
   }
+  packed.queries.total = 63;
+  packed.keys.seqlen = 64;
+  for (int head_dim : {64, 128, 192}) print(packed, head_dim);
   plain.keys.seqlen = 0;
   print(plain);
 }
@@ -78,4 +80,9 @@ def test_other_calls(printed: list[str]) -> None:
     assert printed[0] == "wgmma"
     assert "fewer than 32 queries" in printed[11]
     assert printed[12] == "wgmma"
-    assert printed[13] == "there are no scores"
+    assert printed[16] == "there are no scores"
+
+
+def test_few_queries_on_average_take_small_tiles(printed: list[str]) -> None:
+    assert printed[13:15] == ["wgmma"] * 2
+    assert "fewer than 32 queries" in printed[15]

@@ -23,10 +23,10 @@ _PROGRAM = """
 #include "device.h"
 using std::max, std::min;
 #include "core/dtype.cuh"
+#include "sm90/attention/bwd_variants.h"
 #include "sm90/attention/fwd_variants.h"
 #include "sm90/attention/group_splits.h"
 #include "sm90/attention/pair_schedule.cuh"
-#include "sm90/attention/short_sequences.h"
 using namespace flashvar;
 using namespace flashvar::sm90::attention;
 
@@ -96,12 +96,47 @@ extern "C" int schedule(uint32_t rows, uint32_t tiles, uint32_t ctas_, int32_t* 
   return made.rounds;
 }
 
-extern "C" int is_short(int32_t head_dim, int32_t queries, int32_t keys, int what) {
-  ShortSequences const limits = short_sequences(head_dim);
-  int const limit = what == 0 ? limits.bwd : limits.bwd_modifiers;
-  return have_at_most(made(2, queries, keys, 4, 1, -1, -1), limit);
+template <int kHeadDim>
+int bwd_variant_of(const BwdProblem& problem) {
+  using Variants = BwdVariants<Target<90, 232448>, dtype::bf16, kHeadDim, kHeadDim>;
+  auto const is = [&]<BwdVariant kVariant>(auto config) {
+    return std::is_same_v<decltype(config), typename Variants::template Config<kVariant>>;
+  };
+  return Variants::with_config(problem, [&](auto config) {
+    using C = decltype(config);
+    int found = -1;
+    [&]<int... kNumbers>(std::integer_sequence<int, kNumbers...>) {
+      ((is.template operator()<static_cast<BwdVariant>(kNumbers)>(config) ? found = kNumbers : 0),
+       ...);
+    }(std::make_integer_sequence<int, 10>{});
+    return C::kStoresGradQ && problem.keys.seqlen <= C::kBlockKV ? found + 100 : found;
+  });
+}
+
+// The call's BwdVariant, and 100 where key tiles store dQ. `total`: of packed queries and keys, or
+// 0. `what`: the sum of 1 with softcap, 2 with a bias, 4 deterministic.
+extern "C" int bwd_variant(int32_t head_dim, int32_t batch, int32_t queries, int32_t keys,
+                           int32_t right, int32_t total, int32_t what) {
+  static int32_t const offsets[2] = {};
+  BwdProblem problem{};
+  static_cast<Problem&>(problem) = made(batch, queries, keys, 4, 1, -1, right);
+  if (total > 0) problem.queries.offsets = problem.keys.offsets = offsets;
+  problem.queries.total = problem.keys.total = total;
+  problem.modifiers.softcap = what & 1 ? 5.f : 0.f;
+  problem.modifiers.bias.data = what & 2 ? &problem : nullptr;
+  problem.deterministic = what & 4;
+  switch (head_dim) {
+    case 64: return bwd_variant_of<64>(problem);
+    case 96: return bwd_variant_of<96>(problem);
+    case 128: return bwd_variant_of<128>(problem);
+  }
+  return bwd_variant_of<192>(problem);
 }
 """
+_BWD = (
+    *("dense", "varlen", "modifiers", "no-dq", "no-dq-modifiers", "bias", "no-dq-bias"),
+    *("small", "small-modifiers", "small-bias"),
+)
 _GENERAL, _MEDIUM, _SMALL, _SPLIT, _MODIFIERS, _SMALL_MODIFIERS = range(6)
 
 
@@ -194,16 +229,42 @@ def test_every_tile_is_taken_once(rows: int, tiles: int, ctas: int, library: cty
         assert rounds == pairs // min(ctas, pairs)
 
 
+_STORES = 100  # key tiles store dQ
+
+
 @pytest.mark.parametrize(
-    ("head_dim", "what", "limit"),
-    [(32, 0, 56), (32, 1, 32), (64, 0, 80), (64, 1, 48)],
+    ("head_dim", "call", "expected"),
+    [
+        (64, (9, 49, 49, -1, 0, 0), _BWD.index("small") + _STORES),
+        (64, (9, 5000, 64, 0, 0, 0), _BWD.index("small") + _STORES),
+        (128, (9, 64, 64, -1, 0, 0), _BWD.index("small") + _STORES),
+        (128, (9, 64, 64, -1, 0, 4), _BWD.index("small") + _STORES),
+        (64, (9, 49, 49, -1, 0, 1), _BWD.index("small-modifiers") + _STORES),
+        (64, (9, 49, 49, -1, 0, 3), _BWD.index("small-bias") + _STORES),
+        (64, (9, 64, 64, -1, 200, 0), _BWD.index("small") + _STORES),
+        (192, (9, 49, 49, -1, 0, 0), _BWD.index("dense")),
+        # One tile of 128 keys.
+        (64, (9, 77, 77, -1, 0, 0), _BWD.index("varlen") + _STORES),
+        (128, (9, 4096, 128, 0, 0, 4), _BWD.index("varlen") + _STORES),
+        (64, (9, 128, 128, -1, 0, 1), _BWD.index("modifiers") + _STORES),
+        (128, (9, 128, 128, -1, 0, 1), _BWD.index("modifiers")),  # no registers
+        (128, (9, 128, 128, -1, 0, 5), _BWD.index("no-dq-modifiers")),
+        (128, (9, 128, 128, -1, 0, 6), _BWD.index("bias") + _STORES),
+        # Several.
+        (64, (9, 129, 129, -1, 0, 4), _BWD.index("no-dq")),
+        (64, (9, 160, 160, -1, 0, 0), _BWD.index("small")),  # 3 x 3 x 64 x 64 instead of 256 x 256
+        (96, (9, 160, 160, -1, 0, 0), _BWD.index("small")),
+        (128, (9, 160, 160, -1, 0, 0), _BWD.index("dense")),
+        (64, (9, 256, 256, -1, 0, 0), _BWD.index("dense")),
+        (64, (9, 256, 256, 0, 0, 0), _BWD.index("small")),  # 10 tiles of 16
+        (64, (9, 512, 512, 0, 0, 0), _BWD.index("dense")),
+        (64, (8, 256, 256, -1, 2048, 0), _BWD.index("varlen")),
+        (64, (8, 256, 256, -1, 800, 0), _BWD.index("small")),  # of 100 on average
+        (64, (9, 2048, 2048, -1, 0, 2), _BWD.index("bias")),
+        (64, (9, 2048, 2048, 0, 0, 0), _BWD.index("dense")),
+    ],
 )
-def test_short_sequences(head_dim: int, what: int, limit: int, library: ctypes.CDLL) -> None:
-    assert library.is_short(head_dim, limit, limit, what)
-    assert not library.is_short(head_dim, limit + 1, 1, what)
-    assert not library.is_short(head_dim, 1, limit + 1, what)
-
-
-def test_long_rows_are_never_short(library: ctypes.CDLL) -> None:
-    assert not library.is_short(128, 1, 1, 0)
-    assert not library.is_short(256, 1, 1, 1)
+def test_the_backward_takes_tiles_that_fit(
+    head_dim: int, call: tuple[int, ...], expected: int, library: ctypes.CDLL
+) -> None:
+    assert library.bwd_variant(head_dim, *call) == expected

@@ -26,6 +26,7 @@ struct PreprocessArgs {
   float* delta;     // [heads_q, padded rows]
   float* grad_q_sum;      // zeroed, [heads_q, query_tiles, tile_elements]; or null
   int32_t tile_elements;  // fp32 elements of a tile of grad_q_sum
+  bool zero_grad_q;       // dQ of sequences without keys in use is zeroed here
   int64_t query_tiles;    // per head, over all batches
   bool aligned;           // every row of every tensor starts at a multiple of 16 bytes
   uint32_t* counters;     // of the tile schedulers, kCounters of them, zeroed here; or null
@@ -47,6 +48,24 @@ __device__ __forceinline__ float dot(uint4 a, uint4 b) {
            Dtype::unpack(static_cast<uint16_t>(y[i] >> 16));
   }
   return sum;
+}
+
+// The number of a sequence's keys that are in use.
+__device__ __forceinline__ int32_t used_keys(const Problem& problem, uint32_t batch) {
+  int32_t const all = problem.keys.span(batch).count;
+  return problem.seqused_k == nullptr ? all : min(max(problem.seqused_k[batch], 0), all);
+}
+
+// Zeros the rows of a tensor from row `first` of a sequence on, at most `count`.
+__device__ __forceinline__ void zero_tile(const Tensor& tensor, uint32_t batch, int32_t head,
+                                          const Span& span, int32_t first, int32_t count,
+                                          int32_t head_dim) {
+  int32_t const rows = min(count, span.count - first);
+  uint16_t* const to = tensor.data + batch * tensor.batch_stride + head * tensor.head_stride +
+                       int64_t{span.first + first} * tensor.seq_stride;
+  for (int32_t i = threadIdx.x; i < rows * head_dim; i += blockDim.x) {
+    to[i / head_dim * tensor.seq_stride + i % head_dim] = 0;
+  }
 }
 
 // One block per query tile and head.
@@ -82,6 +101,10 @@ __global__ void __launch_bounds__(kPreprocessThreads)
     for (int i = threadIdx.x; i < args.tile_elements / 4; i += kPreprocessThreads) {
       sums[i] = {0.f, 0.f, 0.f, 0.f};
     }
+  }
+  if (args.zero_grad_q && used_keys(problem, coordinate.batch) == 0) {
+    zero_tile(problem.grad_q, coordinate.batch, head, span, coordinate.first, kBlockQ,
+              problem.head_dim);
   }
   int64_t const padded = (head * args.query_tiles + sequence_tile) * kBlockQ + coordinate.first;
   int64_t const lse_row = problem.queries.offsets == nullptr

@@ -10,6 +10,7 @@
 
 #include "attention/problem.h"
 #include "core/math.cuh"
+#include "core/quad.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/special_registers.cuh"
 #include "sm80/attention/bwd_config.cuh"
@@ -238,14 +239,17 @@ __device__ __forceinline__ void gemm_grad_kv(GradK& rdK, GradV& rdV, const BwdSc
       [&](uint32_t (&a)[4], int m, int kk) { load(a, rdS, adS, m, kk); });
 }
 
-// Adds dQ = dS^T K of query block m of a head to the sums in the workspace.
 template <class Config>
-__device__ __forceinline__ void add_grad_q(const BwdArgs& args, const KeyTile& tile, int32_t head,
-                                           int32_t m, const unsigned char* sdS,
-                                           const unsigned char* sK, int warp) {
+using GradQAccumulator = Accumulator<Config::GradQ::kWarpRows, Config::GradQ::kMmaCols * 8>;
+
+// Computes a warp's part of dQ = dS^T K of a step.
+template <class Config>
+__device__ __forceinline__ GradQAccumulator<Config> compute_grad_q(const unsigned char* sdS,
+                                                                   const unsigned char* sK,
+                                                                   int warp) {
   using LayoutS = typename Config::SmemLayoutS;
   using GradQ = typename Config::GradQ;
-  Accumulator<GradQ::kWarpRows, GradQ::kMmaCols * 8> rdQ;
+  GradQAccumulator<Config> rdQ;
   rdQ.clear();
   // dS is stored with keys as rows; ldmatrix_x4_trans in B's matrix order gives operand A of dS^T.
   uint32_t const adS =
@@ -255,8 +259,56 @@ __device__ __forceinline__ void add_grad_q(const BwdArgs& args, const KeyTile& t
       [&](uint32_t (&a)[4], int m, int kk) {
         ptx::ldmatrix_x4_trans(a, LayoutS::advance(adS, 2 * m) + kk * 16 * LayoutS::kRowBytes);
       });
+  return rdQ;
+}
+
+// Adds dQ of query block m of a head to the sums in the workspace.
+template <class Config>
+__device__ __forceinline__ void add_grad_q(const BwdArgs& args, const KeyTile& tile, int32_t head,
+                                           int32_t m, const unsigned char* sdS,
+                                           const unsigned char* sK, int warp) {
+  using GradQ = typename Config::GradQ;
+  GradQAccumulator<Config> const rdQ = compute_grad_q<Config>(sdS, sK, warp);
   int64_t const number = head * args.query_tiles + tile.first_query_tile + m;
   add_to_workspace<GradQ>(args.grad_q_sum + number * GradQ::kElements, rdQ, warp);
+}
+
+// Stores dQ of query block m of a head, to which no other block adds.
+template <class Config>
+__device__ __forceinline__ void store_grad_q(const BwdArgs& args, const KeyTile& tile, int32_t head,
+                                             int32_t m, const unsigned char* sdS,
+                                             const unsigned char* sK, int warp) {
+  using GradQ = typename Config::GradQ;
+  GradQAccumulator<Config> const c = compute_grad_q<Config>(sdS, sK, warp);
+  int const lane = ptx::thread_index() % 32;
+  float const scale = args.modifiers.scale;
+  uint16_t* const to = args.grad_q.data + tile.query_offset(args.grad_q, head, m * Config::kBlockQ);
+#pragma unroll
+  for (int i = 0; i < 2 * c.kMmaRows; ++i) {
+    int const half = i % 2, row = GradQ::row(warp) + i * 8 + lane / 4;
+    bool const exists = m * Config::kBlockQ + row < tile.queries.count;
+#pragma unroll
+    for (int n = 0; n < c.kMmaCols; n += 4) {
+      uint32_t word[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        // The last group may have two tiles only.
+        word[j] = n + j < c.kMmaCols
+                      ? Config::Dtype::pack(c.tile[i / 2][n + j][2 * half] * scale,
+                                            c.tile[i / 2][n + j][2 * half + 1] * scale)
+                      : 0;
+      }
+      uint4 const chunk = transpose_quad(word);
+      int const column = GradQ::column(warp, n + lane % 4);
+      if (!exists || n + lane % 4 >= c.kMmaCols || column >= args.head_dim) continue;
+      uint16_t* const slot = to + row * args.grad_q.seq_stride + column;
+      if (!Config::kModifiers || args.aligned) {
+        *reinterpret_cast<uint4*>(slot) = chunk;
+      } else {
+        store_unaligned(slot, chunk);
+      }
+    }
+  }
 }
 
 // The main kernel: dK and dV of a key tile and, unless deterministic, its part of dQ.
@@ -290,6 +342,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     begin = mask.query_begin(tile.first_key) / Config::kBlockQ;
     int32_t const end = (mask.query_end(last_key) + Config::kBlockQ - 1) / Config::kBlockQ;
     steps = max(end - begin, 0);
+    if (args.one_key_tile) {  // this block stores all of dQ
+      begin = 0;
+      steps = (tile.queries.count + Config::kBlockQ - 1) / Config::kBlockQ;
+    }
   }
   int32_t const last_step = steps * tile.heads - 1;
 
@@ -345,16 +401,21 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
       stage.load(args, sTile, next_head, next_m);
     }
 
-    if (args.grad_q_sum != nullptr)
+    if (args.grad_q_sum != nullptr) {
       add_grad_q<Config>(args, sTile, head, m, sdS, sK, warp_tile.warp);
+    } else if (args.one_key_tile) {
+      store_grad_q<Config>(args, sTile, head, m, sdS, sK, warp_tile.warp);
+    }
     head = next_head;
     m = next_m;
   }
 
+  // Blocks of later keys exist only where max_seqlen_k is too small: several have stored dQ.
+  float const unit = args.one_key_tile && sTile.first_key > 0 ? nanf("") : 1.f;
   __syncthreads();  // all warps have read K and V, whose buffers dK and dV now take
   store_grad<GradK, LayoutK, Config>(args, sTile, args.grad_k, args.grad_k_sum, rdK,
-                                     args.modifiers.scale, args.head_dim, sK);
-  store_grad<GradV, LayoutV, Config>(args, sTile, args.grad_v, args.grad_v_sum, rdV, 1.f,
+                                     unit * args.modifiers.scale, args.head_dim, sK);
+  store_grad<GradV, LayoutV, Config>(args, sTile, args.grad_v, args.grad_v_sum, rdV, unit,
                                      args.head_dim_v, sV);
 }
 

@@ -70,8 +70,9 @@ struct BwdLaunch {
     };
     run(
         [&](int64_t blocks) {
-          PreprocessArgs const preprocess{problem, args.lse_log2,    args.delta, nullptr,
-                                          0,       args.query_tiles, aligned,    nullptr};
+          PreprocessArgs const preprocess{problem, args.lse_log2,     args.delta,       nullptr,
+                                          0,       args.one_key_tile, args.query_tiles, aligned,
+                                          nullptr};
           return launch_kernel<bwd_preprocess_kernel<Dtype, C::kBlockQ>>(
               preprocess, {blocks, kPreprocessThreads, 0}, device, stream);
         },
@@ -82,7 +83,9 @@ struct BwdLaunch {
                                               stream);
         },
         args.key_tiles * heads_kv * args.splits);
-    if (problem.deterministic) {
+    if (args.one_key_tile) {
+      // The main kernel has stored dQ.
+    } else if (problem.deterministic) {
       run(
           [&](int64_t blocks) {
             return launch_kernel<bwd_dq_kernel<DqConfig, C::kBlockQ>>(

@@ -44,7 +44,9 @@ BwdWorkspace plan_bwd(const BwdProblem& problem, BwdArgs& args) {
   args.lse_log2 = allocate(true, tiles_q * Config::kBlockQ);
   args.delta = allocate(true, tiles_q * Config::kBlockQ);
   uint64_t const sums_begin = end;
-  args.grad_q_sum = allocate(!problem.deterministic, tiles_q * Config::GradQ::kElements);
+  args.one_key_tile = problem.keys.seqlen <= Config::kBlockKV;
+  args.grad_q_sum =
+      allocate(!problem.deterministic && !args.one_key_tile, tiles_q * Config::GradQ::kElements);
   args.grad_k_sum = allocate(args.splits > 1, tiles_k * Config::GradK::kElements);
   args.grad_v_sum = allocate(args.splits > 1, tiles_k * Config::GradV::kElements);
   return {sums_begin, end};

@@ -14,11 +14,12 @@ namespace flashvar::sm80::attention {
 struct BwdArgs : BwdProblem {
   float* lse_log2;                 // [heads_q, padded rows], from the preprocess kernel
   float* delta;                    // [heads_q, padded rows], likewise
-  float* grad_q_sum;               // [heads_q, query_tiles, tile]; null in deterministic mode
+  float* grad_q_sum;               // [heads_q, query_tiles, tile]; null: dQ is not summed
   float* grad_k_sum;               // [heads_kv, key_tiles, tile]; null where splits is 1
   float* grad_v_sum;               // likewise
   int64_t query_tiles, key_tiles;  // per head, over all batches
   int32_t splits;                  // number of blocks that share the query heads of a group
+  bool one_key_tile;               // of each sequence: its blocks store dQ
   bool aligned;                    // every row of every tensor starts at a multiple of 16 bytes
   bool shared_bias;  // the bias is broadcast: several scores add to one element of grad_bias
 };

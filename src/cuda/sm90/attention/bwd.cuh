@@ -13,6 +13,7 @@
 #include "ptx/warpgroup.cuh"
 #include "sm90/attention/bwd_consumer_gemms.cuh"
 #include "sm90/attention/bwd_consumer_keys.cuh"
+#include "sm90/attention/bwd_consumer_small.cuh"
 #include "sm90/attention/bwd_varlen.cuh"
 #include "sm90/attention/key_tile.cuh"
 
@@ -84,7 +85,7 @@ __device__ __forceinline__ void bwd_produce(const BwdArgs& args, const KeyTileSm
 
 // The dK and dV kernel. Variants: BwdVariant.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1)
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     bwd_kernel(const __grid_constant__ BwdArgs args) {
   extern __shared__ __align__(1024) unsigned char shared[];
   KeyTileSmem<Config> const smem{ptx::smem_address(shared)};
@@ -128,7 +129,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
-    if constexpr (Config::kSplitsKeys) {
+    if constexpr (Config::kSmall) {
+      bwd_consume_small<Config>(args, smem);
+    } else if constexpr (Config::kSplitsKeys) {
       // The shuffle tells the compiler that the index is warp-uniform, so that descriptors are in
       // uniform registers.
       bwd_consume_keys<Config>(args, smem, __shfl_sync(0xffffffffu, threadIdx.x / 128 - 1, 0));

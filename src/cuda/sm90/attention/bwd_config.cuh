@@ -7,16 +7,24 @@ namespace flashvar::sm90::attention {
 
 // Variants of the dK and dV kernel. All but kDense also take varlen.
 enum class BwdVariant {
-  kDense,          // all sequences have one length
-  kVarlen,         // lengths known only on the device; short windows of any sequences
-  kModifiers,      // evaluates ScoreModifiers except the bias
-  kNoDq,           // does not compute dQ; bwd_dq.cuh then does
-  kNoDqModifiers,  // both of these
-  kBias,           // evaluates all ScoreModifiers of a call with a bias
-  kNoDqBias,       // and does not compute dQ
+  kDense,           // all sequences have one length
+  kVarlen,          // lengths known only on the device; short windows of any sequences
+  kModifiers,       // evaluates ScoreModifiers except the bias
+  kNoDq,            // does not compute dQ; bwd_dq.cuh then does
+  kNoDqModifiers,   // both of these
+  kBias,            // evaluates all ScoreModifiers of a call with a bias
+  kNoDqBias,        // and does not compute dQ
+  kSmall,           // small tiles, for short sequences
+  kSmallModifiers,  // and as kModifiers
+  kSmallBias,       // and as kBias
 };
 
-// How the two consumer warpgroups of a CTA split the work of a key tile.
+constexpr bool has_small_tiles(BwdVariant variant) {
+  return variant == BwdVariant::kSmall || variant == BwdVariant::kSmallModifiers ||
+         variant == BwdVariant::kSmallBias;
+}
+
+// How the consumer warpgroups of a CTA split the work of a key tile.
 enum class WorkSplit {
   kKeys,   // each owns 64 keys and their dK and dV
   kGemms,  // both own the same 64 keys: one computes S and dV, the other dP and dK; none dQ
@@ -42,8 +50,23 @@ inline constexpr BwdTile kBwdTiles[] = {
 };
 // clang-format on
 
+// Small tiles: one consumer, and two CTAs on an SM.
+// clang-format off
+inline constexpr BwdTile kSmallBwdTiles[] = {
+    { 64, WorkSplit::kKeys, 64, 2, 2, 2, 2},
+    {128, WorkSplit::kKeys, 64, 1, 2, 1, 1},
+};
+// clang-format on
+
 constexpr BwdTile bwd_tile(int head_dim) {
   for (const BwdTile& tile : kBwdTiles) {
+    if (head_dim <= tile.max_head_dim) return tile;
+  }
+  return {};
+}
+
+constexpr BwdTile small_bwd_tile(int head_dim) {
+  for (const BwdTile& tile : kSmallBwdTiles) {
     if (head_dim <= tile.max_head_dim) return tile;
   }
   return {};
@@ -63,15 +86,24 @@ template <class Target, class Dtype_, int kHeadDim_, int kHeadDimV_, BwdVariant 
 struct BwdConfig {
   using Dtype = Dtype_;
   static constexpr bool kVarlen = kVariant != BwdVariant::kDense;
-  static constexpr bool kBias = kVariant == BwdVariant::kBias || kVariant == BwdVariant::kNoDqBias;
-  static constexpr bool kModifiers =
-      kBias || kVariant == BwdVariant::kModifiers || kVariant == BwdVariant::kNoDqModifiers;
-  static constexpr BwdTile kTile = bwd_tile(kHeadDim_ > kHeadDimV_ ? kHeadDim_ : kHeadDimV_);
+  static constexpr bool kSmall = has_small_tiles(kVariant);
+  static constexpr bool kBias = kVariant == BwdVariant::kBias ||
+                                kVariant == BwdVariant::kNoDqBias ||
+                                kVariant == BwdVariant::kSmallBias;
+  static constexpr bool kModifiers = kBias || kVariant == BwdVariant::kModifiers ||
+                                     kVariant == BwdVariant::kNoDqModifiers ||
+                                     kVariant == BwdVariant::kSmallModifiers;
+  static constexpr int kLargest = kHeadDim_ > kHeadDimV_ ? kHeadDim_ : kHeadDimV_;
+  static constexpr BwdTile kTile = kSmall ? small_bwd_tile(kLargest) : bwd_tile(kLargest);
   static constexpr bool kSplitsKeys = kTile.split == WorkSplit::kKeys;
   static constexpr bool kGradBias = kBias && kSplitsKeys;  // the gradient too, if wanted
   static constexpr bool kGradQ = kSplitsKeys && kVariant != BwdVariant::kNoDq &&
                                  kVariant != BwdVariant::kNoDqModifiers &&
                                  kVariant != BwdVariant::kNoDqBias;
+  // Whether dQ can be stored instead of added (bwd_grad_q.cuh). The other kernels have no registers
+  // for that.
+  static constexpr bool kStoresGradQ =
+      kGradQ && kVarlen && (kSmall || kBias || !kModifiers || kLargest <= 64);
   // Steps without software pipelining: no wgmma is in flight between them.
   static constexpr bool kSerial = kSplitsKeys && (kModifiers || !kGradQ);
   static constexpr int kHeadDim = padded_head_dim(kHeadDim_);
@@ -79,22 +111,25 @@ struct BwdConfig {
   static constexpr int kColBlocks = (kHeadDim + kColBlockCols - 1) / kColBlockCols;
   static constexpr int kColBlocksV = (kHeadDimV + kColBlockCols - 1) / kColBlockCols;
   static constexpr int kBlockQ = kTile.block_q;
-  static constexpr int kBlockKV = kSplitsKeys ? 128 : 64;
+  static constexpr int kConsumers = kSmall ? 1 : 2;
+  static constexpr int kBlocksPerSM = kSmall ? 2 : 1;
+  static constexpr int kBlockKV = kSplitsKeys ? 64 * kConsumers : 64;
   static constexpr int kScoreColumns = kBlockQ;
-  static constexpr int kConsumers = 2;
   static constexpr int kStages = kBias ? kTile.bias_stages : kTile.stages;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   // setmaxnreg split, in registers per thread: 24 + 2 * 240 = 3 * 168, those at kernel entry.
+  // Small: 24 + 232 = 2 * 128.
   static constexpr int kProducerRegisters = 24;
-  static constexpr int kConsumerRegisters = 240;
+  static constexpr int kConsumerRegisters = kSmall ? 232 : 240;
 
-  // kGradQ: each warpgroup computes 64 x kGradQCols of dQ: half of its rows, or half of its
-  // columns.
-  static constexpr bool kSplitsRows = kBlockQ == 128;
-  static constexpr int kGradQCols = kSplitsRows ? kHeadDim : kTile.max_head_dim / 2;
+  // kGradQ: each warpgroup computes 64 x kGradQCols of dQ: 64 of its rows, or half of its columns.
+  // The fp32 sums have whole groups of 32 columns.
+  static constexpr bool kSplitsRows = kBlockQ == 64 * kConsumers;
+  static constexpr int kGradQCols =
+      kSplitsRows ? (kHeadDim + 31) / 32 * 32 : kTile.max_head_dim / 2;
   static constexpr int kGradQElements = 64 * kGradQCols;  // of one warpgroup
-  static constexpr int kTileElements = 2 * kGradQElements;
-  static_assert(kBlockQ == 128 || kBlockQ == 64, "two warpgroups share dQ");
+  static constexpr int kTileElements = kConsumers * kGradQElements;
+  static_assert(kSplitsRows || (kBlockQ == 64 && kConsumers == 2), "the warpgroups share dQ");
 
   static constexpr int kColBlockBytesQ = kBlockQ * 128;
   static constexpr int kColBlockBytesKV = kBlockKV * 128;
@@ -120,6 +155,8 @@ struct BwdConfig {
                                      kScoreStages * kBytesScores + 2 * kStages * kRowBytes;
   static constexpr int kSharedMemory = kBiasOffset + kBiasWarps * kBytesBias;
   static_assert(kSharedMemory <= Target::kSharedMemory, "the tile must fit a block");
+  static_assert(kBlocksPerSM * (kSharedMemory + 1024) <= Target::kSharedMemory + 1024,
+                "the blocks must fit an SM");
 };
 
 // Tile sizes of the dQ kernel.

@@ -6,6 +6,7 @@
 
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
+#include "sm90/attention/bwd_grad_q.cuh"
 #include "sm90/attention/bwd_modifiers.cuh"
 #include "sm90/attention/bwd_scores.cuh"
 #include "sm90/attention/bwd_sum.cuh"
@@ -95,7 +96,7 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
         }
         gemm_grad_kv<Config, Config::kHeadDim>(rdK, rdS, smem.q(s));
         if constexpr (!first.value) {
-          add_grad_q<Config>(rdQ, grad_q_part<Config>(args, it.previous, warpgroup));
+          put_grad_q<Config>(args, tile, it.previous, warpgroup, rdQ);
         }
         ptx::wgmma_wait<1>();
         ptx::wgmma_fence_operand(rdV);
@@ -168,7 +169,7 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
         if (adds_dq) {
           // dQ has read dS.
           if (first_lane) ptx::mbarrier_arrive(smem.empty_scores(previous.stage()));
-          add_grad_q<Config>(rdQ, grad_q_part<Config>(args, previous_tile, warpgroup));
+          put_grad_q<Config>(args, tile, previous_tile, warpgroup, rdQ);
         }
         ptx::wgmma_wait<1>();
         ptx::wgmma_fence_operand(rdV);
@@ -209,7 +210,7 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
         ptx::wgmma_fence_operand(rdQ);
         // dQ has read dS.
         if (first_lane) ptx::mbarrier_arrive(smem.empty_scores(previous.stage()));
-        add_grad_q<Config>(rdQ, grad_q_part<Config>(args, it.previous, warpgroup));
+        put_grad_q<Config>(args, tile, it.previous, warpgroup, rdQ);
       }
       if (first_lane) ptx::mbarrier_arrive(smem.empty_kv());  // K and V are read
       kv.advance();
@@ -218,7 +219,8 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
                                               grad_v_scale<Config>(problem), first_key,
                                               problem.head_dim_v);
     store_key_grad<Config, Config::kHeadDim>(args, problem.grad_k, args.splits.grad_k, tile, rdK,
-                                             problem.modifiers.scale, first_key, problem.head_dim);
+                                             grad_k_scale<Config>(args, tile), first_key,
+                                             problem.head_dim);
   }
 }
 

@@ -5,16 +5,17 @@
 
 #include "attention/problem.h"
 #include "ptx/grid_dependency.cuh"
-#include "sm90/attention/bwd_scores.cuh"
+#include "sm90/attention/bwd_grad_q.cuh"
 #include "sm90/attention/key_tile.cuh"
 
 namespace flashvar::sm90::attention {
 
-inline constexpr int kConvertThreads = 256;
+template <class Config>
+inline constexpr int kConvertThreads = 128 * Config::kConsumers;
 
 // One block per query tile and head.
 template <class Config>
-__global__ void __launch_bounds__(kConvertThreads)
+__global__ void __launch_bounds__(kConvertThreads<Config>)
     bwd_convert_kernel(const __grid_constant__ BwdArgs args) {
   const BwdProblem& problem = args.problem;
   ptx::griddepcontrol_wait();  // dK and dV kernel: all dQ is added

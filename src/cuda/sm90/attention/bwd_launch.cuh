@@ -6,7 +6,6 @@
 
 #include "sm80/attention/bwd_launch.cuh"
 #include "sm90/attention/bwd_wgmma_launch.cuh"
-#include "sm90/attention/short_sequences.h"
 
 namespace flashvar::sm90::attention {
 
@@ -19,7 +18,7 @@ struct BwdLaunch {
     return {Dtype::kAbi, kHeadDim, kHeadDimV, {&workspace, &launch, &explain}};
   }
 
-  static constexpr KernelFactsList<8> facts(const char* row) {
+  static constexpr auto facts(const char* row) {
     return join(Wgmma::facts(row), MmaSync::facts(row, "every other call"));
   }
 
@@ -33,19 +32,12 @@ struct BwdLaunch {
   }
 
   static cudaError_t launch(const BwdProblem& problem, int device, cudaStream_t stream) {
-    return Wgmma::supports(problem) && !is_short(problem)
-               ? Wgmma::launch(problem, device, stream)
-               : MmaSync::launch(for_mma_sync(problem), device, stream);
-  }
-
-  static bool is_short(const BwdProblem& problem) {
-    constexpr ShortSequences kShort = short_sequences(std::max(kHeadDim, kHeadDimV));
-    return have_at_most(problem, problem.has_modifiers() ? kShort.bwd_modifiers : kShort.bwd);
+    return Wgmma::supports(problem) ? Wgmma::launch(problem, device, stream)
+                                    : MmaSync::launch(for_mma_sync(problem), device, stream);
   }
 
   static void explain(const BwdProblem& problem, Text& text) {
     const char* unsupported = Wgmma::unsupported(problem);
-    if (unsupported == nullptr && is_short(problem)) unsupported = kWhyShort;
     if (unsupported == nullptr && !Wgmma::is_addressable(problem)) {
       unsupported = "tensors lie so low in memory that tensor maps would begin below address 0";
     }
@@ -56,8 +48,9 @@ struct BwdLaunch {
   // runs in deterministic mode, which does not either. Otherwise workspace(), which must suffice
   // for both, would be much larger in every call, for the sake of a few with unaligned tensors.
   static BwdProblem for_mma_sync(BwdProblem problem) {
-    if (Wgmma::unsupported(problem) == nullptr && !Wgmma::Workspace::sums_grad_q(problem))
+    if (Wgmma::unsupported(problem) == nullptr && !Wgmma::sums_grad_q(problem)) {
       problem.deterministic = true;
+    }
     return problem;
   }
 };

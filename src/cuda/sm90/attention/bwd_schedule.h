@@ -6,25 +6,10 @@
 #include <optional>
 
 #include "attention/problem.h"
+#include "sm90/attention/bwd_support.h"
 #include "sm90/attention/key_tile.cuh"
 
 namespace flashvar::sm90::attention {
-
-// Whether the windows are at most half as long as the sequences. Key tiles then have equal work, so
-// that pairs of them are not needed, and tiles that run together see different queries: the varlen
-// kernel takes one head of a group after the other, so that what is in use at a time fits L2. The
-// dense kernel has no registers for this order.
-inline bool has_short_windows(const BwdProblem& problem) {
-  return problem.window_left != kUnbounded && problem.window_right != kUnbounded &&
-         2 * (int64_t{problem.window_left} + problem.window_right) <= problem.keys.seqlen;
-}
-
-// Whether the varlen kernel takes the call, if it has no modifiers. `Config`: of the dense variant.
-template <class Config>
-bool takes_varlen_kernel(const BwdProblem& problem) {
-  return problem.is_varlen() || problem.seqused_k != nullptr ||
-         (Config::kGradQ && has_short_windows(problem));
-}
 
 // Sets the arguments that describe work units, of split heads (GroupSplits). Returns the number of
 // CTAs, or none where unit numbers do not fit 31 bits.
@@ -42,7 +27,8 @@ std::optional<int64_t> schedule_key_tiles(BwdArgs& args, int multiprocessors) {
   if (heads * units_per_head > INT32_MAX) return std::nullopt;
   args.units_per_head = static_cast<uint32_t>(units_per_head);
   args.work_units = static_cast<uint32_t>(heads * units_per_head);
-  uint32_t const ctas = std::min(args.work_units, static_cast<uint32_t>(multiprocessors));
+  uint32_t const ctas =
+      std::min(args.work_units, static_cast<uint32_t>(Config::kBlocksPerSM * multiprocessors));
   if (args.paired) {
     args.pairs = PairSchedule::make(args.work_units, static_cast<uint32_t>(heads),
                                     static_cast<uint32_t>(tiles), ctas);

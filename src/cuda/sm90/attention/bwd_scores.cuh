@@ -181,23 +181,6 @@ __device__ __forceinline__ void store_ds(uint32_t to,
   }
 }
 
-// Offset of a thread's four accumulators of an mma tile in a warpgroup's part of the sums of dQ.
-__device__ __forceinline__ uint32_t grad_q_offset(uint32_t thread, uint32_t tile) {
-  return (tile * 128 + thread) * 4;
-}
-
-// Adds a warpgroup's part of a tile of dQ to the sums in the workspace, atomically. One address and
-// constant distances from it.
-template <class Config>
-__device__ __forceinline__ void add_grad_q(const float (&grad)[Config::kGradQCols / 2], float* to) {
-  float* const first = to + grad_q_offset(ptx::thread_index() % 128, 0);
-#pragma unroll
-  for (int n = 0; n < Config::kGradQCols / 8; ++n) {
-    const float* const x = &grad[4 * n];
-    ptx::global_add(first + int64_t{n} * 128 * 4, x[0], x[1], x[2], x[3]);
-  }
-}
-
 // Converts a warpgroup's 64 rows of a gradient and stores them from row `first` of the sequence on.
 // `rows`: those of the sequence in the tensor.
 template <class Config, int kDim>

@@ -9,7 +9,8 @@ namespace flashvar::sm90::attention {
 using namespace flashvar::attention;  // what all architectures share
 
 inline constexpr int64_t kMinMeanQueries = 32;  // half of the smallest query tile
-static_assert(kMinMeanQueries == 32, "the texts below say 32");
+inline constexpr int32_t kSmallBlockKV = 64;
+static_assert(kMinMeanQueries == 32 && kSmallBlockKV == 64, "a text below says so");
 
 // Whether sequences have fewer queries than this on average: most of the workspace's tiles would
 // then be padding.
@@ -18,17 +19,28 @@ inline bool are_short(const Sequences& sequences, int64_t batch) {
 }
 
 // Why a problem goes to the mma.sync kernels whatever its addresses; null: it does not.
-// `supports_grad_bias`: whether the wgmma kernels for its head dims compute the gradient of a bias.
-inline const char* bwd_unsupported(const BwdProblem& problem, bool supports_grad_bias) {
-  if (are_short(problem.queries, problem.batch)) {
+// `up_to_128`: whether the kernels' head dims are at most 128. Those have small tiles, which need
+// no sums for sequences of one key tile, and compute the gradient of a bias.
+inline const char* bwd_unsupported(const BwdProblem& problem, bool up_to_128) {
+  bool const has_sums = !up_to_128 || problem.keys.seqlen > kSmallBlockKV;
+  if (has_sums && are_short(problem.queries, problem.batch)) {
     return "the wgmma backward does not support packed sequences of fewer than 32 queries on "
-           "average";
+           "average, if they may have more than 64 keys";
   }
-  if (problem.grad_bias.data != nullptr && !supports_grad_bias) {
+  if (problem.grad_bias.data != nullptr && !up_to_128) {
     return "the wgmma backward does not support the gradient of a bias above head dim 128";
   }
   if (problem.queries.seqlen == 0 || problem.keys.seqlen == 0) return "there are no scores";
   return nullptr;
+}
+
+// Whether the windows are at most half as long as the sequences. Key tiles then have equal work, so
+// that pairs of them are not needed, and tiles that run together see different queries: the varlen
+// kernel takes one head of a group after the other, so that what is in use at a time fits L2. The
+// dense kernel has no registers for this order.
+inline bool has_short_windows(const BwdProblem& problem) {
+  return problem.window_left != kUnbounded && problem.window_right != kUnbounded &&
+         2 * (int64_t{problem.window_left} + problem.window_right) <= problem.keys.seqlen;
 }
 
 // Whether tensor maps can be clipped (clipped_map.h): they begin in front of the tensors.

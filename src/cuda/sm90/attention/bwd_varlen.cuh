@@ -64,6 +64,13 @@ struct VarlenKeyTile {
     end = (mask.query_end(last) + Config::kBlockQ - 1) / Config::kBlockQ;
   }
 
+  // Without sums of dQ the tile, which is the only one of its sequence, stores all of dQ.
+  __device__ __forceinline__ void visit_all_queries() {
+    if (first_key >= mask.seqlen_k) return;
+    begin = 0;
+    end = (mask.seqlen_q + Config::kBlockQ - 1) / Config::kBlockQ;
+  }
+
   // Always from the last query block to the first: the first keys, which have the most work under a
   // causal mask, start first.
   __device__ __forceinline__ static constexpr bool reversed() { return true; }
@@ -76,6 +83,9 @@ struct VarlenKeyTile {
   __device__ __forceinline__ bool has_queries() const { return begin < end; }
 
   __device__ __forceinline__ Span rows() const { return all; }
+  __device__ __forceinline__ Span query_rows() const {
+    return {queries.end - mask.seqlen_q, mask.seqlen_q};
+  }
 
   __device__ __forceinline__ uint32_t query_tile(const BwdArgs& args, uint32_t head,
                                                  uint32_t m) const {
@@ -123,6 +133,7 @@ __device__ __forceinline__ void schedule_key_tiles(const BwdArgs& args,
       wait_slot();
       VarlenKeyTile<Config>& tile = shared_tile(smem, slot.stage());
       tile.fill(problem, coordinate, split_head, keys);
+      if (Config::kStoresGradQ && args.grad_q_sum == nullptr) tile.visit_all_queries();
       tile.kv_loads = kv_loads;
       kv_loads += tile.has_queries() ? 1 : 0;
       ptx::mbarrier_arrive(smem.full_tile(slot.stage()));

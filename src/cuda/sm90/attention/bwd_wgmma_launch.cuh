@@ -17,6 +17,7 @@
 #include "sm90/attention/bwd_schedule.h"
 #include "sm90/attention/bwd_sum.cuh"
 #include "sm90/attention/bwd_support.h"
+#include "sm90/attention/bwd_variants.h"
 #include "sm90/attention/bwd_workspace.cuh"
 #include "sm90/attention/tensor_maps.h"
 
@@ -26,32 +27,37 @@ template <class Target, class Dtype, int kHeadDim, int kHeadDimV = kHeadDim>
 struct BwdWgmmaLaunch {
   template <BwdVariant kVariant>
   using Config = BwdConfig<Target, Dtype, kHeadDim, kHeadDimV, kVariant>;
-  // All variants have the tiles of this one.
+  using Variants = BwdVariants<Target, Dtype, kHeadDim, kHeadDimV>;
   using Dense = Config<BwdVariant::kDense>;
-  using Workspace = BwdWorkspace<Dense>;
-  static constexpr bool kSupportsGradBias = Config<BwdVariant::kBias>::kGradBias;
+  static constexpr bool kUpTo128 = Dense::kSplitsKeys;
   static constexpr const char* kWhen =
-      "rows start on 16 bytes, so that TMA can address them; not for short sequences, nor with "
-      "packed ones of fewer than 32 queries on average";
-  static constexpr const char* kWhenNoGradBias =
+      "rows start on 16 bytes, so that TMA can address them; not with packed sequences of fewer "
+      "than 32 queries on average, if they may have more than 64 keys";
+  static constexpr const char* kWhenAbove128 =
       "rows start on 16 bytes, so that TMA can address them; not with packed sequences of fewer "
       "than 32 queries on average, the gradient of a bias";
 
-  static constexpr KernelFactsList<4> facts(const char* row) {
+  static constexpr auto facts(const char* row) {
     using Dq = BwdDqConfig<Target, Dtype, kHeadDim, kHeadDimV, false, false>;
-    KernelFactsMaker const maker{row, "wgmma", kSupportsGradBias ? kWhen : kWhenNoGradBias};
-    return {{maker.make("bwd_kernel", Dense::kThreads, Dense::kSharedMemory, Dense::kBlockQ,
-                        Dense::kBlockKV),
-             maker.make("bwd_preprocess_kernel", kPreprocessThreads, 0, Dense::kBlockQ),
-             maker.make("bwd_sum_kernel", kSumThreads, 0, kSumRows),
-             Dense::kGradQ ? maker.make("bwd_convert_kernel", kConvertThreads, 0, Dense::kBlockQ)
-                           : maker.make("bwd_dq_kernel", Dq::kThreads, Dq::kSharedMemory,
-                                        Dq::kBlockQ, Dq::kBlockKV)}};
+    KernelFactsMaker const maker{row, "wgmma", kUpTo128 ? kWhen : kWhenAbove128};
+    KernelFactsList<4> const always{
+        {facts<BwdVariant::kDense>(maker, "bwd_kernel"),
+         maker.make("bwd_preprocess_kernel", kPreprocessThreads, 0, Dense::kBlockQ),
+         maker.make("bwd_sum_kernel", kSumThreads, 0, kSumRows),
+         Dense::kGradQ ? maker.make("bwd_convert_kernel", kConvertThreads<Dense>, 0, Dense::kBlockQ)
+                       : maker.make("bwd_dq_kernel", Dq::kThreads, Dq::kSharedMemory, Dq::kBlockQ,
+                                    Dq::kBlockKV)}};
+    if constexpr (kUpTo128) {
+      return join(always, KernelFactsList<1>{
+                              {facts<BwdVariant::kSmall>(maker, "bwd_kernel, small tiles")}});
+    } else {
+      return always;
+    }
   }
 
   // As bwd_unsupported().
   static const char* unsupported(const BwdProblem& problem) {
-    return bwd_unsupported(problem, kSupportsGradBias);
+    return bwd_unsupported(problem, kUpTo128);
   }
 
   // Whether the wgmma kernels support the call: TMA needs rows that start on 16 bytes.
@@ -62,45 +68,43 @@ struct BwdWgmmaLaunch {
 
   // Whether tensor maps begin at valid addresses: clipped ones begin in front of the tensors.
   static bool is_addressable(const BwdProblem& problem) {
-    bool const clipped =
-        takes_varlen_kernel<Dense>(problem) || problem.has_modifiers() || problem.deterministic;
-    return !clipped || maps_can_be_clipped(problem);
+    return Variants::with_config(problem, [&](auto config) {
+      return !decltype(config)::kVarlen || maps_can_be_clipped(problem);
+    });
   }
 
-  static uint64_t workspace(const BwdProblem& problem) { return Workspace(problem).end; }
+  static uint64_t workspace(const BwdProblem& problem) {
+    return Variants::with_config(
+        problem, [&](auto config) { return BwdWorkspace<decltype(config)>(problem).end; });
+  }
+
+  // Whether dQ is summed in the workspace.
+  static bool sums_grad_q(const BwdProblem& problem) {
+    return Variants::with_config(
+        problem, [&](auto config) { return BwdWorkspace<decltype(config)>::sums_grad_q(problem); });
+  }
 
   static cudaError_t launch(const BwdProblem& problem, int device, cudaStream_t stream) {
-    if (problem.modifiers.bias.data != nullptr) {
-      if constexpr (Dense::kGradQ) {
-        if (problem.deterministic) {
-          return launch_variant<Config<BwdVariant::kNoDqBias>>(problem, device, stream);
-        }
-      }
-      return launch_variant<Config<BwdVariant::kBias>>(problem, device, stream);
-    }
-    if constexpr (Dense::kGradQ) {
-      if (problem.deterministic) {
-        return problem.has_modifiers()
-                   ? launch_variant<Config<BwdVariant::kNoDqModifiers>>(problem, device, stream)
-                   : launch_variant<Config<BwdVariant::kNoDq>>(problem, device, stream);
-      }
-    }
-    return problem.has_modifiers()
-               ? launch_variant<Config<BwdVariant::kModifiers>>(problem, device, stream)
-           : takes_varlen_kernel<Dense>(problem)
-               ? launch_variant<Config<BwdVariant::kVarlen>>(problem, device, stream)
-               : launch_variant<Dense>(problem, device, stream);
+    return Variants::with_config(problem, [&](auto config) {
+      return launch_variant<decltype(config)>(problem, device, stream);
+    });
   }
 
  private:
+  template <BwdVariant kVariant>
+  static constexpr KernelFacts facts(const KernelFactsMaker& maker, const char* name) {
+    using C = Config<kVariant>;
+    return maker.make(name, C::kThreads, C::kSharedMemory, C::kBlockQ, C::kBlockKV);
+  }
+
   template <class C>
   static cudaError_t launch_variant(const BwdProblem& problem, int device, cudaStream_t stream) {
     BwdArgs args{problem};
-    Workspace(problem).set(args, C::kGradQ);
-    int64_t const query_tiles = problem.queries.tiles(problem.batch, Dense::kBlockQ);
+    BwdWorkspace<C>(problem).set(args);
+    int64_t const query_tiles = problem.queries.tiles(problem.batch, C::kBlockQ);
     args.query_tiles = static_cast<int32_t>(query_tiles);
     TensorMapEncoder const encoder{problem, tensor_map_type<Dtype>(), C::kVarlen};
-    cudaError_t error = encode_bwd_tensor_maps(args, encoder, Dense::kBlockQ, Dense::kBlockKV);
+    cudaError_t error = encode_bwd_tensor_maps(args, encoder, C::kBlockQ, C::kBlockKV);
     int multiprocessors = 0;
     if (error == cudaSuccess) {
       error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
@@ -122,8 +126,9 @@ struct BwdWgmmaLaunch {
       error = launch_sum<Dtype>(args, device, stream);
     if (error != cudaSuccess) return error;
     if constexpr (C::kGradQ) {
+      if (args.grad_q_sum == nullptr) return error;
       return launch_kernel<bwd_convert_kernel<C>>(
-          args, {query_tiles * problem.heads_q, kConvertThreads, 0, true}, device, stream);
+          args, {query_tiles * problem.heads_q, kConvertThreads<C>, 0, true}, device, stream);
     } else {
       return launch_dq<DqConfig>(dq_args, device, multiprocessors, stream);
     }
@@ -138,10 +143,11 @@ struct BwdWgmmaLaunch {
                                     const_cast<float*>(args.delta),
                                     args.grad_q_sum,
                                     C::kTileElements,
+                                    C::kStoresGradQ && args.grad_q_sum == nullptr,
                                     args.query_tiles,
                                     true,
                                     args.counters};
-    return launch_kernel<bwd_preprocess_kernel<Dtype, Dense::kBlockQ>>(
+    return launch_kernel<bwd_preprocess_kernel<Dtype, C::kBlockQ>>(
         preprocess, {int64_t{args.query_tiles} * args.problem.heads_q, kPreprocessThreads, 0},
         device, stream);
   }

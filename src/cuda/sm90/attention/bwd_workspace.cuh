@@ -6,7 +6,7 @@
 
 namespace flashvar::sm90::attention {
 
-// Offsets in bytes; lse_log2 is at 0. `Config`: any variant's, all have the same tiles.
+// Offsets in bytes; lse_log2 is at 0.
 template <class Config>
 struct BwdWorkspace {
   uint64_t delta, grad_q_sum, counters, parts, end;
@@ -24,17 +24,20 @@ struct BwdWorkspace {
     end = parts + GroupSplitsWorkspace(problem, splits).bytes;
   }
 
-  // Whether dQ is summed in the workspace; otherwise a kernel of its own computes it.
+  // Whether dQ is summed in the workspace. Otherwise key tiles store it (bwd_grad_q.cuh), or a
+  // kernel of its own computes it.
   static bool sums_grad_q(const BwdProblem& problem) {
-    return Config::kGradQ && !problem.deterministic;
+    bool const one_key_tile = problem.keys.seqlen <= Config::kBlockKV;
+    return Config::kGradQ && !(Config::kStoresGradQ && one_key_tile);
   }
 
   // Sets the kernels' pointers into the workspace.
-  void set(BwdArgs& args, bool with_grad_q_sum) const {
+  void set(BwdArgs& args) const {
     unsigned char* const start = args.problem.workspace;
     args.lse_log2 = reinterpret_cast<float*>(start);
     args.delta = reinterpret_cast<float*>(start + delta);
-    args.grad_q_sum = with_grad_q_sum ? reinterpret_cast<float*>(start + grad_q_sum) : nullptr;
+    args.grad_q_sum =
+        sums_grad_q(args.problem) ? reinterpret_cast<float*>(start + grad_q_sum) : nullptr;
     args.counters = reinterpret_cast<uint32_t*>(start + counters);
     args.splits = GroupSplitsWorkspace(args.problem, splits)
                       .splits(splits, start + parts, args.problem.head_dim);

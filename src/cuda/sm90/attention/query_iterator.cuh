@@ -73,11 +73,4 @@ struct QueryIterator {
   }
 };
 
-// A warpgroup's part of a tile of the fp32 sums of dQ. `tile`: query_tile().
-template <class Config>
-__device__ __forceinline__ float* grad_q_part(const BwdArgs& args, uint32_t tile,
-                                              uint32_t warpgroup) {
-  return args.grad_q_sum + (uint64_t{tile} * 2 + warpgroup) * Config::kGradQElements;
-}
-
 }  // namespace flashvar::sm90::attention

@@ -1,0 +1,64 @@
+// What becomes of dQ in the dK and dV kernel: key tiles add theirs to fp32 sums in the workspace,
+// which bwd_convert.cuh converts. Where each sequence has one key tile there are no sums: the tile
+// stores dQ.
+#pragma once
+#include <cstdint>
+
+#include "ptx/special_registers.cuh"
+#include "ptx/vectors.cuh"
+#include "sm90/attention/bwd_scores.cuh"
+#include "sm90/attention/key_tile.cuh"
+
+namespace flashvar::sm90::attention {
+
+// Offset of a thread's four accumulators of an mma tile in a warpgroup's part of the sums.
+__device__ __forceinline__ uint32_t grad_q_offset(uint32_t thread, uint32_t tile) {
+  return (tile * 128 + thread) * 4;
+}
+
+// Adds columns [kFirst, kFirst + kCols) of a warpgroup's part of a tile of dQ to the sums,
+// atomically. One address and constant distances from it. `number`: query_tile().
+template <class Config, int kFirst, int kCols>
+__device__ __forceinline__ void add_grad_q(const BwdArgs& args, uint32_t number, uint32_t warpgroup,
+                                           const float (&grad)[kCols / 2]) {
+  float* const part = args.grad_q_sum +
+                      (uint64_t{number} * Config::kConsumers + warpgroup) * Config::kGradQElements;
+  float* const first = part + grad_q_offset(ptx::thread_index() % 128, kFirst / 8);
+#pragma unroll
+  for (int n = 0; n < kCols / 8; ++n) {
+    const float* const x = &grad[4 * n];
+    ptx::global_add(first + int64_t{n} * 128 * 4, x[0], x[1], x[2], x[3]);
+  }
+}
+
+// Adds these columns to the sums or, without sums, stores them.
+template <class Config, int kFirst = 0, int kCols = Config::kGradQCols, class Tile>
+__device__ __forceinline__ void put_grad_q(const BwdArgs& args, const Tile& tile, uint32_t number,
+                                           uint32_t warpgroup, const float (&grad)[kCols / 2]) {
+  if constexpr (Config::kStoresGradQ) {
+    if (args.grad_q_sum == nullptr) {
+      uint32_t const head = number / args.query_tiles;
+      int32_t const m = static_cast<int32_t>(number - tile.query_tile(args, head, 0));
+      int32_t const row = m * Config::kBlockQ + (Config::kSplitsRows ? warpgroup * 64 : 0);
+      int32_t const column = kFirst + (Config::kSplitsRows ? 0 : warpgroup * Config::kGradQCols);
+      Tensor columns = args.problem.grad_q;
+      columns.data += column;
+      store_grad<Config, kCols>(columns, tile.batch, head, tile.query_rows(), grad,
+                                args.problem.modifiers.scale, row, args.problem.head_dim - column);
+      return;
+    }
+  }
+  add_grad_q<Config, kFirst, kCols>(args, number, warpgroup, grad);
+}
+
+// The factor that dK is multiplied by at the end: NaN in tiles of later keys, which exist without
+// sums only where max_seqlen_k is too small. Several tiles have then stored dQ.
+template <class Config, class Tile>
+__device__ __forceinline__ float grad_k_scale(const BwdArgs& args, const Tile& tile) {
+  if constexpr (Config::kStoresGradQ) {
+    if (args.grad_q_sum == nullptr && tile.first_key > 0) return nanf("");
+  }
+  return args.problem.modifiers.scale;
+}
+
+}  // namespace flashvar::sm90::attention

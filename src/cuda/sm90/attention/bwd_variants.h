@@ -1,0 +1,106 @@
+// Which variant of the wgmma backward computes a call. Host only.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "sm90/attention/bwd_config.cuh"
+#include "sm90/attention/bwd_support.h"
+
+namespace flashvar::sm90::attention {
+
+template <class Target, class Dtype, int kHeadDim, int kHeadDimV>
+struct BwdVariants {
+  template <BwdVariant kVariant>
+  using Config = BwdConfig<Target, Dtype, kHeadDim, kHeadDimV, kVariant>;
+  using Dense = Config<BwdVariant::kDense>;
+  static constexpr bool kHasSmall = small_bwd_tile(Dense::kLargest).max_head_dim > 0;
+
+  // Calls `use` with the configuration of the call's variant.
+  template <class Use>
+  static auto with_config(const BwdProblem& problem, Use&& use) {
+    using V = BwdVariant;
+    if constexpr (kHasSmall) {
+      if (prefers_small(problem)) {
+        return choose<V::kSmallBias, V::kSmallModifiers, V::kSmall>(problem, use);
+      }
+    }
+    if constexpr (Dense::kGradQ) {
+      bool const stores = has_bias(problem)         ? stores_grad_q<V::kBias>(problem)
+                          : problem.has_modifiers() ? stores_grad_q<V::kModifiers>(problem)
+                                                    : stores_grad_q<V::kVarlen>(problem);
+      if (problem.deterministic && !stores) {
+        return choose<V::kNoDqBias, V::kNoDqModifiers, V::kNoDq>(problem, use);
+      }
+    }
+    if (takes_varlen_kernel(problem)) {
+      return choose<V::kBias, V::kModifiers, V::kVarlen>(problem, use);
+    }
+    return choose<V::kBias, V::kModifiers, V::kDense>(problem, use);
+  }
+
+  // Whether the call has small tiles, if the head dims have them. Measured on an H200
+  // (docs/hopper-ledger.md).
+  static bool prefers_small(const BwdProblem& problem) {
+    using Small = Config<BwdVariant::kSmall>;
+    constexpr int kMostKeys = 1024;
+    static_assert(Small::kBlockKV == kSmallBlockKV);
+    int32_t const keys = problem.keys.seqlen;
+    // With one key tile dQ is stored, whatever the tiles: then the ones that fit are best.
+    if (keys <= Small::kBlockKV) return true;
+    if (keys <= Dense::kBlockKV || keys > kMostKeys || problem.deterministic) return false;
+    // Larger tiles take less time for the same area, most of all at large head dims.
+    return Dense::kLargest <= 96 && 8 * tile_area<Dense>(problem) >= 9 * tile_area<Small>(problem);
+  }
+
+ private:
+  // Whether the varlen kernel takes the call, if it has no modifiers.
+  static bool takes_varlen_kernel(const BwdProblem& problem) {
+    return problem.is_varlen() || problem.seqused_k != nullptr ||
+           (Dense::kGradQ && has_short_windows(problem)) ||
+           stores_grad_q<BwdVariant::kVarlen>(problem);
+  }
+
+  static bool has_bias(const BwdProblem& problem) { return problem.modifiers.bias.data != nullptr; }
+
+  // The queries times the keys of the tiles that a sequence's key tiles visit. Of packed sequences
+  // whose lengths differ, estimated from the mean lengths.
+  template <class C>
+  static int64_t tile_area(const BwdProblem& problem) {
+    auto const mean = [&](const Sequences& sequences) {
+      return sequences.offsets == nullptr ? sequences.seqlen
+                                          : sequences.total / std::max<int64_t>(problem.batch, 1);
+    };
+    int64_t const mean_q = mean(problem.queries), mean_k = mean(problem.keys);
+    int64_t const queries = problem.queries.seqlen, keys = problem.keys.seqlen;
+    if (mean_q != queries || mean_k != keys) {
+      return (mean_q + C::kBlockQ / 2) * (mean_k + C::kBlockKV / 2);
+    }
+    int64_t blocks = 0;
+    for (int64_t first = 0; first < keys; first += C::kBlockKV) {
+      int64_t const last = std::min(first + C::kBlockKV, keys) - 1, shift = queries - keys;
+      bool const causal = problem.window_right != kUnbounded;
+      bool const bounded = problem.window_left != kUnbounded;
+      int64_t const begin = causal ? std::max(first - problem.window_right + shift, int64_t{0}) : 0;
+      int64_t const end =
+          bounded ? std::min(last + problem.window_left + shift + 1, queries) : queries;
+      if (begin < end) blocks += (end - 1) / C::kBlockQ - begin / C::kBlockQ + 1;
+    }
+    return blocks * C::kBlockQ * C::kBlockKV;
+  }
+
+  // Whether key tiles of the variant store dQ: sequences have one (bwd_grad_q.cuh).
+  template <BwdVariant kVariant>
+  static bool stores_grad_q(const BwdProblem& problem) {
+    using C = Config<kVariant>;
+    return C::kStoresGradQ && problem.keys.seqlen <= C::kBlockKV;
+  }
+
+  template <BwdVariant kBias, BwdVariant kModifiers, BwdVariant kPlain, class Use>
+  static auto choose(const BwdProblem& problem, Use&& use) {
+    return has_bias(problem)         ? use(Config<kBias>{})
+           : problem.has_modifiers() ? use(Config<kModifiers>{})
+                                     : use(Config<kPlain>{});
+  }
+};
+
+}  // namespace flashvar::sm90::attention
