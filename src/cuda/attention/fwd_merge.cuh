@@ -89,8 +89,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
   add_sink(sink_of(problem.sinks, head), lse, inverse);
   // The call says that sequences have one query (max_seqlen_q), so that a second one has no
   // results.
-  if (problem.splits.query_offsets != nullptr && row > 0)
-    lse = inverse = nanf("");
+  if (problem.splits.query_offsets != nullptr && row > 0) lse = inverse = nanf("");
   if (problem.lse != nullptr && exists && threadIdx.x % (32 * args.warps_per_row) == 0) {
     int64_t const of_head = varlen ? head : int64_t{tile.batch} * problem.heads_q + head;
     int64_t const rows_of_head = varlen ? problem.queries.total : problem.queries.seqlen;
