@@ -51,12 +51,12 @@ def attend(call: Call, rows: int, backend: str) -> tuple[torch.Tensor, torch.Ten
     ],
     ids=lambda given: "-".join(given) or "full",
 )
-@pytest.mark.parametrize("heads", [(8, 2), (8, 1), (4, 4)], ids=str)
-@pytest.mark.parametrize("rows", [1, 3, 40])
+@pytest.mark.parametrize("heads", [(8, 2), (6, 2), (8, 1), (4, 4)], ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 16, 40])
 def test_dense_queries(
     rows: int, heads: tuple[int, int], given: dict[str, Any], backend: str
 ) -> None:
-    """A tile has queries of one head; with one query it has the heads of a group."""
+    """A tile has queries of one head; with one query or a few it has the heads of a group."""
     chosen = dict(given)
     if "sinks" in chosen:
         chosen["sinks"] = sinks(heads[0], chosen["sinks"])

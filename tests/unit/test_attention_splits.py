@@ -98,6 +98,7 @@ extern "C" int merge(uint16_t* out, float* lse, float* outs, float* lses, const 
   problem.batch = batch;
   problem.queries = {offsets, seqlen, total};
   problem.heads_q = heads;
+  problem.group = packed;
   problem.head_dim_v = head_dim;
   int64_t const row = heads * head_dim + pad;
   problem.out = {out, offsets == nullptr ? seqlen * row : 0, row, head_dim};

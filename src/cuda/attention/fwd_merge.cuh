@@ -31,13 +31,15 @@ struct FirstPart {
   // `in_head`: the row in q's sequence dimension.
   __device__ __forceinline__ FirstPart(const FwdProblem& problem, uint32_t head, uint32_t batch,
                                        int64_t in_head) {
-    uint32_t const group = problem.splits.group_rows;
-    if (group > 1) {  // of one query; its heads are rows
-      pitch = group;
+    uint32_t const group = problem.group;
+    int32_t const group_rows = problem.splits.group_rows;
+    bool const varlen = problem.queries.offsets != nullptr;
+    if (group_rows > 1) {  // packed queries: of one query
+      pitch = int64_t{varlen ? 1 : problem.queries.seqlen} * group_rows;
       int64_t const of_head = int64_t{batch} * (problem.heads_q / group) + head / group;
-      row = of_head * problem.splits.count * pitch + head % group;
+      row = of_head * problem.splits.count * pitch + (varlen ? 0 : in_head * group_rows) +
+            head % group;
     } else {
-      bool const varlen = problem.queries.offsets != nullptr;
       pitch = varlen ? problem.queries.total : problem.queries.seqlen;
       int64_t const of_head = varlen ? head : int64_t{batch} * problem.heads_q + head;
       row = of_head * problem.splits.count * pitch + in_head;

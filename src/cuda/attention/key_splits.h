@@ -3,8 +3,8 @@
 //
 // Divided keys (Flash-Decoding: Dao et al., 2023): several blocks have a query tile, each with a
 // part of its key blocks, and fwd_merge_kernel merges their results. Packed groups: where sequences
-// have one query, the query heads of a group become the rows of one tile, so that keys and values
-// are read once for all of them.
+// have one query or a few, the query heads of a group become rows of one tile, so that keys and
+// values are read once for all of them.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -68,21 +68,53 @@ inline FwdProblem pack_group(FwdProblem problem) {
   return problem;
 }
 
+// The row_shift (KeySplits) of a call of several queries per sequence whose groups are packed; 0:
+// they are not. It takes half of the tiles or fewer, and enough keys that fwd_merge_kernel, which
+// such calls need, takes little of the time.
+inline int32_t row_shift_of(const FwdProblem& problem) {
+  constexpr int64_t kTile = 64, kFewestKeys = 512;
+  auto const tiles = [](int64_t rows) { return (rows + kTile - 1) / kTile; };
+  int64_t const queries = problem.queries.seqlen;
+  if (problem.queries.offsets != nullptr || queries < 2 || problem.has_modifiers() ||
+      problem.keys.seqlen < kFewestKeys || problem.group == 1 || problem.group > kTile) {
+    return 0;
+  }
+  int32_t shift = 1;
+  while (1 << shift < problem.group) ++shift;
+  return 2 * tiles(queries << shift) <= problem.group * tiles(queries) ? shift : 0;
+}
+
+// The problem with the rows of all query heads of a group as the queries of one head.
+inline FwdProblem pack_queries(FwdProblem problem, int32_t row_shift) {
+  KeySplits& splits = problem.splits;
+  splits.row_shift = row_shift;
+  splits.group_rows = 1 << row_shift;
+  splits.members = problem.group;
+  splits.member_stride = problem.q.head_stride;
+  problem.q.head_stride *= problem.group;
+  problem.queries.seqlen <<= row_shift;
+  problem.heads_q /= problem.group;
+  problem.group = 1;
+  return problem;
+}
+
 // The problem as kernels compute it. A window to the right hides nothing from the last query.
 inline FwdProblem simplified(FwdProblem problem) {
   if (problem.queries.seqlen == 1) problem.window_right = kUnbounded;
-  return can_pack_group(problem) ? pack_group(problem) : problem;
+  if (can_pack_group(problem)) return pack_group(problem);
+  int32_t const row_shift = row_shift_of(problem);
+  return row_shift > 0 ? pack_queries(problem, row_shift) : problem;
 }
 
 // The most keys that some query of a tile of block_q queries sees.
 inline int64_t visible_keys(const FwdProblem& problem, int32_t block_q) {
   int64_t const keys = problem.keys.seqlen;
   if (problem.window_left == kUnbounded) return keys;
+  int32_t const queries = problem.queries.seqlen >> problem.splits.row_shift;
   // Diagonals of a tile's queries; those of a sequence end at its last key.
-  int64_t const diagonals = std::min(problem.queries.seqlen, block_q);
-  int64_t const after = problem.window_right != kUnbounded
-                            ? int64_t{problem.window_right}
-                            : int64_t{problem.queries.seqlen} - diagonals;
+  int64_t const diagonals = std::min(queries, block_q >> problem.splits.row_shift);
+  int64_t const after = problem.window_right != kUnbounded ? int64_t{problem.window_right}
+                                                           : int64_t{queries} - diagonals;
   return std::min(keys, int64_t{problem.window_left} + diagonals + after);
 }
 
@@ -106,7 +138,8 @@ struct KeyDivision {
     int64_t const blocks = tiles(visible_keys(problem, block_q), block_kv);
     // Under a causal mask the mean tile sees fewer blocks than the last one.
     bool const causal = problem.window_right != kUnbounded && problem.window_left == kUnbounded;
-    int64_t const hidden = std::min(problem.queries.seqlen, problem.keys.seqlen) / (2 * block_kv);
+    int32_t const queries = problem.queries.seqlen >> problem.splits.row_shift;
+    int64_t const hidden = std::min(queries, problem.keys.seqlen) / (2 * block_kv);
     int64_t const mean = causal ? std::max(blocks - hidden, int64_t{1}) : blocks;
     int64_t const store = tiles(kStore * std::min(problem.queries.seqlen, block_q), block_q);
     auto const time = [&](int64_t count) {
@@ -136,8 +169,8 @@ struct KeyDivision {
 // tile have sinks of their own, or are not one behind the other in the log-sum-exp.
 inline bool needs_merge(const FwdProblem& problem) {
   const KeySplits& splits = problem.splits;
-  return splits.group_rows > 1 &&
-         (problem.sinks.data != nullptr || splits.query_offsets != nullptr);
+  bool const merged = problem.sinks.data != nullptr || splits.query_offsets != nullptr;
+  return splits.row_shift > 0 || (splits.group_rows > 1 && merged);
 }
 
 // The parts' results in the workspace.

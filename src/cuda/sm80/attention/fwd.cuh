@@ -42,6 +42,29 @@ __device__ __forceinline__ void load_block(unsigned char* smem, const uint16_t* 
   ptx::cp_async_commit();
 }
 
+// As load_tile() of Q, from packed groups of several queries (KeySplits). `gmem`: the tile's first
+// query of the group's first member.
+template <class Layout, int kThreads>
+__device__ __forceinline__ void load_members(unsigned char* smem, const FwdProblem& problem,
+                                             const uint16_t* gmem, int32_t rows) {
+  const KeySplits& splits = problem.splits;
+  constexpr int kChunks = Layout::kColBlocks * Layout::kColBlockChunks;  // of a row
+#pragma unroll 1
+  for (int i = ptx::thread_index(); i < Layout::kRows * kChunks; i += kThreads) {
+    int const row = i / kChunks, chunk = i % kChunks;
+    int32_t const member = row & (splits.group_rows - 1);
+    int const col_block = chunk / Layout::kColBlockChunks;
+    bool const valid =
+        row < rows && member < splits.members && chunk * kChunkElements < problem.head_dim;
+    const uint16_t* const from = gmem + (row >> splits.row_shift) * problem.q.seq_stride +
+                                 member * splits.member_stride + chunk * kChunkElements;
+    ptx::cp_async_16(
+        ptx::smem_address(smem + Layout::chunk_offset(row, chunk % Layout::kColBlockChunks) +
+                          col_block * Layout::kColBlockBytes),
+        valid ? from : gmem, valid);
+  }
+}
+
 // rS = Q K^T; `sQ`: address of the warp's first row.
 template <class Config>
 __device__ __forceinline__ void gemm_qk(Scores<Config>& rS, const unsigned char* sQ,
@@ -217,7 +240,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
 
   if (blocks.end > blocks.begin) {
     const uint16_t* const gQ = problem.q.data + tile.q_offset<Config::kSplits>(problem);
-    load_tile<LayoutQ, kThreads, kAligned>(sQ, gQ, problem.q.seq_stride, queries, problem.head_dim);
+    if (Config::kSplits && problem.splits.row_shift > 0) {
+      load_members<LayoutQ, kThreads>(sQ, problem, gQ, queries);
+    } else {
+      load_tile<LayoutQ, kThreads, kAligned>(sQ, gQ, problem.q.seq_stride, queries,
+                                             problem.head_dim);
+    }
     load_block<LayoutK, kThreads, kAligned>(sK, gK, problem.k.seq_stride, blocks.end - 1,
                                             tile.keys.count, problem.head_dim);
   } else {
@@ -246,7 +274,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   int32_t n = blocks.end - 1;
   // Key blocks that are visible only to other warps' rows: this warp loads and synchronises only.
   if constexpr (Config::kSkips) {
-    int32_t const own_end = tile.key_blocks_end(problem, warp_row, Config::kWarpRows, kBlockKV);
+    int32_t const own_end =
+        tile.key_blocks_end<Config::kSplits>(problem, warp_row, Config::kWarpRows, kBlockKV);
 #pragma unroll 1
     for (; n >= max(own_end, blocks.begin); --n) {
       load_v(n);

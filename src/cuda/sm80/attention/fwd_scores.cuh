@@ -152,14 +152,15 @@ template <class Config>
 __device__ __forceinline__ void apply_mask(Scores<Config>& rS, const Problem& problem,
                                            const QueryTile& tile, int32_t warp_row,
                                            int32_t first_key) {
-  Mask const mask = tile.mask(problem);
+  Mask const mask = tile.mask<Config::kSplits>(problem);
+  int32_t const shift = QueryTile::row_shift<Config::kSplits>(problem);
   ScoreOrigin const origin(tile, warp_row, first_key);
 #pragma unroll
   for (int m = 0; m < rS.kMmaRows; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int32_t const row = origin.row + m * 16 + half * 8;
-      int32_t const end = mask.key_end(row) - origin.column;
+      int32_t const end = mask.key_end(row >> shift) - origin.column;
 #pragma unroll
       for (int n = 0; n < rS.kMmaCols; ++n) {
 #pragma unroll
@@ -168,7 +169,7 @@ __device__ __forceinline__ void apply_mask(Scores<Config>& rS, const Problem& pr
         }
       }
       if (mask.left == kUnbounded) continue;
-      int32_t const begin = mask.key_begin(row) - origin.column;
+      int32_t const begin = mask.key_begin(row >> shift) - origin.column;
 #pragma unroll
       for (int n = 0; n < rS.kMmaCols; ++n) {
 #pragma unroll

@@ -36,7 +36,7 @@ struct QueryTile {
   uint32_t batch, head;
   uint32_t part;        // of divided keys (KeySplits)
   int32_t first_query;  // within its sequence; past its end: the block has no work
-  Span queries, keys;   // of the sequence; keys: the keys in use
+  Span queries, keys;   // of the sequence; queries: its rows; keys: the keys in use
   bool is_spare;        // varlen: the one tile of each head that never has queries
 
   // Tiles per head. Varlen: one more than any lengths need; its block writes the outside rows.
@@ -82,7 +82,9 @@ struct QueryTile {
   __device__ __forceinline__ KeyBlockRange key_blocks(const Problem& problem, int32_t rows,
                                                       int32_t columns) const {
     int32_t const last_query = min(first_query + rows, queries.count) - 1;
-    KeyBlockRange blocks(mask(problem), first_query, last_query, columns);
+    int32_t const shift = row_shift<kSplits>(problem);
+    KeyBlockRange blocks(mask<kSplits>(problem), first_query >> shift, last_query >> shift,
+                         columns);
     if constexpr (kSplits) {
       uint32_t const parts = problem.splits.count;
       int32_t const size = (max(blocks.end - blocks.begin, 0) + parts - 1) / parts;
@@ -94,14 +96,24 @@ struct QueryTile {
 
   // End of the key blocks visible to `rows` rows from tile row `row` on; 0 where the sequence has
   // no such row.
+  template <bool kSplits = false>
   __device__ __forceinline__ int32_t key_blocks_end(const Problem& problem, int32_t row,
                                                     int32_t rows, int32_t columns) const {
     if (first_query + row >= queries.count) return 0;
-    return (mask(problem).key_end(first_query + row + rows - 1) + columns - 1) / columns;
+    int32_t const last = (first_query + row + rows - 1) >> row_shift<kSplits>(problem);
+    return (mask<kSplits>(problem).key_end(last) + columns - 1) / columns;
   }
 
+  template <bool kSplits = false>
   __device__ __forceinline__ Mask mask(const Problem& problem) const {
-    return {queries.count, keys.count, problem.window_left, problem.window_right};
+    return {queries.count >> row_shift<kSplits>(problem), keys.count, problem.window_left,
+            problem.window_right};
+  }
+
+  // KeySplits::row_shift.
+  template <bool kSplits>
+  static __device__ __forceinline__ int32_t row_shift(const Problem& problem) {
+    return kSplits ? problem.splits.row_shift : 0;
   }
 
   // Offset of the tile's first row in a tensor with query rows.
@@ -114,7 +126,10 @@ struct QueryTile {
   template <bool kSplits>
   __device__ __forceinline__ int64_t q_offset(const Problem& problem) const {
     QueryTile tile = *this;
-    if constexpr (kSplits) tile.batch = problem.batch_of_queries(batch);
+    if constexpr (kSplits) {
+      tile.batch = problem.batch_of_queries(batch);
+      tile.first_query >>= problem.splits.row_shift;
+    }
     return tile.query_offset(problem.q);
   }
 

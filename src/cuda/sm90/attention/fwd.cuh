@@ -10,6 +10,7 @@
 
 #include "attention/outside_rows.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
 #include "sm90/attention/fwd_config.cuh"
 #include "sm90/attention/fwd_consumer.cuh"
@@ -21,6 +22,20 @@ struct FwdArgs : QueryScheduler {
   FwdProblem problem;
   CUtensorMap q, k, v;
 };
+
+// As load_tile() of Q, through a map of TensorMapEncoder::members().
+template <class Config>
+__device__ __forceinline__ void load_members(const QueryTileSmem<Config>& smem,
+                                             const CUtensorMap& map, int32_t query, uint32_t head,
+                                             uint32_t batch) {
+  if (!ptx::elect_one()) return;
+  ptx::mbarrier_arrive_expect(smem.full_q(), Config::kBytesQ);
+#pragma unroll
+  for (int col_block = 0; col_block < Config::kColBlocks; ++col_block) {
+    ptx::tma_load_5d(smem.q() + col_block * Config::kColBlockBytesQ, &map, smem.full_q(),
+                     ptx::CacheHint::kEvictFirst, col_block * kColBlockCols, 0, query, head, batch);
+  }
+}
 
 // The load warp: issues all TMA loads, in the order in which consumers need them.
 template <class Config>
@@ -44,9 +59,14 @@ __device__ __forceinline__ void fwd_produce(const FwdArgs& args,
       q.advance();
       continue;
     }
-    load_tile<Config::kColBlocks, Config::kColBlockBytesQ>(
-        smem.q(), &args.q, smem.full_q(), ptx::CacheHint::kEvictFirst,
-        tile.row_q + tile.first_query, tile.head, batch_q);
+    if constexpr (Config::kSplits) {
+      load_members<Config>(smem, args.q, tile.row_q + tile.query(tile.first_query), tile.head,
+                           batch_q);
+    } else {
+      load_tile<Config::kColBlocks, Config::kColBlockBytesQ>(
+          smem.q(), &args.q, smem.full_q(), ptx::CacheHint::kEvictFirst,
+          tile.row_q + tile.first_query, tile.head, batch_q);
+    }
     q.advance();
     // The work tile is released here, and no earlier: with the dynamic schedule the scheduler would
     // take the next unit too soon, and another CTA might be idle.

@@ -206,7 +206,7 @@ struct FwdConsumer {
           tile.first_query + warpgroup * 64 + thread / 32 * 16 + half * 8 + thread % 32 / 4;
       float lse;
       float const inverse = softmax.finish(half, problem.scale_log2, lse);
-      if (row >= tile.mask.seqlen_q) continue;
+      if (tile.query(row) >= tile.mask.seqlen_q) continue;
       if (thread % 4 == 0) splits.lse[first + row] = lse;
       float* const to = splits.out + (first + row) * problem.head_dim_v + thread % 4 * 2;
 #pragma unroll
@@ -236,8 +236,9 @@ struct FwdConsumer {
 #pragma unroll
       for (float& score : rS) score *= problem.score_sign;
     }
-    if (tile.mask.hides_any(first_row, first_row + 63, first_key, first_key + Config::kBlockKV)) {
-      apply_mask(tile.mask, first_row, first_key);
+    if (tile.mask.hides_any(tile.query(first_row), tile.query(first_row + 63), first_key,
+                            first_key + Config::kBlockKV)) {
+      apply_mask(tile, first_row, first_key);
     }
   }
 
@@ -318,25 +319,25 @@ struct FwdConsumer {
   }
 
   // Sets scores of hidden keys to -inf.
-  __device__ __forceinline__ void apply_mask(const Mask& mask, int32_t first_row,
+  __device__ __forceinline__ void apply_mask(const QueryTile<Config>& tile, int32_t first_row,
                                              int32_t first_key) {
-    if (mask.left == kUnbounded) {
-      apply_mask<false>(mask, first_row, first_key);
+    if (tile.mask.left == kUnbounded) {
+      apply_mask<false>(tile, first_row, first_key);
     } else {
-      apply_mask<true>(mask, first_row, first_key);
+      apply_mask<true>(tile, first_row, first_key);
     }
   }
 
   template <bool kLeft>
-  __device__ __forceinline__ void apply_mask(const Mask& mask, int32_t first_row,
+  __device__ __forceinline__ void apply_mask(const QueryTile<Config>& tile, int32_t first_row,
                                              int32_t first_key) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      int32_t const row = first_row + row_in_warpgroup() + half * 8;
+      int32_t const query = tile.query(first_row + row_in_warpgroup() + half * 8);
       int32_t const first_column = first_key + threadIdx.x % 4 * 2;
-      int32_t const begin = kLeft ? mask.key_begin(row) - first_column : INT32_MIN;
+      int32_t const begin = kLeft ? tile.mask.key_begin(query) - first_column : INT32_MIN;
       hide_scores<kMmaCols>(
-          half, begin, mask.key_end(row) - first_column,
+          half, begin, tile.mask.key_end(query) - first_column,
           [&](int n, int half, int e) { rS[4 * n + 2 * half + e] = -infinity(); });
     }
   }

@@ -85,7 +85,9 @@ struct FwdWgmmaLaunch {
     FwdArgs args;
     args.problem = problem;
     TensorMapEncoder const encoder{problem, tensor_map_type<Dtype>()};
-    cudaError_t error = encoder.queries(args.q, problem.q, problem.head_dim, C::kBlockQ);
+    cudaError_t error = C::kSplits
+                            ? encoder.members(args.q, problem.q, problem.head_dim, C::kBlockQ)
+                            : encoder.queries(args.q, problem.q, problem.head_dim, C::kBlockQ);
     if (error == cudaSuccess) {
       error = encoder.keys(args.k, problem.k, problem.head_dim, C::kBlockKV);
     }

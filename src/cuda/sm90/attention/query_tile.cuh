@@ -13,13 +13,18 @@ struct QueryTile {
   Mask mask;
   uint32_t batch, head, head_kv;
   uint32_t part;         // of divided keys
-  int32_t first_query;   // within the sequence
+  int32_t first_query;   // within the sequence; with row_shift, the first row
   int32_t row_q, row_k;  // tensor rows at which the sequence starts
   int32_t begin, end;    // key blocks visible to some query of the tile
+  int32_t row_shift;     // KeySplits
 
   template <class Args>
   __device__ __forceinline__ QueryTile(const Args& args, const WorkTile& work_tile)
-      : batch(work_tile.batch), head(work_tile.head), part(0), first_query(work_tile.first_query) {
+      : batch(work_tile.batch),
+        head(work_tile.head),
+        part(0),
+        first_query(work_tile.first_query),
+        row_shift(Config::kSplits ? args.problem.splits.row_shift : 0) {
     const Problem& problem = args.problem;
     if constexpr (Config::kSplits) {
       head = args.by_splits(work_tile.head);
@@ -31,10 +36,10 @@ struct QueryTile {
     row_k = keys.first;
     int32_t count_k = keys.count;
     if (problem.seqused_k != nullptr) count_k = min(max(problem.seqused_k[batch], 0), count_k);
-    mask = {queries.count, count_k, problem.window_left, problem.window_right};
-    int32_t const last = min(first_query + Config::kBlockQ, mask.seqlen_q) - 1;
-    begin = mask.key_begin(first_query) / Config::kBlockKV;
-    end = (mask.key_end(last) + Config::kBlockKV - 1) / Config::kBlockKV;
+    mask = {query(queries.count), count_k, problem.window_left, problem.window_right};
+    int32_t const last = min(first_query + Config::kBlockQ, queries.count) - 1;
+    begin = mask.key_begin(query(first_query)) / Config::kBlockKV;
+    end = (mask.key_end(query(last)) + Config::kBlockKV - 1) / Config::kBlockKV;
     if constexpr (Config::kSplits) {
       int32_t const size = args.by_splits(max(end - begin, 0) + problem.splits.count - 1);
       begin += static_cast<int32_t>(part) * size;
@@ -42,13 +47,19 @@ struct QueryTile {
     }
   }
 
+  // The query of a row of the sequence.
+  __device__ __forceinline__ int32_t query(int32_t row) const {
+    return Config::kSplits ? row >> row_shift : row;
+  }
+
   // End of the key blocks visible to a warpgroup's rows. At least begin + 1, also where it has no
   // rows, so that every consumer computes at least one block.
   __device__ __forceinline__ int32_t key_blocks_end(uint32_t warpgroup) const {
     int32_t const first = first_query + static_cast<int32_t>(warpgroup) * 64;
-    uint32_t const keys = mask.key_end(first + 63);  // unsigned: its division takes fewer registers
+    uint32_t const keys =
+        mask.key_end(query(first + 63));  // unsigned: its division takes fewer registers
     int32_t const own = (keys + Config::kBlockKV - 1) / Config::kBlockKV;
-    return max(first < mask.seqlen_q ? min(own, end) : begin, begin + 1);
+    return max(query(first) < mask.seqlen_q ? min(own, end) : begin, begin + 1);
   }
 
   // Whether any key is visible to a query of the tile.

@@ -22,12 +22,37 @@ struct TensorMapEncoder {
         problem.splits.query_offsets == nullptr ? problem.batch : problem.queries.total;
     return encode(map, tensor, problem.queries, batch, problem.heads_q, dim, rows);
   }
+  // Likewise, with the members of packed groups (KeySplits) as a dimension after the columns.
+  cudaError_t members(CUtensorMap& map, const Tensor& tensor, int64_t dim, int rows) const {
+    const KeySplits& splits = problem.splits;
+    bool const varlen = problem.queries.offsets != nullptr;
+    int64_t const seqlen = varlen ? problem.queries.total : problem.queries.seqlen;
+    int64_t const batch = splits.query_offsets != nullptr ? problem.queries.total
+                          : varlen                        ? 1
+                                                          : problem.batch;
+    int32_t const shift = splits.row_shift;
+    cuuint64_t const dims[5] = {size(dim), size(splits.members), size(seqlen >> shift),
+                                size(problem.heads_q), size(batch)};
+    cuuint64_t const strides[4] = {bytes(shift > 0 ? splits.member_stride : tensor.seq_stride),
+                                   bytes(tensor.seq_stride), bytes(tensor.head_stride),
+                                   bytes(tensor.batch_stride)};
+    cuuint32_t const box[5] = {128 / kElementBytes, 1u << shift,
+                               static_cast<cuuint32_t>(rows) >> shift, 1, 1};
+    return encode_tensor_map(map, type, 5, tensor.data, dims, strides, box);
+  }
   cudaError_t keys(CUtensorMap& map, const Tensor& tensor, int64_t dim, int rows) const {
     int64_t const heads = problem.heads_q / problem.group;
     return encode(map, tensor, problem.keys, problem.batch, heads, dim, rows);
   }
 
  private:
+  static constexpr int kElementBytes = sizeof(*Tensor::data);
+  // The driver rejects dimensions of 0; kernels load nothing from such a tensor.
+  static cuuint64_t size(int64_t count) { return static_cast<cuuint64_t>(count > 0 ? count : 1); }
+  static cuuint64_t bytes(int64_t stride) {
+    return static_cast<cuuint64_t>(stride * kElementBytes);
+  }
+
   cudaError_t encode(CUtensorMap& map, const Tensor& tensor, const Sequences& sequences,
                      int64_t batch, int64_t heads, int64_t dim, int rows) const {
     bool const varlen = sequences.offsets != nullptr;
@@ -36,12 +61,6 @@ struct TensorMapEncoder {
     if (clipped) {
       return encode_clipped_map(map, type, tensor, seqlen, heads, batch, dim, rows);
     }
-    constexpr int kElementBytes = sizeof(*tensor.data);
-    // The driver rejects dimensions of 0; kernels load nothing from such a tensor.
-    auto const size = [](int64_t count) { return static_cast<cuuint64_t>(count > 0 ? count : 1); };
-    auto const bytes = [](int64_t stride) {
-      return static_cast<cuuint64_t>(stride * kElementBytes);
-    };
     cuuint64_t const dims[4] = {size(dim), size(seqlen), size(heads), size(batch)};
     cuuint64_t const strides[3] = {bytes(tensor.seq_stride), bytes(tensor.head_stride),
                                    bytes(tensor.batch_stride)};
