@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from device_call import DEVICE, check
-from features import dense, modified, other_head_dim, packed
+from device_call import DEVICE, check, check_gradients
+from features import bias, dense, modified, other_head_dim, packed
 from oracle import Call
 
 # Triton's kernels have one tile for all lengths.
@@ -72,3 +72,35 @@ def test_packed_sequences_with_a_long_bound(
         given |= {"dense_keys": True, "used": (90, 0, 300, 299, 64, 1)}
     call = packed(head_dim, FP16, lengths_q, lengths_k, causal=causal, **given)
     check(call, backend, max_seqlen=2000)
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["", "deterministic"])
+@pytest.mark.parametrize("mask", OPTIONS)
+@pytest.mark.parametrize("head_dim", [40, 64, 96, 128], ids=lambda d: f"d{d}")
+def test_gradients(head_dim: int, mask: str, deterministic: bool, backend: str) -> None:
+    for dtype in (BF16, FP16):
+        call = long_call(head_dim, dtype, LENGTHS[""], **OPTIONS[mask])
+        check_gradients(call, backend, deterministic=deterministic, lse_gradient=True)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("name", ["softcap", "alibi-batch", "dropout", "bias", "bias-for-all"])
+@pytest.mark.parametrize("head_dim", [40, 64, 96, 128], ids=lambda d: f"d{d}")
+def test_gradients_of_modifiers(head_dim: int, name: str, causal: bool, backend: str) -> None:
+    heads = HEADS[0] if name == "bias" else 1
+    given = (
+        {"bias": bias(1, heads, BF16, LENGTHS[""])}
+        if name.startswith("bias")
+        else modified(name, BF16, 1, HEADS[0])
+    )
+    check_gradients(long_call(head_dim, BF16, LENGTHS[""], causal=causal, **given), backend)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("head_dim", [40, 64, 96, 128], ids=lambda d: f"d{d}")
+def test_gradients_of_packed_sequences(head_dim: int, causal: bool, backend: str) -> None:
+    """Some of whose bound is long, and equal ones."""
+    lengths_q, lengths_k = (70, 1, 0, 1200, 129, 64), (90, 5, 7, 1100, 0, 200)
+    check_gradients(packed(head_dim, BF16, lengths_q, lengths_k, causal=causal), backend)
+    equal = (512, 512)
+    check_gradients(packed(head_dim, FP16, equal, equal, causal=causal), backend)

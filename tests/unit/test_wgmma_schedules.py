@@ -108,8 +108,8 @@ int bwd_variant_of(const BwdProblem& problem) {
     [&]<int... kNumbers>(std::integer_sequence<int, kNumbers...>) {
       ((is.template operator()<static_cast<BwdVariant>(kNumbers)>(config) ? found = kNumbers : 0),
        ...);
-    }(std::make_integer_sequence<int, 10>{});
-    return C::kStoresGradQ && problem.keys.seqlen <= C::kBlockKV ? found + 100 : found;
+    }(std::make_integer_sequence<int, 11>{});
+    return stores_grad_q<C>(problem) ? found + 100 : found;
   });
 }
 
@@ -135,7 +135,7 @@ extern "C" int bwd_variant(int32_t head_dim, int32_t batch, int32_t queries, int
 """
 _BWD = (
     *("dense", "varlen", "modifiers", "no-dq", "no-dq-modifiers", "bias", "no-dq-bias"),
-    *("small", "small-modifiers", "small-bias"),
+    *("small", "small-modifiers", "small-bias", "one-key-tile"),
 )
 _GENERAL, _MEDIUM, _SMALL, _SPLIT, _MODIFIERS, _SMALL_MODIFIERS = range(6)
 
@@ -236,7 +236,7 @@ _STORES = 100  # key tiles store dQ
     ("head_dim", "call", "expected"),
     [
         (64, (9, 49, 49, -1, 0, 0), _BWD.index("small") + _STORES),
-        (64, (9, 5000, 64, 0, 0, 0), _BWD.index("small") + _STORES),
+        (64, (17, 5000, 64, 0, 0, 0), _BWD.index("small") + _STORES),
         (128, (9, 64, 64, -1, 0, 0), _BWD.index("small") + _STORES),
         (128, (9, 64, 64, -1, 0, 4), _BWD.index("small") + _STORES),
         (64, (9, 49, 49, -1, 0, 1), _BWD.index("small-modifiers") + _STORES),
@@ -244,12 +244,15 @@ _STORES = 100  # key tiles store dQ
         (64, (9, 64, 64, -1, 200, 0), _BWD.index("small") + _STORES),
         (192, (9, 49, 49, -1, 0, 0), _BWD.index("dense")),
         # One tile of 128 keys.
-        (64, (9, 77, 77, -1, 0, 0), _BWD.index("varlen") + _STORES),
-        (128, (9, 4096, 128, 0, 0, 4), _BWD.index("varlen") + _STORES),
+        (64, (9, 77, 77, -1, 0, 0), _BWD.index("one-key-tile") + _STORES),
+        (128, (17, 4096, 128, 0, 0, 4), _BWD.index("one-key-tile") + _STORES),
         (64, (9, 128, 128, -1, 0, 1), _BWD.index("modifiers") + _STORES),
         (128, (9, 128, 128, -1, 0, 1), _BWD.index("modifiers")),  # no registers
         (128, (9, 128, 128, -1, 0, 5), _BWD.index("no-dq-modifiers")),
         (128, (9, 128, 128, -1, 0, 6), _BWD.index("bias") + _STORES),
+        # Few tiles with many steps.
+        (64, (9, 5000, 64, -1, 0, 0), _BWD.index("dense")),
+        (128, (9, 4096, 128, 0, 0, 4), _BWD.index("no-dq")),
         # Several.
         (64, (9, 129, 129, -1, 0, 4), _BWD.index("no-dq")),
         (64, (9, 160, 160, -1, 0, 0), _BWD.index("small")),  # 3 x 3 x 64 x 64 instead of 256 x 256

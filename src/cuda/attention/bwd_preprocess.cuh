@@ -1,7 +1,8 @@
 // The backward's preprocess kernel, the same on every architecture. It computes delta = rowsum(dO o
 // O) - dLSE and the LSE in base 2, both padded to whole query tiles, and writes the zeros that
 // later kernels rely on: the fp32 sums of dQ, the tile schedulers' counters, and gradient rows
-// outside all sequences. Callers that need delta for the gradient of sinks get it in the LSE's
+// outside all sequences. Where key tiles store dQ, it writes the zeros of query tiles that no key
+// tile visits. Callers that need delta for the gradient of sinks get it in the LSE's
 // layout.
 //
 // The LSE of rows that see no key is -inf or, with sinks, their sink. With a sink it is finite, and
@@ -9,6 +10,7 @@
 #pragma once
 #include <cstdint>
 
+#include "attention/mask.cuh"
 #include "attention/outside_rows.cuh"
 #include "attention/problem.h"
 #include "core/dtype.cuh"
@@ -26,7 +28,7 @@ struct PreprocessArgs {
   float* delta;     // [heads_q, padded rows]
   float* grad_q_sum;      // zeroed, [heads_q, query_tiles, tile_elements]; or null
   int32_t tile_elements;  // fp32 elements of a tile of grad_q_sum
-  bool zero_grad_q;       // dQ of sequences without keys in use is zeroed here
+  bool zero_grad_q;       // dQ of tiles that see no key is zeroed here
   int64_t query_tiles;    // per head, over all batches
   bool aligned;           // every row of every tensor starts at a multiple of 16 bytes
   uint32_t* counters;     // of the tile schedulers, kCounters of them, zeroed here; or null
@@ -50,10 +52,16 @@ __device__ __forceinline__ float dot(uint4 a, uint4 b) {
   return sum;
 }
 
-// The number of a sequence's keys that are in use.
-__device__ __forceinline__ int32_t used_keys(const Problem& problem, uint32_t batch) {
-  int32_t const all = problem.keys.span(batch).count;
-  return problem.seqused_k == nullptr ? all : min(max(problem.seqused_k[batch], 0), all);
+// Whether no key of the sequence is visible to a query of the tile, so that the main kernel does
+// not visit it.
+template <int kBlockQ>
+__device__ __forceinline__ bool sees_no_key(const Problem& problem, uint32_t batch, int32_t queries,
+                                            int32_t first_query) {
+  int32_t keys = problem.keys.span(batch).count;
+  if (problem.seqused_k != nullptr) keys = min(max(problem.seqused_k[batch], 0), keys);
+  if (keys == 0) return true;
+  Mask const mask{queries, keys, problem.window_left, problem.window_right};
+  return first_query >= mask.query_end(keys - 1) || first_query + kBlockQ <= mask.query_begin(0);
 }
 
 // Zeros the rows of a tensor from row `first` of a sequence on, at most `count`.
@@ -102,7 +110,8 @@ __global__ void __launch_bounds__(kPreprocessThreads)
       sums[i] = {0.f, 0.f, 0.f, 0.f};
     }
   }
-  if (args.zero_grad_q && used_keys(problem, coordinate.batch) == 0) {
+  if (args.zero_grad_q &&
+      sees_no_key<kBlockQ>(problem, coordinate.batch, span.count, coordinate.first)) {
     zero_tile(problem.grad_q, coordinate.batch, head, span, coordinate.first, kBlockQ,
               problem.head_dim);
   }

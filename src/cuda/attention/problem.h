@@ -92,6 +92,9 @@ struct Problem {
 
   bool has_modifiers() const { return modifiers.modifies_scores() || modifiers.rng != nullptr; }
 
+  // Whether every sequence has one tile of `block_kv` keys.
+  bool has_one_key_tile(int32_t block_kv) const { return keys.seqlen <= block_kv; }
+
   bool is_varlen() const { return queries.offsets != nullptr || keys.offsets != nullptr; }
 
   bool rows_are_aligned() const {

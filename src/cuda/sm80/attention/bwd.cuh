@@ -3,10 +3,12 @@
 // A block owns kBlockKV keys of one kv head and iterates over the queries to which they are
 // visible, of all query heads of the group. Scores are computed transposed, with keys as rows: here
 // P and dS stand for P^T and dS^T, which are laid out as operand A of dV += P dO and dK += dS Q. dK
-// and dV stay in registers to the end. Each step's dQ is added to fp32 sums in the workspace; in
-// deterministic mode bwd_dq.cuh computes dQ. Device code only; launched by bwd_launch.cuh.
+// and dV stay in registers to the end. Each step's dQ is added to fp32 sums in the workspace or,
+// where sequences have one key tile, stored; otherwise, in deterministic mode, bwd_dq.cuh computes
+// dQ. Device code only; launched by bwd_launch.cuh.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 #include "attention/problem.h"
 #include "core/math.cuh"
@@ -281,7 +283,8 @@ __device__ __forceinline__ void store_grad_q(const BwdArgs& args, const KeyTile&
   using GradQ = typename Config::GradQ;
   GradQAccumulator<Config> const c = compute_grad_q<Config>(sdS, sK, warp);
   int const lane = ptx::thread_index() % 32;
-  float const scale = args.modifiers.scale;
+  // With more keys max_seqlen_k was too small, and several blocks store dQ.
+  float const scale = tile.keys.count <= Config::kBlockKV ? args.modifiers.scale : nanf("");
   uint16_t* const to = args.grad_q.data + tile.query_offset(args.grad_q, head, m * Config::kBlockQ);
 #pragma unroll
   for (int i = 0; i < 2 * c.kMmaRows; ++i) {
@@ -311,7 +314,7 @@ __device__ __forceinline__ void store_grad_q(const BwdArgs& args, const KeyTile&
   }
 }
 
-// The main kernel: dK and dV of a key tile and, unless deterministic, its part of dQ.
+// The main kernel: dK and dV of a key tile and, unless bwd_dq.cuh computes it, its part of dQ.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     bwd_kernel(const __grid_constant__ BwdArgs args) {
@@ -342,10 +345,6 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     begin = mask.query_begin(tile.first_key) / Config::kBlockQ;
     int32_t const end = (mask.query_end(last_key) + Config::kBlockQ - 1) / Config::kBlockQ;
     steps = max(end - begin, 0);
-    if (args.one_key_tile) {  // this block stores all of dQ
-      begin = 0;
-      steps = (tile.queries.count + Config::kBlockQ - 1) / Config::kBlockQ;
-    }
   }
   int32_t const last_step = steps * tile.heads - 1;
 
@@ -365,57 +364,64 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     __syncthreads();  // sTile is written
   }
 
-  int32_t head = tile.first_head, m = begin;
-  for (int32_t step = 0; step <= last_step; ++step) {
-    int32_t next_head = head, next_m = m + 1;
-    if (next_m == begin + steps) {
-      next_m = begin;
-      ++next_head;
-    }
-    uint32_t const stage_offset = Config::kStages == 2 ? step % 2 * Config::kStageBytes : 0;
-    QueryStage<Config> const stage(sStages + stage_offset);
-    ptx::cp_async_wait<0>();
-    // This step's queries (first: K, V and sTile too) are visible to all warps. All warps have
-    // finished the previous step: the other stage, sP and sdS may be overwritten.
-    __syncthreads();
-    if (Config::kStages == 2 && step < last_step) {
-      QueryStage<Config>(sStages + (Config::kStageBytes - stage_offset))
-          .load(args, sTile, next_head, next_m);
-    }
-    WarpTile<Config> const warp_tile;
-    BwdScores<Config> rS, rdP;
-    compute_scores<Config>(rS, rdP, args, sTile, head, m, warp_tile, sK, sV, stage);
+  // Two instances, because code that is skipped in the loop makes it slower. With modifiers, whose
+  // loop is long, one.
+  auto iterate = [&](auto stores_dq) {
+    int32_t head = tile.first_head, m = begin;
+    for (int32_t step = 0; step <= last_step; ++step) {
+      int32_t next_head = head, next_m = m + 1;
+      if (next_m == begin + steps) {
+        next_m = begin;
+        ++next_head;
+      }
+      uint32_t const stage_offset = Config::kStages == 2 ? step % 2 * Config::kStageBytes : 0;
+      QueryStage<Config> const stage(sStages + stage_offset);
+      ptx::cp_async_wait<0>();
+      // This step's queries (first: K, V and sTile too) are visible to all warps. All warps have
+      // finished the previous step: the other stage, sP and sdS may be overwritten.
+      __syncthreads();
+      if (Config::kStages == 2 && step < last_step) {
+        QueryStage<Config>(sStages + (Config::kStageBytes - stage_offset))
+            .load(args, sTile, next_head, next_m);
+      }
+      WarpTile<Config> const warp_tile;
+      BwdScores<Config> rS, rdP;
+      compute_scores<Config>(rS, rdP, args, sTile, head, m, warp_tile, sK, sV, stage);
 
-    auto in_scores = [&](int n) { return warp_tile.query / 8 + n; };
-    store_accumulator<Dtype, LayoutS>(sdS, rdP, warp_tile.key, 1.f, in_scores);
-    if constexpr (!Config::kScoresInRegisters) {
-      store_accumulator<Dtype, LayoutS>(sP, rS, warp_tile.key, 1.f, in_scores);
-      __syncthreads();  // P and dS are visible to all warps
-    }
+      auto in_scores = [&](int n) { return warp_tile.query / 8 + n; };
+      store_accumulator<Dtype, LayoutS>(sdS, rdP, warp_tile.key, 1.f, in_scores);
+      if constexpr (!Config::kScoresInRegisters) {
+        store_accumulator<Dtype, LayoutS>(sP, rS, warp_tile.key, 1.f, in_scores);
+        __syncthreads();  // P and dS are visible to all warps
+      }
 
-    gemm_grad_kv<Config>(rdK, rdV, rS, rdP, sP, sdS, warp_tile.warp, stage);
-    if constexpr (Config::kScoresInRegisters || Config::kStages == 1) {
-      __syncthreads();  // dS is visible to all warps; all have read this step's queries
-    }
-    if (Config::kStages == 1 && step < last_step) {
-      stage.load(args, sTile, next_head, next_m);
-    }
+      gemm_grad_kv<Config>(rdK, rdV, rS, rdP, sP, sdS, warp_tile.warp, stage);
+      if constexpr (Config::kScoresInRegisters || Config::kStages == 1) {
+        __syncthreads();  // dS is visible to all warps; all have read this step's queries
+      }
+      if (Config::kStages == 1 && step < last_step) {
+        stage.load(args, sTile, next_head, next_m);
+      }
 
-    if (args.grad_q_sum != nullptr) {
-      add_grad_q<Config>(args, sTile, head, m, sdS, sK, warp_tile.warp);
-    } else if (args.one_key_tile) {
-      store_grad_q<Config>(args, sTile, head, m, sdS, sK, warp_tile.warp);
+      if (Config::kModifiers ? args.one_key_tile : stores_dq.value) {
+        store_grad_q<Config>(args, sTile, head, m, sdS, sK, warp_tile.warp);
+      } else if (args.grad_q_sum != nullptr) {
+        add_grad_q<Config>(args, sTile, head, m, sdS, sK, warp_tile.warp);
+      }
+      head = next_head;
+      m = next_m;
     }
-    head = next_head;
-    m = next_m;
+  };
+  if (!Config::kModifiers && args.one_key_tile) {
+    iterate(std::true_type{});
+  } else {
+    iterate(std::false_type{});
   }
 
-  // Blocks of later keys exist only where max_seqlen_k is too small: several have stored dQ.
-  float const unit = args.one_key_tile && sTile.first_key > 0 ? nanf("") : 1.f;
   __syncthreads();  // all warps have read K and V, whose buffers dK and dV now take
   store_grad<GradK, LayoutK, Config>(args, sTile, args.grad_k, args.grad_k_sum, rdK,
-                                     unit * args.modifiers.scale, args.head_dim, sK);
-  store_grad<GradV, LayoutV, Config>(args, sTile, args.grad_v, args.grad_v_sum, rdV, unit,
+                                     args.modifiers.scale, args.head_dim, sK);
+  store_grad<GradV, LayoutV, Config>(args, sTile, args.grad_v, args.grad_v_sum, rdV, 1.f,
                                      args.head_dim_v, sV);
 }
 

@@ -44,7 +44,7 @@ BwdWorkspace plan_bwd(const BwdProblem& problem, BwdArgs& args) {
   args.lse_log2 = allocate(true, tiles_q * Config::kBlockQ);
   args.delta = allocate(true, tiles_q * Config::kBlockQ);
   uint64_t const sums_begin = end;
-  args.one_key_tile = problem.keys.seqlen <= Config::kBlockKV;
+  args.one_key_tile = problem.has_one_key_tile(Config::kBlockKV);
   args.grad_q_sum =
       allocate(!problem.deterministic && !args.one_key_tile, tiles_q * Config::GradQ::kElements);
   args.grad_k_sum = allocate(args.splits > 1, tiles_k * Config::GradK::kElements);

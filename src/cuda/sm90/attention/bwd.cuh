@@ -1,9 +1,9 @@
 // Attention backward with wgmma and TMA (after FlashAttention-3: Shah et al., 2024).
 //
-// Persistent CTAs of one producer and two consumer warpgroups. A CTA owns a key tile and iterates
-// over the query blocks to which it is visible; WorkSplit says how the consumers split the work. dQ
-// is added to fp32 sums in the workspace, or has a kernel of its own (bwd_dq.cuh). Device code
-// only; launched by bwd_wgmma_launch.cuh.
+// Persistent CTAs of one producer and one or two consumer warpgroups. A CTA owns a key tile and
+// iterates over the query blocks to which it is visible; WorkSplit says how the consumers split the
+// work. dQ is added to fp32 sums in the workspace or stored (bwd_grad_q.cuh), or has a kernel of
+// its own (bwd_dq.cuh). Device code only; launched by bwd_wgmma_launch.cuh.
 #pragma once
 #include <cstdint>
 

@@ -17,6 +17,7 @@ enum class BwdVariant {
   kSmall,           // small tiles, for short sequences
   kSmallModifiers,  // and as kModifiers
   kSmallBias,       // and as kBias
+  kOneKeyTile,      // stores dQ of sequences of one key tile
 };
 
 constexpr bool has_small_tiles(BwdVariant variant) {
@@ -54,7 +55,7 @@ inline constexpr BwdTile kBwdTiles[] = {
 // clang-format off
 inline constexpr BwdTile kSmallBwdTiles[] = {
     { 64, WorkSplit::kKeys, 64, 2, 2, 2, 2},
-    {128, WorkSplit::kKeys, 64, 1, 2, 1, 1},
+    {128, WorkSplit::kKeys, 64, 1, 2, 1, 2},
 };
 // clang-format on
 
@@ -100,10 +101,12 @@ struct BwdConfig {
   static constexpr bool kGradQ = kSplitsKeys && kVariant != BwdVariant::kNoDq &&
                                  kVariant != BwdVariant::kNoDqModifiers &&
                                  kVariant != BwdVariant::kNoDqBias;
-  // Whether dQ can be stored instead of added (bwd_grad_q.cuh). The other kernels have no registers
-  // for that.
+  // Whether dQ may be added to sums, and whether it may be stored (bwd_grad_q.cuh). kDense and
+  // kVarlen do not store, because code that is skipped in the loop makes it slower, nor kModifiers
+  // above 64, for want of registers.
+  static constexpr bool kAddsGradQ = kGradQ && kVariant != BwdVariant::kOneKeyTile;
   static constexpr bool kStoresGradQ =
-      kGradQ && kVarlen && (kSmall || kBias || !kModifiers || kLargest <= 64);
+      kGradQ && (!kAddsGradQ || kSmall || kBias || (kModifiers && kLargest <= 64));
   // Steps without software pipelining: no wgmma is in flight between them.
   static constexpr bool kSerial = kSplitsKeys && (kModifiers || !kGradQ);
   static constexpr int kHeadDim = padded_head_dim(kHeadDim_);
@@ -145,6 +148,7 @@ struct BwdConfig {
   // A buffer of dS in 16 bits (kGemms: of P in fp32); none without dQ.
   static constexpr int kBytesScores = kBlockQ * kBlockKV * (!kSplitsKeys ? 4 : kGradQ ? 2 : 0);
   static constexpr int kScoreStages = kBias ? kTile.bias_score_stages : kTile.score_stages;
+  static_assert(!kSmall || kScoreStages == 2, "bwd_small_step() relies on it");
   static constexpr int kBarrierBytes = 1024;  // mbarriers and work tiles (smem.cuh)
   // Queries, keys and bytes (for fp32) of a BiasStage; one for each warp that computes S.
   static constexpr int kBiasQueries = kBlockQ, kBiasKeys = 16;

@@ -146,14 +146,14 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
           differentiate_softmax<Config>(rS, rdP, smem.delta(s));
           S::pack(rdP, rdS);
         }
-        uint32_t const previous_tile = it.previous;  // whose dQ this step adds, or kNone
-        bool const adds_dq = Config::kGradQ && previous_tile != it.kNone;
+        uint32_t const previous_tile = it.previous;  // whose dQ this step computes, or kNone
+        bool const puts_dq = Config::kGradQ && previous_tile != it.kNone;
         float rdQ[Config::kGradQCols / 2];
         if constexpr (Config::kGradQ) {
           publish_ds(rdS, scores);
           // dS of both consumers is written. In the tile's first step there is none: the result is
-          // garbage and is not added.
-          if (adds_dq) ptx::mbarrier_wait(smem.full_scores(previous.stage()), previous.phase());
+          // garbage and is dropped.
+          if (puts_dq) ptx::mbarrier_wait(smem.full_scores(previous.stage()), previous.phase());
           gemm_grad_q_part<Config>(rdQ, smem.ds(previous.stage()), smem.k(), warpgroup);
         }
         gemm_grad_kv<Config, Config::kHeadDimV>(rdV, rP, smem.grad_out(s));
@@ -166,7 +166,7 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
           ptx::wgmma_wait<2>();
           ptx::wgmma_fence_operand(rdQ);
         }
-        if (adds_dq) {
+        if (puts_dq) {
           // dQ has read dS.
           if (first_lane) ptx::mbarrier_arrive(smem.empty_scores(previous.stage()));
           put_grad_q<Config>(args, tile, previous_tile, warpgroup, rdQ);
@@ -219,8 +219,7 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
                                               grad_v_scale<Config>(problem), first_key,
                                               problem.head_dim_v);
     store_key_grad<Config, Config::kHeadDim>(args, problem.grad_k, args.splits.grad_k, tile, rdK,
-                                             grad_k_scale<Config>(args, tile), first_key,
-                                             problem.head_dim);
+                                             problem.modifiers.scale, first_key, problem.head_dim);
   }
 }
 

@@ -122,7 +122,7 @@ __device__ __forceinline__ void bwd_consume_small(const BwdArgs& args,
                                               grad_v_scale<Config>(problem), tile.first_key,
                                               problem.head_dim_v);
     store_key_grad<Config, Config::kHeadDim>(args, problem.grad_k, args.splits.grad_k, tile, rdK,
-                                             grad_k_scale<Config>(args, tile), tile.first_key,
+                                             problem.modifiers.scale, tile.first_key,
                                              problem.head_dim);
   }
 }

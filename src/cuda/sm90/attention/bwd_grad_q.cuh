@@ -36,29 +36,22 @@ template <class Config, int kFirst = 0, int kCols = Config::kGradQCols, class Ti
 __device__ __forceinline__ void put_grad_q(const BwdArgs& args, const Tile& tile, uint32_t number,
                                            uint32_t warpgroup, const float (&grad)[kCols / 2]) {
   if constexpr (Config::kStoresGradQ) {
-    if (args.grad_q_sum == nullptr) {
+    if (!Config::kAddsGradQ || args.stores_grad_q) {
       uint32_t const head = number / args.query_tiles;
       int32_t const m = static_cast<int32_t>(number - tile.query_tile(args, head, 0));
       int32_t const row = m * Config::kBlockQ + (Config::kSplitsRows ? warpgroup * 64 : 0);
       int32_t const column = kFirst + (Config::kSplitsRows ? 0 : warpgroup * Config::kGradQCols);
+      // With more keys max_seqlen_k was too small, and several tiles store dQ.
+      bool const right = tile.mask.seqlen_k <= Config::kBlockKV;
+      float const scale = right ? args.problem.modifiers.scale : nanf("");
       Tensor columns = args.problem.grad_q;
       columns.data += column;
-      store_grad<Config, kCols>(columns, tile.batch, head, tile.query_rows(), grad,
-                                args.problem.modifiers.scale, row, args.problem.head_dim - column);
+      store_grad<Config, kCols>(columns, tile.batch, head, tile.query_rows(), grad, scale, row,
+                                args.problem.head_dim - column);
       return;
     }
   }
   add_grad_q<Config, kFirst, kCols>(args, number, warpgroup, grad);
-}
-
-// The factor that dK is multiplied by at the end: NaN in tiles of later keys, which exist without
-// sums only where max_seqlen_k is too small. Several tiles have then stored dQ.
-template <class Config, class Tile>
-__device__ __forceinline__ float grad_k_scale(const BwdArgs& args, const Tile& tile) {
-  if constexpr (Config::kStoresGradQ) {
-    if (args.grad_q_sum == nullptr && tile.first_key > 0) return nanf("");
-  }
-  return args.problem.modifiers.scale;
 }
 
 }  // namespace flashvar::sm90::attention

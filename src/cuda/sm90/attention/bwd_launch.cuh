@@ -1,5 +1,5 @@
 // The backward on compute capability 9.0: chooses per call the wgmma kernels or, where those do not
-// support the call or are slower, the mma.sync kernels of sm80. Only launchers include headers of
+// support the call, the mma.sync kernels of sm80. Only launchers include headers of
 // another family.
 #pragma once
 #include <algorithm>

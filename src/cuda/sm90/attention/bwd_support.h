@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 
+#include "attention/key_splits.h"
 #include "attention/problem.h"
 
 namespace flashvar::sm90::attention {
@@ -18,19 +19,35 @@ inline bool are_short(const Sequences& sequences, int64_t batch) {
   return sequences.offsets != nullptr && sequences.total < kMinMeanQueries * batch;
 }
 
+// Whether key tiles store dQ, because every sequence has one. Not where few tiles have many
+// queries: a tile's steps then take the time, and those of the pipelined kernels, which add dQ, are
+// shorter.
+template <class Config>
+bool stores_grad_q(const BwdProblem& problem) {
+  constexpr int64_t kFewTiles = kMultiprocessors / 2, kManyQueries = 256;
+  bool const few = problem.batch * (problem.heads_q / problem.group) < kFewTiles &&
+                   int64_t{problem.group} * problem.queries.seqlen > kManyQueries;
+  return Config::kStoresGradQ && problem.has_one_key_tile(Config::kBlockKV) && !few;
+}
+
 // Why a problem goes to the mma.sync kernels whatever its addresses; null: it does not.
 // `up_to_128`: whether the kernels' head dims are at most 128. Those have small tiles, which need
 // no sums for sequences of one key tile, and compute the gradient of a bias.
 inline const char* bwd_unsupported(const BwdProblem& problem, bool up_to_128) {
-  bool const has_sums = !up_to_128 || problem.keys.seqlen > kSmallBlockKV;
+  bool const has_sums = !up_to_128 || !problem.has_one_key_tile(kSmallBlockKV);
   if (has_sums && are_short(problem.queries, problem.batch)) {
-    return "the wgmma backward does not support packed sequences of fewer than 32 queries on "
-           "average, if they may have more than 64 keys";
+    return up_to_128 ? "the wgmma backward does not support packed sequences of fewer than 32 "
+                       "queries on average, if they may have more than 64 keys"
+                     : "the wgmma backward does not support packed sequences of fewer than 32 "
+                       "queries on average above head dim 128";
   }
   if (problem.grad_bias.data != nullptr && !up_to_128) {
     return "the wgmma backward does not support the gradient of a bias above head dim 128";
   }
-  if (problem.queries.seqlen == 0 || problem.keys.seqlen == 0) return "there are no scores";
+  auto const is_empty = [](const Sequences& sequences) {
+    return sequences.seqlen == 0 || (sequences.offsets != nullptr && sequences.total == 0);
+  };
+  if (is_empty(problem.queries) || is_empty(problem.keys)) return "there are no scores";
   return nullptr;
 }
 

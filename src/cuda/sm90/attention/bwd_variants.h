@@ -25,17 +25,15 @@ struct BwdVariants {
       }
     }
     if constexpr (Dense::kGradQ) {
-      bool const stores = has_bias(problem)         ? stores_grad_q<V::kBias>(problem)
-                          : problem.has_modifiers() ? stores_grad_q<V::kModifiers>(problem)
-                                                    : stores_grad_q<V::kVarlen>(problem);
-      if (problem.deterministic && !stores) {
+      bool const stores = choose<V::kBias, V::kModifiers, V::kOneKeyTile>(
+          problem, [&](auto config) { return stores_grad_q<decltype(config)>(problem); });
+      if (stores) return choose<V::kBias, V::kModifiers, V::kOneKeyTile>(problem, use);
+      if (problem.deterministic) {
         return choose<V::kNoDqBias, V::kNoDqModifiers, V::kNoDq>(problem, use);
       }
     }
-    if (takes_varlen_kernel(problem)) {
-      return choose<V::kBias, V::kModifiers, V::kVarlen>(problem, use);
-    }
-    return choose<V::kBias, V::kModifiers, V::kDense>(problem, use);
+    return takes_varlen_kernel(problem) ? choose<V::kBias, V::kModifiers, V::kVarlen>(problem, use)
+                                        : choose<V::kBias, V::kModifiers, V::kDense>(problem, use);
   }
 
   // Whether the call has small tiles, if the head dims have them. Measured on an H200
@@ -45,9 +43,10 @@ struct BwdVariants {
     constexpr int kMostKeys = 1024;
     static_assert(Small::kBlockKV == kSmallBlockKV);
     int32_t const keys = problem.keys.seqlen;
-    // With one key tile dQ is stored, whatever the tiles: then the ones that fit are best.
-    if (keys <= Small::kBlockKV) return true;
-    if (keys <= Dense::kBlockKV || keys > kMostKeys || problem.deterministic) return false;
+    // Where dQ is stored, whatever the tiles, the ones that fit are best.
+    if (stores_grad_q<Small>(problem)) return true;
+    if (problem.has_one_key_tile(Dense::kBlockKV) || keys > kMostKeys || problem.deterministic)
+      return false;
     // Larger tiles take less time for the same area, most of all at large head dims.
     return Dense::kLargest <= 96 && 8 * tile_area<Dense>(problem) >= 9 * tile_area<Small>(problem);
   }
@@ -56,8 +55,7 @@ struct BwdVariants {
   // Whether the varlen kernel takes the call, if it has no modifiers.
   static bool takes_varlen_kernel(const BwdProblem& problem) {
     return problem.is_varlen() || problem.seqused_k != nullptr ||
-           (Dense::kGradQ && has_short_windows(problem)) ||
-           stores_grad_q<BwdVariant::kVarlen>(problem);
+           (Dense::kGradQ && has_short_windows(problem));
   }
 
   static bool has_bias(const BwdProblem& problem) { return problem.modifiers.bias.data != nullptr; }
@@ -86,13 +84,6 @@ struct BwdVariants {
       if (begin < end) blocks += (end - 1) / C::kBlockQ - begin / C::kBlockQ + 1;
     }
     return blocks * C::kBlockQ * C::kBlockKV;
-  }
-
-  // Whether key tiles of the variant store dQ: sequences have one (bwd_grad_q.cuh).
-  template <BwdVariant kVariant>
-  static bool stores_grad_q(const BwdProblem& problem) {
-    using C = Config<kVariant>;
-    return C::kStoresGradQ && problem.keys.seqlen <= C::kBlockKV;
   }
 
   template <BwdVariant kBias, BwdVariant kModifiers, BwdVariant kPlain, class Use>

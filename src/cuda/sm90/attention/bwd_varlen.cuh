@@ -1,6 +1,6 @@
 // Key tiles and producer of the dK and dV kernel where lengths are known only on the device: varlen
 // sequences and seqused_k. Also used for short windows (has_short_windows), for which the dense
-// kernel has no registers.
+// kernel has no registers, for sequences of one key tile and for small tiles.
 //
 // Tiles of varlen sequences differ in work, and locating one takes several dependent memory
 // accesses. Therefore CTAs take work units from a counter (dynamic schedule), and a scheduler warp
@@ -62,13 +62,6 @@ struct VarlenKeyTile {
     int32_t const last = min(first_key + Config::kBlockKV, used) - 1;
     begin = mask.query_begin(first_key) / Config::kBlockQ;
     end = (mask.query_end(last) + Config::kBlockQ - 1) / Config::kBlockQ;
-  }
-
-  // Without sums of dQ the tile, which is the only one of its sequence, stores all of dQ.
-  __device__ __forceinline__ void visit_all_queries() {
-    if (first_key >= mask.seqlen_k) return;
-    begin = 0;
-    end = (mask.seqlen_q + Config::kBlockQ - 1) / Config::kBlockQ;
   }
 
   // Always from the last query block to the first: the first keys, which have the most work under a
@@ -133,7 +126,6 @@ __device__ __forceinline__ void schedule_key_tiles(const BwdArgs& args,
       wait_slot();
       VarlenKeyTile<Config>& tile = shared_tile(smem, slot.stage());
       tile.fill(problem, coordinate, split_head, keys);
-      if (Config::kStoresGradQ && args.grad_q_sum == nullptr) tile.visit_all_queries();
       tile.kv_loads = kv_loads;
       kv_loads += tile.has_queries() ? 1 : 0;
       ptx::mbarrier_arrive(smem.full_tile(slot.stage()));

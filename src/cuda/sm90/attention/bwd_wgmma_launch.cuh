@@ -1,7 +1,7 @@
 // Launches the wgmma backward: its kernels in order, tensor maps, grids.
 //
-// Order: preprocess; dK and dV; the sum of their parts, if groups are divided; convert dQ, or the
-// dQ kernel. All but the first are programmatic dependent launches.
+// Order: preprocess; dK and dV; the sum of their parts, if groups are divided; convert dQ, if it is
+// summed, or the dQ kernel. All but the first are programmatic dependent launches.
 #pragma once
 #include <optional>
 
@@ -126,7 +126,7 @@ struct BwdWgmmaLaunch {
       error = launch_sum<Dtype>(args, device, stream);
     if (error != cudaSuccess) return error;
     if constexpr (C::kGradQ) {
-      if (args.grad_q_sum == nullptr) return error;
+      if (args.stores_grad_q) return error;
       return launch_kernel<bwd_convert_kernel<C>>(
           args, {query_tiles * problem.heads_q, kConvertThreads<C>, 0, true}, device, stream);
     } else {
@@ -134,8 +134,8 @@ struct BwdWgmmaLaunch {
     }
   }
 
-  // Launches the preprocess kernel: delta, the LSE in base 2, zeros of the counters and, where dQ
-  // is summed, of its sums.
+  // Launches the preprocess kernel: delta, the LSE in base 2, zeros of the counters and of the sums
+  // of dQ or, where key tiles store dQ, of those rows that no tile visits.
   template <class C>
   static cudaError_t launch_preprocess(const BwdArgs& args, int device, cudaStream_t stream) {
     PreprocessArgs const preprocess{args.problem,
@@ -143,7 +143,7 @@ struct BwdWgmmaLaunch {
                                     const_cast<float*>(args.delta),
                                     args.grad_q_sum,
                                     C::kTileElements,
-                                    C::kStoresGradQ && args.grad_q_sum == nullptr,
+                                    args.stores_grad_q,
                                     args.query_tiles,
                                     true,
                                     args.counters};

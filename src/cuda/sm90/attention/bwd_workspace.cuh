@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "sm90/attention/bwd.cuh"
+#include "sm90/attention/bwd_support.h"
 
 namespace flashvar::sm90::attention {
 
@@ -24,11 +25,9 @@ struct BwdWorkspace {
     end = parts + GroupSplitsWorkspace(problem, splits).bytes;
   }
 
-  // Whether dQ is summed in the workspace. Otherwise key tiles store it (bwd_grad_q.cuh), or a
-  // kernel of its own computes it.
+  // Whether dQ is summed in the workspace.
   static bool sums_grad_q(const BwdProblem& problem) {
-    bool const one_key_tile = problem.keys.seqlen <= Config::kBlockKV;
-    return Config::kGradQ && !(Config::kStoresGradQ && one_key_tile);
+    return Config::kGradQ && !stores_grad_q<Config>(problem);
   }
 
   // Sets the kernels' pointers into the workspace.
@@ -38,6 +37,7 @@ struct BwdWorkspace {
     args.delta = reinterpret_cast<float*>(start + delta);
     args.grad_q_sum =
         sums_grad_q(args.problem) ? reinterpret_cast<float*>(start + grad_q_sum) : nullptr;
+    args.stores_grad_q = stores_grad_q<Config>(args.problem);
     args.counters = reinterpret_cast<uint32_t*>(start + counters);
     args.splits = GroupSplitsWorkspace(args.problem, splits)
                       .splits(splits, start + parts, args.problem.head_dim);

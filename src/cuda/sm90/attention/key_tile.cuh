@@ -27,6 +27,7 @@ struct BwdArgs {
   // fp32 sums of dQ, [heads_q, query_tiles, warpgroup, kGradQElements] in accumulator order; or
   // null.
   float* grad_q_sum;
+  bool stores_grad_q;       // key tiles store dQ (bwd_grad_q.cuh)
   int32_t query_tiles;      // per head, over all batches
   uint32_t work_units;      // over all heads and batches
   uint32_t units_per_head;  // dense: of one head and sequence; varlen: of one head, all sequences
