@@ -40,6 +40,17 @@ _FEATURES = (
     "packed-cache",
     "packed-extras",
 )
+# Of sequences of one key tile, and the lengths: one small tile, and a large one.
+_SHORT = (
+    "causal",
+    "all-modifiers",
+    "bias",
+    "dropout-full",
+    "deterministic",
+    "packed",
+    "cache-causal",
+)
+_SHORT_LENGTHS = ((150, 40), (200, 128))
 _IN_LARGE_TILES = ("packed-offset", "packed-causal", "packed-cache", "packed-extras")
 _HEAD_DIMS = (40, 64, 128, 192, 256)
 
@@ -105,6 +116,7 @@ def _attend(backend: str, head_dims: list[int]) -> None:
     import torch
     from device_call import DEVICE, replace_inputs, run
     from features import FEATURES, Case, dense, many_sequences, packed
+    from test_attention_short_sequences import FEATURES as SHORT
 
     blocks = 3
     if DEVICE == "cuda":
@@ -121,6 +133,8 @@ def _attend(backend: str, head_dims: list[int]) -> None:
         ((8, 2), (1, 1500), False),
         ((2, 2), (70, 1500), True),
         ((8, 1), (300, 300), True),
+        ((6, 2), (5, 1500), True),
+        ((2, 2), (256, 256), False),  # as many small tiles as large ones hold
     ):
         kinds.append(
             lambda d, t, heads=heads, lengths=lengths, causal=causal: Case(
@@ -133,6 +147,9 @@ def _attend(backend: str, head_dims: list[int]) -> None:
             packed(d, t, (1, 0, 1, 1), (1500, 40, 0, 700), heads=(8, 2), outside=(2, 3))
         )
     )
+    for name in _SHORT:
+        for lengths in _SHORT_LENGTHS:
+            kinds.append(lambda d, t, name=name, n=lengths: SHORT[name](d, t, n))
     # With a bound of long sequences: calls of short ones have small tiles on 9.0.
     for name in _IN_LARGE_TILES:
         kinds.append(

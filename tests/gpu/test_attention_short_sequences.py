@@ -81,6 +81,7 @@ FEATURES: dict[str, Callable[[int, torch.dtype, Lengths], Case]] = {
         for name in ("softcap", "alibi-batch", "dropout", "negative-scale")
         for mask in ("full", "causal")
     },
+    "causal": lambda d, t, n: Case(short(d, t, n, causal=True), lse_gradient=True),
     "all-modifiers": lambda d, t, n: Case(
         short(
             *(d, t, n),
