@@ -236,8 +236,13 @@ struct FwdConsumer {
 #pragma unroll
       for (float& score : rS) score *= problem.score_sign;
     }
-    if (tile.mask.hides_any(tile.query(first_row), tile.query(first_row + 63), first_key,
-                            first_key + Config::kBlockKV)) {
+    if constexpr (Config::kSplits) {
+      if (tile.mask.hides_any(tile.query(first_row), tile.query(first_row + 63), first_key,
+                              first_key + Config::kBlockKV)) {
+        apply_mask(tile, first_row, first_key);
+      }
+    } else if (tile.mask.hides_any(first_row, first_row + 63, first_key,
+                                   first_key + Config::kBlockKV)) {
       apply_mask(tile, first_row, first_key);
     }
   }
@@ -333,7 +338,8 @@ struct FwdConsumer {
                                              int32_t first_key) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      int32_t const query = tile.query(first_row + row_in_warpgroup() + half * 8);
+      int32_t query = first_row + row_in_warpgroup() + half * 8;
+      if constexpr (Config::kSplits) query = tile.query(query);
       int32_t const first_column = first_key + threadIdx.x % 4 * 2;
       int32_t const begin = kLeft ? tile.mask.key_begin(query) - first_column : INT32_MIN;
       hide_scores<kMmaCols>(

@@ -16,17 +16,14 @@ struct QueryTile {
   int32_t first_query;   // within the sequence; with row_shift, the first row
   int32_t row_q, row_k;  // tensor rows at which the sequence starts
   int32_t begin, end;    // key blocks visible to some query of the tile
-  int32_t row_shift;     // KeySplits
+  int32_t row_shift;     // with kSplits: KeySplits
 
   template <class Args>
   __device__ __forceinline__ QueryTile(const Args& args, const WorkTile& work_tile)
-      : batch(work_tile.batch),
-        head(work_tile.head),
-        part(0),
-        first_query(work_tile.first_query),
-        row_shift(Config::kSplits ? args.problem.splits.row_shift : 0) {
+      : batch(work_tile.batch), head(work_tile.head), part(0), first_query(work_tile.first_query) {
     const Problem& problem = args.problem;
     if constexpr (Config::kSplits) {
+      row_shift = problem.splits.row_shift;
       head = args.by_splits(work_tile.head);
       part = work_tile.head - head * problem.splits.count;
     }
@@ -36,10 +33,17 @@ struct QueryTile {
     row_k = keys.first;
     int32_t count_k = keys.count;
     if (problem.seqused_k != nullptr) count_k = min(max(problem.seqused_k[batch], 0), count_k);
-    mask = {query(queries.count), count_k, problem.window_left, problem.window_right};
-    int32_t const last = min(first_query + Config::kBlockQ, queries.count) - 1;
-    begin = mask.key_begin(query(first_query)) / Config::kBlockKV;
-    end = (mask.key_end(query(last)) + Config::kBlockKV - 1) / Config::kBlockKV;
+    if constexpr (Config::kSplits) {
+      mask = {query(queries.count), count_k, problem.window_left, problem.window_right};
+      int32_t const last = min(first_query + Config::kBlockQ, queries.count) - 1;
+      begin = mask.key_begin(query(first_query)) / Config::kBlockKV;
+      end = (mask.key_end(query(last)) + Config::kBlockKV - 1) / Config::kBlockKV;
+    } else {
+      mask = {queries.count, count_k, problem.window_left, problem.window_right};
+      int32_t const last = min(first_query + Config::kBlockQ, mask.seqlen_q) - 1;
+      begin = mask.key_begin(first_query) / Config::kBlockKV;
+      end = (mask.key_end(last) + Config::kBlockKV - 1) / Config::kBlockKV;
+    }
     if constexpr (Config::kSplits) {
       int32_t const size = args.by_splits(max(end - begin, 0) + problem.splits.count - 1);
       begin += static_cast<int32_t>(part) * size;
@@ -47,19 +51,22 @@ struct QueryTile {
     }
   }
 
-  // The query of a row of the sequence.
-  __device__ __forceinline__ int32_t query(int32_t row) const {
-    return Config::kSplits ? row >> row_shift : row;
-  }
+  // With kSplits: the query of a row of the sequence. The other variants do not call it, although
+  // it could be the row there: that alone changes their registers, and the order of instructions.
+  __device__ __forceinline__ int32_t query(int32_t row) const { return row >> row_shift; }
 
   // End of the key blocks visible to a warpgroup's rows. At least begin + 1, also where it has no
   // rows, so that every consumer computes at least one block.
   __device__ __forceinline__ int32_t key_blocks_end(uint32_t warpgroup) const {
     int32_t const first = first_query + static_cast<int32_t>(warpgroup) * 64;
-    uint32_t const keys =
-        mask.key_end(query(first + 63));  // unsigned: its division takes fewer registers
+    if constexpr (Config::kSplits) {
+      uint32_t const keys = mask.key_end(query(first + 63));
+      int32_t const own = (keys + Config::kBlockKV - 1) / Config::kBlockKV;
+      return max(query(first) < mask.seqlen_q ? min(own, end) : begin, begin + 1);
+    }
+    uint32_t const keys = mask.key_end(first + 63);  // unsigned: its division takes fewer registers
     int32_t const own = (keys + Config::kBlockKV - 1) / Config::kBlockKV;
-    return max(query(first) < mask.seqlen_q ? min(own, end) : begin, begin + 1);
+    return max(first < mask.seqlen_q ? min(own, end) : begin, begin + 1);
   }
 
   // Whether any key is visible to a query of the tile.
