@@ -20,6 +20,7 @@ from flashvar.errors import (
     LayoutError,
     ShapeError,
 )
+from flashvar.ops.attention.cache import as_int32
 
 B, M, HEADS, HEADS_K, D = 3, 4, 4, 2, 16
 PAGE, CAPACITY = 8, 24
@@ -383,3 +384,10 @@ def test_lengths_of_any_strides(kind: str) -> None:
     strided = torch.stack((lengths, lengths), 1)[:, 0] if kind == "column" else ints(5).expand(2)
     found = flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=strided)
     assert torch.equal(found, flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths))
+
+
+def test_long_lengths_do_not_wrap() -> None:
+    """Where they cannot be read before the call, kernels limit them to the cache."""
+    lengths = torch.tensor([7, 2**31 + 5, -(2**33), 2**62])
+    assert as_int32(lengths).tolist() == [7, 2**31 - 1, -(2**31), 2**31 - 1]
+    assert as_int32(lengths[:1].short()).dtype == torch.int32

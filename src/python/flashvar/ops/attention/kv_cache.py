@@ -13,7 +13,7 @@ from flashvar.errors import (
     ShapeError,
 )
 from flashvar.ops.arguments import as_bool, check_strided, count
-from flashvar.ops.attention.cache import Cache, check_slots
+from flashvar.ops.attention.cache import Cache, as_int32, check_slots
 from flashvar.ops.attention.call import call
 from flashvar.ops.attention.options import plain_scale, window_pair, window_side
 from flashvar.ops.attention.problem import pack_options, pack_tensors
@@ -167,7 +167,7 @@ def _computed(given: Arguments, rotate: Rotate) -> tuple[torch.Tensor, torch.Ten
         keys, values = cache.read(begins, used, room)
     # Dense queries: the heads of a group share a read of the keys by strides alone, with a softcap
     # too. Packed ones need a second kernel for it.
-    lengths = used.int().contiguous()
+    lengths = as_int32(used).contiguous()
     tensors = pack_tensors(None, None, given.alibi_slopes, None, None, None, lengths)
     options = pack_options(
         *(causal, plain_scale(given.softmax_scale), left, right, given.softcap, 0.0, False),
