@@ -49,7 +49,7 @@ extern "C" void preprocess(uint16_t* out, uint16_t* grad_out, float* lse, const 
   problem.grad_lse = grad_lse;
   problem.delta_out = delta_out;
   int64_t const tiles = problem.queries.tiles(batch, 32);
-  PreprocessArgs const args{problem, lse_log2, delta, nullptr, 0, tiles, true, nullptr};
+  PreprocessArgs const args{problem, lse_log2, delta, nullptr, 0, false, tiles, true, nullptr};
   run_blocks(&bwd_preprocess_kernel<dtype::bf16, 32>, args, tiles * heads, kPreprocessThreads);
 }
 """

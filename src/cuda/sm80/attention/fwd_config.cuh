@@ -78,7 +78,10 @@ struct FwdConfig {
   static constexpr int kHeadDim = padded_head_dim(kMaxHeadDim);
   static constexpr int kHeadDimV = padded_head_dim(kMaxHeadDimV);
   static constexpr int kBlockQ = kTile.block_q;
-  static constexpr int kBlockKV = kModifiers ? kTile.block_kv_modifiers : kTile.block_kv;
+  // With modifiers, and with divided keys on 10.x and 11.0, ptxas would spill.
+  static constexpr bool kFewerKeys =
+      kModifiers || (kSplits && Target::kArchitecture >= 100 && Target::kArchitecture < 120);
+  static constexpr int kBlockKV = kFewerKeys ? kTile.block_kv_modifiers : kTile.block_kv;
   static constexpr int kWarps = kTile.warps;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kBlocksPerSM = kTile.blocks_per_sm;
