@@ -34,7 +34,7 @@ struct FirstPart {
     uint32_t const group = problem.group;
     int32_t const group_rows = problem.splits.group_rows;
     bool const varlen = problem.queries.offsets != nullptr;
-    if (group_rows > 1) {  // packed queries: of one query
+    if (group_rows > 1) {  // packed groups; those of a varlen call have one query
       pitch = int64_t{varlen ? 1 : problem.queries.seqlen} * group_rows;
       int64_t const of_head = int64_t{batch} * (problem.heads_q / group) + head / group;
       row = of_head * problem.splits.count * pitch + (varlen ? 0 : in_head * group_rows) +

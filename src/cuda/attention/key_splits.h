@@ -69,8 +69,8 @@ inline FwdProblem pack_group(FwdProblem problem) {
 }
 
 // The row_shift (KeySplits) of a call of several queries per sequence whose groups are packed; 0:
-// they are not. It takes half of the tiles or fewer, and enough keys that fwd_merge_kernel, which
-// such calls need, takes little of the time.
+// they are not. Groups are packed where that halves the number of tiles at least, and where there
+// are so many keys that fwd_merge_kernel, which such calls need, takes little of the time.
 inline int32_t row_shift_of(const FwdProblem& problem) {
   constexpr int64_t kTile = 64, kFewestKeys = 512;
   auto const tiles = [](int64_t rows) { return (rows + kTile - 1) / kTile; };

@@ -59,12 +59,13 @@ struct KeySplits {
   // is one part, and the kernel stores the results of the call.
   float* out = nullptr;
   float* lse = nullptr;  // likewise, without the last dimension
-  // Packed groups (key_splits.h): how many rows a query has, for the query heads of a group. The
+  // Packed groups (key_splits.h): the rows of a query, one for each query head of its group. The
   // problem is dense, and query_offsets are those of the call's packed queries, or null.
   int32_t group_rows = 1;
   const int32_t* query_offsets = nullptr;
-  // Sequences of several queries: group_rows is 1 << row_shift, and row r is member r % group_rows
-  // of the group, if the group has so many, of query r >> row_shift.
+  // With several queries per sequence group_rows is 1 << row_shift: row r belongs to query
+  // r >> row_shift and to member r % group_rows of the group, or to none if there are fewer
+  // members.
   int32_t row_shift = 0;
   int32_t members = 1;
   int64_t member_stride = 0;  // of q, in elements

@@ -314,7 +314,8 @@ __device__ __forceinline__ void store_grad_q(const BwdArgs& args, const KeyTile&
   }
 }
 
-// The main kernel: dK and dV of a key tile and, unless bwd_dq.cuh computes it, its part of dQ.
+// The main kernel: dK and dV of a key tile and, unless bwd_dq.cuh computes it, its part of dQ. Over
+// 100 lines, because the loop over queries is a closure over the accumulators.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     bwd_kernel(const __grid_constant__ BwdArgs args) {

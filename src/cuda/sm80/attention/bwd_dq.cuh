@@ -1,6 +1,6 @@
-// dQ in a kernel of its own, for the deterministic mode. A block owns kBlockQ queries of one head
-// and iterates over the keys visible to them, as in the forward, so that no other block adds to its
-// rows. It recomputes the scores.
+// dQ in a kernel of its own, for the deterministic mode of sequences of several key tiles. A block
+// owns kBlockQ queries of one head and iterates over the keys visible to them, as in the forward,
+// so that no other block adds to its rows. It recomputes the scores.
 #pragma once
 #include <cstdint>
 

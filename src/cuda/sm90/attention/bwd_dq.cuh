@@ -1,5 +1,6 @@
-// dQ in a kernel of its own, for the deterministic mode and for head dims above 128. A CTA owns 128
-// queries of one head and iterates over the keys visible to them; no other CTA adds to its rows.
+// dQ in a kernel of its own, for head dims above 128, and for the deterministic mode where key
+// tiles do not store dQ (bwd_grad_q.cuh). A CTA owns 128 queries of one head and iterates over the
+// keys visible to them; no other CTA adds to its rows.
 //
 // Scheduler, pipeline and load order are those of the forward, with dO beside Q. Each of two
 // consumer warpgroups owns 64 queries. It computes S and dP, then dS, then dQ += dS K; meanwhile

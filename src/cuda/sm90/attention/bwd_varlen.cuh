@@ -76,6 +76,7 @@ struct VarlenKeyTile {
   __device__ __forceinline__ bool has_queries() const { return begin < end; }
 
   __device__ __forceinline__ Span rows() const { return all; }
+  // The sequence's rows of q and dQ.
   __device__ __forceinline__ Span query_rows() const {
     return {queries.end - mask.seqlen_q, mask.seqlen_q};
   }
