@@ -78,6 +78,21 @@ def test_attention_without_torch_fails_at_use_and_names_torch() -> None:
     assert evaluate(BLOCK + code) == ["torch", words]
 
 
+def test_the_reference_computes_its_first_exponential_on_one_thread() -> None:
+    code = """
+import json, torch
+sizes, exp = [], torch.exp
+torch.exp = lambda x: sizes.append(x.numel()) or exp(x)
+import flashvar
+q, k, v = torch.randn(3, 1, 64, 2, 16)
+flashvar.attention(q, k, v)
+print(json.dumps(sizes))
+"""
+    first, *later = evaluate(code)
+    assert first == 1
+    assert later == [2 * 64 * 64]
+
+
 def test_home_that_cannot_be_written(python: str) -> None:
     code = (
         "import flashvar, json, torch\n"
