@@ -68,8 +68,8 @@ BUILD_STEPS: Final = {
     "hdim64-header": "the same, after a change of a kernel header",
     "hdim64-unchanged": "the same, without a change",
     "wheels-all": "all wheels, from nothing",
-    "wheels-all-to-cache": "the same, into a compiler cache",
-    "wheels-all-from-cache": "the same, from that cache",
+    "wheels-all-to-cache": "all wheels, into an empty compiler cache",
+    "wheels-all-from-cache": "all wheels again, from that cache",
 }
 
 

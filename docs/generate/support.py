@@ -113,11 +113,16 @@ def _passed_cases(cases: list[dict[str, Any]]) -> Iterator[Passed]:
     for one in cases:
         file, _, test = one["case"].partition("::")
         file = Path(file).stem
-        op = next((op for op in ops.TABLE if file.startswith(f"test_{op}")), None)
+        op = _op_of(file)
         named = _NAMED_BACKEND.search(test)
         of_file = None if test.partition("[")[0] in _OF_AUTO else _BACKEND_OF.get(file)
         if one["outcome"] == "passed":
             yield Passed(one["case"], op, named[1] if named else of_file)
+
+
+def _op_of(file: str) -> str | None:
+    """The op whose own tests a file has."""
+    return next((op for op in ops.TABLE if file.startswith(f"test_{op}")), None)
 
 
 def what_was_run(root: Path) -> str:
@@ -237,8 +242,13 @@ def versions(root: Path) -> str:
 
 
 def _of_part(one: Record) -> str:
-    names = (f"`{Path(word).name}`" for word in one.chosen)
-    return f", only {_listed(names)}" if one.chosen else ""
+    """The ops whose tests ran, or the files if some are of no op."""
+    if not one.chosen:
+        return ""
+    of = [_op_of(Path(word).stem) for word in one.chosen]
+    if None not in of:
+        return f", only tests of {_listed(dict.fromkeys(f'`{op}`' for op in of))}"
+    return f", only {_listed(f'`{Path(word).name}`' for word in one.chosen)}"
 
 
 def skipped(root: Path) -> str:

@@ -60,7 +60,17 @@ def test_a_gpu_is_named_only_for_what_ran_on_it(tmp_path: Path) -> None:
     assert "Triton's kernels for `attention` have run on an T1; " in said
 
 
-def test_a_record_of_a_part_is_not_one_of_the_binary(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (["test_merge_states"], "only tests of `merge_states`"),
+        (["test_attention_bias", "test_attention_cache"], "only tests of `attention`"),
+        (["test_layers", "test_merge_states"], "only `test_layers.py` and `test_merge_states.py`"),
+    ],
+)
+def test_a_record_of_a_part_is_not_one_of_the_binary(
+    files: list[str], said: str, tmp_path: Path
+) -> None:
     folder = tmp_path / "tests" / "gpu" / "results"
     folder.mkdir(parents=True)
     system = {"devices": [{"name": "GPU", "capability": [9, 0]}]}
@@ -72,14 +82,14 @@ def test_a_record_of_a_part_is_not_one_of_the_binary(tmp_path: Path) -> None:
         "counts": {"passed": 1},
         "not_run": {"Skipped: no GPU": 1},
         "cases": [case],
-        "chosen": ["tests/gpu/test_merge_states.py"],
+        "chosen": [f"tests/gpu/{file}.py" for file in files],
     }
     result_file.write(folder / "made.json", record)
     support = import_module("support")
     assert support.records(tmp_path) == []
     assert support.skipped(tmp_path).splitlines()[2:] == []
     (row,) = support.versions(tmp_path).splitlines()[2:]
-    assert row.startswith("| `made.json`, only `test_merge_states.py` | GPU | ")
+    assert row.startswith(f"| `made.json`, {said} | GPU | ")
     assert "| 0123456 |" in row
 
 
