@@ -62,6 +62,29 @@ INTEGRATION_CALLS: Final = {
     "Attend": "`Attend`",
     "xformers": "xformers",
 }
+# The cells of `run.py models`.
+MODELS: Final = {
+    "gpt2-xl": "GPT-2 XL",
+    "llama-3-8b": "Llama 3 8B",
+    "qwen3-0.6b": "Qwen3 0.6B",
+    "phi-2": "Phi-2",
+    "gemma-7b": "Gemma 7B",
+    "bert-base": "BERT base",
+    "vit-l-16": "ViT-L/16",
+    "siglip-so400m": "SigLIP So400m",
+    "whisper-large-encoder": "Whisper large, encoder",
+    "stable-diffusion-64": "Stable Diffusion, 64 x 64",
+    "stable-diffusion-32": "Stable Diffusion, 32 x 32",
+    "stable-diffusion-16": "Stable Diffusion, 16 x 16",
+    "llama-3-70b-tp8": "Llama 3 70B, on one of 8 GPUs",
+    "falcon-7b": "Falcon 7B",
+    "smollm-135m": "SmolLM 135M",
+    "llama-3-8b-decode": "Llama 3 8B, decoding",
+    "llama-3-8b-decode-long": "Llama 3 8B, decoding, long cache",
+    "perceiver": "Perceiver, cross-attention",
+    "sdxl-text": "SDXL, cross-attention to text",
+    "swin-t": "Swin-T",
+}
 # The steps of `run.py build`.
 BUILD_STEPS: Final = {
     "hdim64-cold": "one head dim, from nothing",

@@ -22,6 +22,7 @@ from benchmarks.names import (
     HOST_WAYS,
     INTEGRATION_CALLS,
     LAYERS,
+    MODELS,
     note_on_wheel,
 )
 from tables import table
@@ -40,7 +41,7 @@ _SHORT: Final = {
 _MODELS: Final = (
     "Attention of one layer. *2 x 8,192, 32 / 8 x 128*: batch 2, 8,192 queries and keys, 32 query "
     "heads that share 8 heads of k and v, head dim 128. *1 x 512 / 50,176*: 512 queries on 50,176 "
-    "keys. *tp8*: on one of eight GPUs that share the heads."
+    "keys. *on one of 8 GPUs*: with an eighth of the heads, as in tensor parallelism."
 )
 # (head dim, length, causal) -> contender -> row.
 Cells: TypeAlias = dict[tuple[int, int, bool], dict[str, dict[str, Any]]]
@@ -300,9 +301,14 @@ def models(root: Path) -> str:
             call = next(iter(by.values()))
             rates = [f"{by[name]['tflops']:.0f}" if name in by else NONE for name in names]
             model = cell.removesuffix(f"-{call['direction']}")
-            rows.append((model, call["direction"], _call(call), *rates))
+            rows.append((MODELS.get(model, model), call["direction"], _call(call), *rates))
         measured = caption(file, document["environment"])
-        headings = ("layer of", "", "call", *(_SHORT.get(one, contender(one)) for one in names))
+        headings = (
+            "layer of",
+            "direction",
+            "call",
+            *(_SHORT.get(one, contender(one)) for one in names),
+        )
         parts.append(f"{measured}\n\n{table(headings, rows)}")
     return "\n\n".join(["## Models", _MODELS, *parts]) if parts else ""
 

@@ -187,3 +187,12 @@ def test_a_wheel_with_ptx_is_not_taken_for_a_released_one(tmp_path: Path) -> Non
 def test_every_step_of_a_build_has_a_name_for_readers() -> None:
     steps = {step.name for step in import_module("benchmarks.build")._STEPS}
     assert steps == set(import_module("benchmarks.names").BUILD_STEPS)
+
+
+def test_every_model_has_a_name_for_readers() -> None:
+    cells = import_module("benchmarks.cases").models()
+    names = import_module("benchmarks.names").MODELS
+    assert {cell.name.removesuffix(f"-{cell.direction}") for cell in cells} == set(names)
+    said = import_module("rates").models(ROOT)
+    assert "| Llama 3 8B | backward | 2 x 8,192, 32 / 8 x 128, causal | " in said
+    assert not [name for name in names if f"| {name} |" in said]
