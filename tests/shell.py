@@ -112,6 +112,8 @@ def unnoticed(block: Block, shell: Shell, shown: str = "", *, every: bool = Fals
         code, output = shell.run(command)
         assert code in right, f"{command}\n{output[-3000:]}"
         printed += output
+    for words in said:
+        assert shows(words, printed), f"expected it to print\n{words}\nfound\n{printed[-3000:]}"
     return found
 
 

@@ -241,6 +241,12 @@ def test_a_misspelling_that_nothing_notices_is_found(tmp_path: Path) -> None:
     assert unnoticed(block, shell) == found[:1]
 
 
+def test_a_block_that_prints_something_else_is_found(tmp_path: Path) -> None:
+    shell = Shell(tmp_path, os.environ, tmp_path / "state")
+    with pytest.raises(AssertionError, match=r"^expected it to print\na \.\.\. c\n"):
+        unnoticed(replace(BLOCK, text="echo a b"), shell)
+
+
 def test_output_is_shown_of_commands() -> None:
     shown = [
         before.language
