@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,25 @@ def test_a_link_gets_an_address(
 def test_no_relative_link_is_left(urls: dict[str, str]) -> None:
     assert RELATIVE.findall((ROOT / "README.md").read_text(encoding="utf-8"))
     assert RELATIVE.findall(readme.text(ROOT, urls, "1.2")) == []
+
+
+@pytest.mark.skipif(find_spec("comrak") is None, reason="comrak, of the group `test`, is not here")
+@pytest.mark.parametrize("urls", [URLS, {}], ids=["repository", "none"])
+def test_pypi_renders_it_whole(urls: dict[str, str]) -> None:
+    """Every heading, table and block is there, and links of the page lead to its headings."""
+    from readme_renderer import markdown
+
+    text = readme.text(ROOT, urls, "1.2")
+    page = markdown.render(text)
+    assert page is not None
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert page.count("<table>") == len(re.findall(r"^\|[-| ]+\|$", prose, re.MULTILINE)) > 3
+    assert page.count("<pre") == text.count("\n```\n") > 3
+    headings = re.findall(r'<h\d id="([^"]+)"', page)
+    assert len(headings) == len(re.findall(r"^#+ ", prose, re.MULTILINE)) > 5
+    leading = re.findall(r'(?:href|src)="([^"]+)"', page)
+    elsewhere = {one for one in leading if not one.startswith("https://")}
+    assert elsewhere == {f"#{heading}" for heading in headings}
 
 
 @pytest.mark.parametrize("folder", [ROOT, ROOT / "packages" / "factory"], ids=["", "factory"])
