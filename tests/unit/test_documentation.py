@@ -209,6 +209,16 @@ def test_commands_that_ci_runs_are_there_as_they_are(block: Block) -> None:
     assert [one for one in typed if why_not_of_ci(one, block.mark("by") or "") is None] == []
 
 
+def test_the_factorys_readme_types_what_a_page_types() -> None:
+    """Its page on an index; only the installation differs, which is from a checkout there."""
+    (block,) = blocks(ROOT / "packages" / "factory" / "README.md")
+    (page, *_) = blocks(ROOT / "docs" / "other-kernels.md")
+    assert page.needs == "toolkit"
+    first, *others = commands(block.text)
+    assert first == "pip install flashvar-factory nox"
+    assert others == commands(page.text)[-len(others) :]
+
+
 def test_only_suites_are_left_to_ci() -> None:
     """A test cannot run the suite that it is in, nor build what the GPU tests run on."""
     sessions = {one.split()[2] for block in BY_CI for one in commands(block.text)}
