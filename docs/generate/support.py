@@ -204,6 +204,16 @@ def in_words(root: Path) -> str:
     )
 
 
+def native_in_words(root: Path) -> str:
+    """What README.md says of native code: the devices on which every op ran."""
+    ran = [
+        one
+        for one in records(root)
+        if one.is_native and all(one.of("cuda", op) for op in ops.TABLE)
+    ]
+    return f"every op as native code on {_devices(ran)}" if ran else "no current record of every op"
+
+
 def _devices(runs: Iterable[Record]) -> str:
     return _listed(dict.fromkeys(f"an {one.device}" for one in runs))
 

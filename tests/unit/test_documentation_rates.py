@@ -156,6 +156,7 @@ def test_records_of_translated_code_are_left_out(tmp_path: Path) -> None:
         ("op_rates", "linear_attention_to_peers"),
         ("op_rates", "of_linear_attention"),
         ("support", "in_words"),
+        ("support", "native_in_words"),
     ],
 )
 def test_the_readme_says_what_the_records_say(module: str, function: str) -> None:
