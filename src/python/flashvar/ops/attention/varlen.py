@@ -99,9 +99,9 @@ def attention_varlen(
             most total_q. Two equal neighbors mean an empty sequence.
         cu_seqlens_k: The same for k and v; cu_seqlens_q by default if k is packed.
         max_seqlen_q: An upper bound of the lengths of q; total_q by default. It may be larger than
-            the longest sequence, but not smaller: an error on the CPU; on a GPU, where lengths are
-            not read, results are then undefined, some of them NaN. Where it is 1, as in decoding,
-            keys are read once for all query heads of a group.
+            the longest sequence, but not smaller. On the CPU a smaller one is an error. On a GPU
+            lengths are not read, so the results are undefined and may be NaN. If it is 1, as in
+            decoding, keys are read once for all query heads of a group.
         max_seqlen_k: The same for k and v.
         seqused_k: int32 [batch] on the device of q: only the first seqused_k[b] keys of sequence b
             are used.
