@@ -1,7 +1,8 @@
 """The documentation's commands that compile run as they are written, in a sample of the project.
 
-PyPI is an index of what this environment has. Sessions of nox find their environments made, as in
-any second run, and compile what an earlier run of these tests did not.
+PyPI is an index of what this environment has, except for what needs a network. Sessions of nox find
+their environments made, as in any second run, and compile what an earlier run of these tests did
+not.
 """
 
 from __future__ import annotations
@@ -96,8 +97,11 @@ def put_script(path: Path, line: str) -> None:
     path.chmod(0o755)
 
 
-def user(folder: Path, pypi: str) -> dict[str, str]:
-    """The variables of a user in a new environment, beside pip and uv, with a GPU's driver."""
+def user(folder: Path, pypi: str | None) -> dict[str, str]:
+    """The variables of a user in a new environment, beside pip and uv, with a GPU's driver.
+
+    Without an address of an index, pip and uv have those of this machine, and its settings.
+    """
     make_environment(folder / "env")
     commands = folder / "env" / "bin"
     python = commands / "python"
@@ -107,20 +111,19 @@ def user(folder: Path, pypi: str) -> dict[str, str]:
     for name in ("cmake", "ninja"):
         (commands / name).symlink_to(cmake.tool(name))
     driver = simulated_driver.put(folder / "driver", (13, 0), GPUS)
-    names = ("FLASHVAR_", "NOX", "PIP_", "PYTEST", "PYTHONPATH", "UV_", "VIRTUAL_ENV")
+    names = ("FLASHVAR_", "NOX", "PYTEST", "PYTHONPATH", "VIRTUAL_ENV")
+    names += ("PIP_", "UV_") if pypi else ()
+    index = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": pypi, "UV_DEFAULT_INDEX": pypi}
     kept = {key: value for key, value in os.environ.items() if not key.startswith(names)}
     # Not the commands of this environment: what a page forgets to install is missing.
     others = [
         one for one in kept["PATH"].split(os.pathsep) if one and not (Path(one) / "nox").exists()
     ]
-    return kept | {
+    return (kept | index if pypi else kept) | {
         "PATH": os.pathsep.join([str(commands), *others]),
         "VIRTUAL_ENV": str(folder / "env"),
         "LD_LIBRARY_PATH": str(driver),
-        "PIP_CONFIG_FILE": os.devnull,
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-        "PIP_INDEX_URL": pypi,
-        "UV_DEFAULT_INDEX": pypi,
         "UV_CACHE_DIR": str(folder / "uv-cache"),
         "NV_VARIANT_PROVIDER_FORCE_SM_ARCH": "8.9",
         "NV_VARIANT_PROVIDER_FORCE_CUDA_DRIVER_VERSION": "13.0",
@@ -136,10 +139,11 @@ def test_commands_do_what_the_page_says(
     pytestconfig: pytest.Config,
 ) -> None:
     """Each, and no misspelling of it."""
-    if any(block.needs == "network" for block in chain) and not pytestconfig.getoption("--network"):
+    network = any(block.needs == "network" for block in chain)
+    if network and not pytestconfig.getoption("--network"):
         pytest.skip("fetches sources from PyPI: --network runs it")
     shutil.rmtree(checkout / "vecadd", ignore_errors=True)
-    shell = Shell(checkout, user(tmp_path, pypi), tmp_path / "state")
+    shell = Shell(checkout, user(tmp_path, None if network else pypi), tmp_path / "state")
     every = pytestconfig.getoption("--misspell") == "every"
     for block in chain:
         if (given := block.mark("given")) is not None:
