@@ -134,6 +134,8 @@ def test_keys_are_divided_where_tiles_are_few(library: ctypes.CDLL) -> None:
     assert splits(library, 1, 1, 8192, 1) > 20
     assert splits(library, 1, 1, 8192, 8) > splits(library, 8, 1, 8192, 8) > 1
     assert splits(library, 1, 512, 50176, 8) > 2
+    # Many parts take long to merge: not one for each of the 128 key blocks.
+    assert splits(library, 1, 1, 16384, 1) == 32
     # As many tiles as SMs, or few keys: one part.
     for enough in ((4, 1, 8192, 32), (1, 4096, 4096, 32), (1, 128, 128, 1), (0, 1, 8192, 8)):
         assert splits(library, *enough) == 1

@@ -48,6 +48,7 @@ int variant_of(const FwdProblem& problem) {
   using Variants = FwdVariants<Target<90, 232448>, dtype::bf16, kHeadDim, kHeadDim>;
   return Variants::with_config(problem, [](auto config) {
     using C = decltype(config);
+    if (C::kAlone) return static_cast<int>(FwdVariant::kSmallSplit);
     if (C::kSplits) return static_cast<int>(FwdVariant::kSplit);
     return static_cast<int>(C::kTile.variant);
   });
@@ -137,7 +138,7 @@ _BWD = (
     *("dense", "varlen", "modifiers", "no-dq", "no-dq-modifiers", "bias", "no-dq-bias"),
     *("small", "small-modifiers", "small-bias", "one-key-tile"),
 )
-_GENERAL, _MEDIUM, _SMALL, _SPLIT, _MODIFIERS, _SMALL_MODIFIERS = range(6)
+_GENERAL, _MEDIUM, _SMALL, _SPLIT, _SMALL_SPLIT, _MODIFIERS, _SMALL_MODIFIERS = range(7)
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +163,12 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         (128, (2, 2000, 2000, 12, 1, -1), _GENERAL),
         (128, (1, 16384, 16384, 16, 1, -1), _GENERAL),
         (64, (1, 512, 50176, 8, 1, -1), _SPLIT),
-        (128, (1, 1, 8192, 32, 4, 0), _SPLIT),
+        (64, (1, 65, 8192, 8, 1, -1), _SPLIT),
+        (64, (1, 64, 8192, 8, 1, -1), _SMALL_SPLIT),
+        (128, (1, 1, 8192, 32, 4, 0), _SMALL_SPLIT),
+        (128, (1, 4, 8192, 32, 4, 0), _SMALL_SPLIT),
+        (128, (1, 1, 512, 32, 4, -1), _SMALL_SPLIT),
+        (128, (32, 1, 4096, 32, 4, -1), _SMALL),  # 256 tiles, two for each SM
         (256, (1, 1, 8192, 8, 8, -1), _SPLIT),
         (256, (2, 4096, 4096, 16, 2, 0), _GENERAL),
         (64, (1, 4096, 4096, 12, 1, 0), _MEDIUM),  # half of the blocks are hidden
@@ -176,9 +182,9 @@ def test_the_forward_takes_the_tiles_that_waste_least(
 
 def test_only_one_kernel_adds_the_sinks_of_packed_groups(library: ctypes.CDLL) -> None:
     packed, of_one_head = (256, 1, 200, 8, 4, -1), (256, 1, 200, 8, 1, -1)
-    assert library.variant(128, *packed, 0) != _SPLIT
-    assert library.variant(128, *packed, 1) == _SPLIT
-    assert library.variant(128, *of_one_head, 1) != _SPLIT
+    assert library.variant(128, *packed, 0) == _SMALL
+    assert library.variant(128, *packed, 1) == _SMALL_SPLIT
+    assert library.variant(128, *of_one_head, 1) == _SMALL
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,9 @@ template <class Dtype, int kBlockQ>
 __global__ void __launch_bounds__(kPreprocessThreads)
     bwd_preprocess_kernel(const __grid_constant__ PreprocessArgs args) {
   const BwdProblem& problem = args.problem;
-  // The next kernel may start now; it executes griddepcontrol.wait before it reads what this one
-  // writes.
+  ptx::griddepcontrol_wait();  // the preceding kernel has written the inputs
+  // The next kernel may start now, and read them; it executes griddepcontrol.wait before it reads
+  // what this one writes.
   ptx::griddepcontrol_launch_dependents();
   if (args.counters != nullptr && blockIdx.x == 0 && threadIdx.x < kCounters) {
     args.counters[threadIdx.x] = 0;

@@ -120,11 +120,12 @@ inline int64_t visible_keys(const FwdProblem& problem, int32_t block_q) {
 
 // The number of parts with the shortest estimated time, counted in key blocks of a tile whose block
 // of threads is alone on an SM: a block takes kStart beside its key blocks, one that stores a
-// part's results up to kStore more, and the second kernel kMerge. Blocks that share an SM overlap:
-// n take as long as (n + 1) / 2 one after the other.
+// part's results up to kStore more, and the second kernel kMerge and half a block per kMergeParts
+// parts. Blocks that share an SM overlap: n take as long as (n + 1) / 2 one after the other.
 struct KeyDivision {
-  static constexpr int64_t kStart = 2, kStore = 3, kMerge = 4;
-  static constexpr int64_t kMaxWaves = 4;  // of blocks, that are considered
+  static constexpr int64_t kStart = 2, kStore = 3, kMerge = 4, kMergeParts = 8;
+  // Waves of blocks that are considered, in quarters.
+  static constexpr int kQuarters[] = {1, 2, 4, 8, 12, 16};
 
   int32_t count;  // parts
   int64_t time;   // in halves
@@ -145,7 +146,7 @@ struct KeyDivision {
     auto const time = [&](int64_t count) {
       int64_t const start = count == 1 ? kStart : kStart + store;
       int64_t const longest = tiles(blocks, count) + start, all = units * count;
-      int64_t const merge = count == 1 ? 0 : 2 * kMerge;
+      int64_t const merge = count == 1 ? 0 : 2 * kMerge + count / kMergeParts;
       // Under a causal mask tiles with much work come first, so that blocks end together.
       int64_t const of_block = causal ? tiles(mean, count) + start : longest;
       int64_t const load = tiles(all, kMultiprocessors), rest = load % blocks_per_sm;
@@ -153,8 +154,8 @@ struct KeyDivision {
       return std::max(2 * longest, rounds * of_block) + merge;
     };
     KeyDivision best{1, time(1)};
-    for (int64_t waves = 1; waves <= kMaxWaves && units > 0; ++waves) {
-      int64_t const fit = std::min({waves * slots / units, blocks, most});
+    for (int64_t const quarters : kQuarters) {
+      int64_t const fit = units == 0 ? 0 : std::min({quarters * slots / (4 * units), blocks, most});
       if (fit < 2) continue;
       int64_t const count = tiles(blocks, tiles(blocks, fit));
       if (int64_t const of_count = time(count); of_count < best.time) {

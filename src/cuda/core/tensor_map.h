@@ -44,7 +44,7 @@ inline cudaError_t encode_tensor_map(CUtensorMap& map, CUtensorMapDataType type,
   CUresult const error =
       encode(&map, type, rank, data, dims, strides, box, element_strides,
              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return error == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 

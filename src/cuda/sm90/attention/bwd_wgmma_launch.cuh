@@ -1,7 +1,7 @@
 // Launches the wgmma backward: its kernels in order, tensor maps, grids.
 //
 // Order: preprocess; dK and dV; the sum of their parts, if groups are divided; convert dQ, if it is
-// summed, or the dQ kernel. All but the first are programmatic dependent launches.
+// summed, or the dQ kernel. All are programmatic dependent launches.
 #pragma once
 #include <optional>
 
@@ -148,7 +148,7 @@ struct BwdWgmmaLaunch {
                                     true,
                                     args.counters};
     return launch_kernel<bwd_preprocess_kernel<Dtype, C::kBlockQ>>(
-        preprocess, {int64_t{args.query_tiles} * args.problem.heads_q, kPreprocessThreads, 0},
+        preprocess, {int64_t{args.query_tiles} * args.problem.heads_q, kPreprocessThreads, 0, true},
         device, stream);
   }
 };

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "attention/outside_rows.cuh"
+#include "ptx/grid_dependency.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
@@ -222,7 +223,7 @@ __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTile
 
 // The forward kernel. Variants: FwdVariant.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
+__global__ void __launch_bounds__(Config::kThreads, Config::kRegisterBlocks)
     fwd_kernel(const __grid_constant__ FwdArgs args) {
   extern __shared__ __align__(1024) unsigned char shared[];
   QueryTileSmem<Config> const smem{ptx::smem_address(shared)};
@@ -239,6 +240,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     }
     ptx::mbarrier_init_fence();
   }
+  ptx::griddepcontrol_wait();  // the preceding kernel has written the inputs
+  // fwd_merge_kernel may start now. It executes griddepcontrol.wait before it reads the results. In
+  // other variants the next kernel is anyone's: one whose blocks share SMs would start them on the
+  // SMs that become free first, and leave others idle.
+  if constexpr (Config::kSplits) ptx::griddepcontrol_launch_dependents();
   __syncthreads();  // mbarriers are initialised
   if (threadIdx.x < 128) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();

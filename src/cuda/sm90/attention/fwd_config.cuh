@@ -1,5 +1,6 @@
 // Tile sizes of the forward, chosen by the head dims and the kernel variant.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
 #include "core/target.h"
@@ -10,10 +11,11 @@ namespace flashvar::sm90::attention {
 // Variants of the kernel, each with tiles of its own.
 enum class FwdVariant {
   kGeneral,
-  kMedium,     // a mask, or sizes for which larger tiles waste more work (fwd_variants.h)
-  kSmall,      // few steps per tile: several blocks share an SM, so that their latencies overlap
-  kSplit,      // divided keys (KeySplits); no modifiers
-  kModifiers,  // evaluates ScoreModifiers: fewer scores and more warps per tile hide their latency
+  kMedium,      // a mask, or sizes for which larger tiles waste more work (fwd_variants.h)
+  kSmall,       // few steps per tile: several blocks share an SM, so that their latencies overlap
+  kSplit,       // divided keys (KeySplits); no modifiers
+  kSmallSplit,  // likewise, in small tiles
+  kModifiers,   // evaluates ScoreModifiers: fewer scores and more warps per tile hide their latency
   kSmallModifiers,  // likewise, in small tiles
 };
 
@@ -40,6 +42,8 @@ inline constexpr FwdTile kFwdTiles[] = {
     {FwdVariant::kSmallModifiers, 128, 128,  64, 1, 170, 0, 2},
     {FwdVariant::kSplit,           64,  64, 128, 2, 125},
     {FwdVariant::kSplit,          128, 128, 128, 2},
+    {FwdVariant::kSmallSplit,      64,  64, 128, 1, 250, 0, 2},
+    {FwdVariant::kSmallSplit,     128, 128,  64, 1, 230, 0, 2},
     {FwdVariant::kSmall,           64,  64,  64, 1, 150, 0, 3},
     {FwdVariant::kSmall,           96,  96,  64, 1, 190, 0, 2},
     {FwdVariant::kSmall,          128, 128,  64, 1, 163, 0, 2},
@@ -77,25 +81,33 @@ struct FwdConfig {
   static constexpr FwdTile kTile = fwd_tile(kVariant, kHeadDim_, kHeadDimV_);
   static constexpr bool kModifiers =
       kVariant == FwdVariant::kModifiers || kVariant == FwdVariant::kSmallModifiers;
-  static constexpr bool kSplits = kVariant == FwdVariant::kSplit;
+  static constexpr bool kSplits =
+      kVariant == FwdVariant::kSplit || kVariant == FwdVariant::kSmallSplit;
+  // With kSmallSplit the registers have room for more blocks than run: fwd_merge_kernel's blocks
+  // start beside them. Shared memory has not, because two blocks do not load faster than one, and
+  // start on the same SM while others are idle.
+  static constexpr bool kAlone = kVariant == FwdVariant::kSmallSplit;
   static constexpr int kHeadDim = (kHeadDim_ + 15) / 16 * 16;
   static constexpr int kHeadDimV = padded_head_dim_v(kHeadDimV_);
   static constexpr int kBlockQ = 64 * kTile.consumers;
   static constexpr int kBlockKV = kTile.block_kv;
   static constexpr int kConsumers = kTile.consumers;
-  static constexpr int kStages = 2;  // buffers of K, and of V
+  // Buffers of K, and of V. A third one is worth 1 to 2 % where loads limit, and costs as much with
+  // larger tiles.
+  static constexpr int kStages = kAlone ? 3 : 2;
   // Key blocks still to be loaded when the load warp releases its work tile, so that the scheduler
   // prepares the next: 512 keys ahead, a few microseconds (docs/hopper-ledger.md, forward, version
   // 26).
   static constexpr int kBlocksAhead = 512 / kBlockKV;
   static constexpr int kThreads = 128 * (1 + kConsumers);
-  static constexpr int kBlocksPerSM = kTile.blocks_per_sm;
+  static constexpr int kRegisterBlocks = kTile.blocks_per_sm;
+  static constexpr int kBlocksPerSM = kAlone ? 1 : kRegisterBlocks;
   // setmaxnreg split, in registers per thread: the producer's, the number that all threads have at
   // kernel entry (an SM has 65536), and what the producer leaves to each consumer. setmaxnreg takes
   // multiples of 8. With kSplits the load warp needs more: it looks up the rows of packed queries
   // (KeySplits).
   static constexpr int kProducerRegisters = kConsumers >= 3 || kSplits ? 32 : 24;
-  static constexpr int kEntryRegisters = 65536 / (kThreads * kBlocksPerSM) / 8 * 8;
+  static constexpr int kEntryRegisters = 65536 / (kThreads * kRegisterBlocks) / 8 * 8;
   static constexpr int kConsumerRegisters =
       (kEntryRegisters * (1 + kConsumers) - kProducerRegisters) / kConsumers / 8 * 8;
   // P is computed before the block's maximum is known (LazySoftmax). Not with modifiers, which
@@ -120,7 +132,9 @@ struct FwdConfig {
   static constexpr int kBiasQueries = 16, kBiasKeys = kBlockKV;
   static constexpr int kBytesBias = kModifiers ? kBiasQueries * kBiasKeys * 4 : 0;
   static constexpr int kBiasOffset = kBarrierBytes + kBytesQ + kStages * (kBytesK + kBytesV);
-  static constexpr int kSharedMemory = kBiasOffset + 4 * kConsumers * kBytesBias;
+  static constexpr int kUsedMemory = kBiasOffset + 4 * kConsumers * kBytesBias;
+  static constexpr int kSharedMemory =
+      kAlone ? std::max(kUsedMemory, Target::kSharedMemory / 2 + 1024) : kUsedMemory;
   // Each block also takes 1 KiB of the SM's memory for the driver.
   static_assert(kBlocksPerSM * (kSharedMemory + 1024) <= Target::kSharedMemory + 1024,
                 "the blocks must fit an SM");

@@ -20,6 +20,7 @@ struct FwdVariants {
   using Medium = Config<FwdVariant::kMedium>;
   using Small = Config<FwdVariant::kSmall>;
   using Split = Config<FwdVariant::kSplit>;
+  using SmallSplit = Config<FwdVariant::kSmallSplit>;
   using Modifiers = Config<FwdVariant::kModifiers>;
   using SmallModifiers = Config<FwdVariant::kSmallModifiers>;
   static constexpr bool has_tile(FwdVariant variant) {
@@ -27,6 +28,7 @@ struct FwdVariants {
   }
   static constexpr bool kHasSmaller = has_tile(FwdVariant::kSmall);
   static_assert(kHasSmaller == has_tile(FwdVariant::kMedium) &&
+                kHasSmaller == has_tile(FwdVariant::kSmallSplit) &&
                 kHasSmaller == has_tile(FwdVariant::kSmallModifiers));
 
   // Calls `use` with the configuration of the call's variant.
@@ -40,13 +42,15 @@ struct FwdVariants {
       }
       bool const is_medium = prefers_medium(problem);
       int64_t const larger = is_medium ? time<Medium>(problem) : time<General>(problem);
-      int64_t const small = time_small<Small>(problem);
-      if (prefers_split(problem, std::min(small, larger))) return use(Split{});
+      int64_t const small = time_small<Small>(problem), whole = std::min(small, larger);
+      bool const fits_small = problem.queries.seqlen <= SmallSplit::kBlockQ;
+      if (fits_small && prefers_split<SmallSplit>(problem, whole)) return use(SmallSplit{});
+      if (!fits_small && prefers_split<Split>(problem, whole)) return use(Split{});
       if (small < larger) return use(Small{});
       return is_medium ? use(Medium{}) : use(General{});
     } else {
       if (problem.has_modifiers()) return use(Modifiers{});
-      return prefers_split(problem, time<General>(problem)) ? use(Split{}) : use(General{});
+      return prefers_split<Split>(problem, time<General>(problem)) ? use(Split{}) : use(General{});
     }
   }
 
@@ -63,9 +67,10 @@ struct FwdVariants {
   }
 
   // `time_whole`: without divided keys.
+  template <class C>
   static bool prefers_split(const FwdProblem& problem, int64_t time_whole) {
-    KeyDivision const division = divide_keys<Split>(problem);
-    return needs_merge(problem) || (division.count > 1 && time<Split>(problem) < time_whole);
+    KeyDivision const division = divide_keys<C>(problem);
+    return needs_merge(problem) || (division.count > 1 && time<C>(problem) < time_whole);
   }
 
   // Estimated, in half percent of the time that an SM needs for a query and a key.

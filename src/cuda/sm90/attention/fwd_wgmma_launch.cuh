@@ -29,9 +29,10 @@ struct FwdWgmmaLaunch {
                                      fwd_merge_facts(row)}};
     if constexpr (Variants::kHasSmaller) {
       return join(always,
-                  KernelFactsList<3>{
+                  KernelFactsList<4>{
                       {facts<FwdVariant::kMedium>(row, "fwd_kernel, medium tiles"),
                        facts<FwdVariant::kSmall>(row, "fwd_kernel, small tiles"),
+                       facts<FwdVariant::kSmallSplit>(row, "fwd_kernel, small, divided keys"),
                        facts<FwdVariant::kSmallModifiers>(row, "fwd_kernel, small, modifiers")}});
     } else {
       return always;
@@ -107,7 +108,12 @@ struct FwdWgmmaLaunch {
       error = cudaMemsetAsync(args.counter, 0, sizeof(uint32_t), stream);
     }
     if (error != cudaSuccess) return error;
-    LaunchShape const shape{args.ctas, C::kThreads, C::kSharedMemory};
+    // Blocks that share SMs and do not fill them would start several on the SMs that become free
+    // first. After the memset no kernel precedes.
+    bool const fills = C::kBlocksPerSM == 1 ||
+                       args.ctas == static_cast<uint32_t>(multiprocessors * C::kBlocksPerSM);
+    LaunchShape const shape{args.ctas, C::kThreads, C::kSharedMemory,
+                            fills && args.counter == nullptr};
     error = launch_kernel<fwd_kernel<C>>(args, shape, device, stream);
     if constexpr (C::kSplits) {
       if (error == cudaSuccess) {
