@@ -61,7 +61,6 @@ def registered() -> None:
     transformers.register()
     for implementation, config in CONFIGS.items():
         config._attn_implementation = implementation
-    torch._dynamo.reset()
 
 
 def padding() -> torch.Tensor:
@@ -103,16 +102,13 @@ def assert_same(found: Any, wanted: Any, padded: bool) -> None:
         torch.testing.assert_close(one[kept], other[kept], rtol=1e-4, atol=1e-5)
 
 
-# A compilation takes most of a second: half of all combinations, with any three of the four.
+# A compilation takes most of a second: a quarter of all combinations, with any two of the four, and
+# with any three without the write, whose kind the making of a mask does not depend on.
 GRAPHS = [
-    (where, write, mask, mode)
-    for (h, where), (i, write), (j, mask), (k, mode) in itertools.product(
-        enumerate(["one graph", "broken graph"]),
-        enumerate(WRITES),
-        enumerate(["whole", "padded"]),
-        enumerate(["recorded", "inference"]),
+    (where, write, ["whole", "padded"][(h + i) % 2], ["recorded", "inference"][(h + i // 2) % 2])
+    for (h, where), (i, write) in itertools.product(
+        enumerate(["one graph", "broken graph"]), enumerate(WRITES)
     )
-    if (h + i + j + k) % 2 == 0
 ]
 
 
@@ -130,6 +126,7 @@ def test_a_graph_writes_to_its_mask(where: str, write: Write, mask: str, mode: s
             torch._dynamo.graph_break()
         return before, layer(x, mask)
 
+    torch._dynamo.reset()
     x = torch.randn(2, 2, LENGTH, 16)
     compiled = torch.compile(both, backend="aot_eager", fullgraph=where == "one graph")
     with torch.inference_mode(mode == "inference"):
@@ -139,7 +136,10 @@ def test_a_graph_writes_to_its_mask(where: str, write: Write, mask: str, mode: s
 @pytest.mark.parametrize("write", [*WRITES, fill_data])
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_a_mask_is_written_between_layers(write: Write, compiled: bool) -> None:
-    """Compiled one by one, layers get a mask of eager code as an input of their graphs."""
+    """Compiled one by one, layers get a mask of eager code as an input of their graphs.
+
+    These are the same after every write.
+    """
     x = torch.randn(2, 2, LENGTH, 16)
     run = torch.compile(layer, backend="aot_eager") if compiled else layer
     mask = made("flashvar", padding())
