@@ -45,11 +45,12 @@ def test_required_device_that_is_not_there_is_an_error(python: str) -> None:
     assert "--require-device: torch sees no CUDA device" in done.stderr
 
 
-def test_a_rehearsal_runs_on_the_cpu(tmp_path: Path, python: str) -> None:
+def test_a_rehearsal_runs_on_the_cpu(tmp_path: Path, python_with_models: str) -> None:
+    """With torch's compiler loaded, which torch.use_deterministic_algorithms() loads otherwise."""
     target = tmp_path / "record.json"
     words = ("-m", "pytest", "tests/gpu/test_attention_features.py", "-q", "-p", "no:cacheprovider")
     chosen = ("-k", "reference-packed-extras-d16", f"--results={target}")
-    done = run(python, *words, "--rehearse", *chosen)
+    done = run(python_with_models, *words, "--rehearse", *chosen)
     assert done.returncode == 0, done.stdout
     assert "4 passed" in done.stdout
     # Two records can be diffed: most cases have no time, the others whole seconds.
