@@ -143,8 +143,9 @@ def of_all_workers(factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Python with torch loaded already."""
-    yield from served(sys.executable, of_all_workers(tmp_path_factory) / "python", "torch", "pytest")
+    """Python with torch and pytest loaded already."""
+    folder = of_all_workers(tmp_path_factory) / "python"
+    yield from served(sys.executable, folder, "torch", "pytest")
 
 
 @pytest.fixture(scope="session")
