@@ -114,11 +114,13 @@ def test_one_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = model(**given).last_hidden_state
     torch.testing.assert_close(found[kept], expected[kept])
     if name in TRAINED:
+        # Not of its squares: behind a norm their sum is constant.
+        given_back = torch.randn_like(expected)
         of_found, of_expected = (
-            torch.autograd.grad(out.square().mean(), weights, materialize_grads=True)
+            torch.autograd.grad(out, weights, given_back, materialize_grads=True)
             for out in (found, expected)
         )
-        torch.testing.assert_close(of_found, of_expected)
+        torch.testing.assert_close(of_found, of_expected, rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()
