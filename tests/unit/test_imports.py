@@ -78,7 +78,7 @@ def test_attention_without_torch_fails_at_use_and_names_torch() -> None:
     assert evaluate(BLOCK + code) == ["torch", words]
 
 
-def test_the_reference_computes_its_first_exponential_on_one_thread() -> None:
+def test_the_reference_computes_its_first_exponential_on_one_thread(python: str) -> None:
     code = """
 import json, torch
 sizes, exp = [], torch.exp
@@ -88,7 +88,7 @@ q, k, v = torch.randn(3, 1, 64, 2, 16)
 flashvar.attention(q, k, v)
 print(json.dumps(sizes))
 """
-    first, *later = evaluate(code)
+    first, *later = evaluate(code, python)
     assert first == 1
     assert later == [2 * 64 * 64]
 
