@@ -82,8 +82,8 @@ __global__ void __launch_bounds__(kPreprocessThreads)
     bwd_preprocess_kernel(const __grid_constant__ PreprocessArgs args) {
   const BwdProblem& problem = args.problem;
   ptx::griddepcontrol_wait();  // the preceding kernel has written the inputs
-  // The next kernel may start now, and read them; it executes griddepcontrol.wait before it reads
-  // what this one writes.
+  // The next kernel may start now, and not before the wait: it reads inputs and writes zeros of
+  // gradients at once, and executes griddepcontrol.wait before it reads what this one writes.
   ptx::griddepcontrol_launch_dependents();
   if (args.counters != nullptr && blockIdx.x == 0 && threadIdx.x < kCounters) {
     args.counters[threadIdx.x] = 0;

@@ -13,7 +13,9 @@ struct LaunchShape {
   int threads;
   int shared_memory;  // dynamic, bytes
   // PDL: blocks may start before the preceding grid of the stream is complete. The kernel must
-  // execute griddepcontrol.wait before it reads what that grid writes.
+  // execute griddepcontrol.wait before it reads what that grid writes, and before it writes what
+  // that grid reads. It also must before it lets the next grid start, if that one uses device
+  // memory before its own wait.
   bool programmatic = false;
 };
 

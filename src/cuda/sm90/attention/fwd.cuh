@@ -241,9 +241,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kRegisterBlocks)
     ptx::mbarrier_init_fence();
   }
   ptx::griddepcontrol_wait();  // the preceding kernel has written the inputs
-  // fwd_merge_kernel may start now. It executes griddepcontrol.wait before it reads the results. In
-  // other variants the next kernel is anyone's: one whose blocks share SMs would start them on the
-  // SMs that become free first, and leave others idle.
+  // fwd_merge_kernel may start now, and not before the wait: it reads inputs at once, and executes
+  // griddepcontrol.wait before it reads the results. In other variants the next kernel is anyone's:
+  // one whose blocks share SMs would start them on the SMs that become free first, and leave others
+  // idle.
   if constexpr (Config::kSplits) ptx::griddepcontrol_launch_dependents();
   __syncthreads();  // mbarriers are initialised
   if (threadIdx.x < 128) {

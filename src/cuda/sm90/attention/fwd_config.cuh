@@ -23,12 +23,12 @@ struct FwdTile {
   FwdVariant variant;  // rows of kGeneral also serve the other variants
   int max_head_dim;
   int max_head_dim_v;
-  int block_kv;         // keys of one main-loop step
-  int consumers;        // warpgroups of 64 query rows each
-  int cost = 100;       // of a query and a key, relative to the head dims' other variants
-  int causal_keys = 0;  // kMedium: used for calls with a left window, and for those with a right
-                        // window and at most this many keys
-  int blocks_per_sm = 1;
+  int block_kv;           // keys of one main-loop step
+  int consumers;          // warpgroups of 64 query rows each
+  int cost = 100;         // of a query and a key, relative to the head dims' other variants
+  int causal_keys = 0;    // kMedium: used for calls with a left window, and for those with a right
+                          // window and at most this many keys
+  int blocks_per_sm = 1;  // for which registers have room; with kSmallSplit one runs
 };
 
 // The first row whose variant and head dims fit is used. Measured on an H200
@@ -83,9 +83,9 @@ struct FwdConfig {
       kVariant == FwdVariant::kModifiers || kVariant == FwdVariant::kSmallModifiers;
   static constexpr bool kSplits =
       kVariant == FwdVariant::kSplit || kVariant == FwdVariant::kSmallSplit;
-  // With kSmallSplit the registers have room for more blocks than run: fwd_merge_kernel's blocks
-  // start beside them. Shared memory has not, because two blocks do not load faster than one, and
-  // start on the same SM while others are idle.
+  // Registers have room for more blocks than run, so that fwd_merge_kernel's blocks start beside
+  // them. Shared memory has room for one: two load no faster, and would start on one SM while
+  // others are idle.
   static constexpr bool kAlone = kVariant == FwdVariant::kSmallSplit;
   static constexpr int kHeadDim = (kHeadDim_ + 15) / 16 * 16;
   static constexpr int kHeadDimV = padded_head_dim_v(kHeadDimV_);
@@ -138,6 +138,8 @@ struct FwdConfig {
   // Each block also takes 1 KiB of the SM's memory for the driver.
   static_assert(kBlocksPerSM * (kSharedMemory + 1024) <= Target::kSharedMemory + 1024,
                 "the blocks must fit an SM");
+  static_assert(!kAlone || 2 * (kSharedMemory + 1024) > Target::kSharedMemory + 1024,
+                "a second block must not fit");
 };
 
 }  // namespace flashvar::sm90::attention

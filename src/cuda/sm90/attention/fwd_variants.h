@@ -45,7 +45,7 @@ struct FwdVariants {
       int64_t const small = time_small<Small>(problem), whole = std::min(small, larger);
       bool const fits_small = problem.queries.seqlen <= SmallSplit::kBlockQ;
       if (fits_small && prefers_split<SmallSplit>(problem, whole)) return use(SmallSplit{});
-      if (!fits_small && prefers_split<Split>(problem, whole)) return use(Split{});
+      if (prefers_split<Split>(problem, whole)) return use(Split{});
       if (small < larger) return use(Small{});
       return is_medium ? use(Medium{}) : use(General{});
     } else {
