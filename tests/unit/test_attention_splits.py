@@ -154,6 +154,7 @@ def test_blocks_that_share_an_sm_overlap(library: ctypes.CDLL) -> None:
         assert splits(library, 2, 2000, 2000, 12, blocks_per_sm=blocks_per_sm) == 1
         # Enough parts that each SM has as many blocks as it can run.
         assert splits(library, 1, 512, 50176, 8, blocks_per_sm=blocks_per_sm) == 4 * blocks_per_sm
+    assert splits(library, 16, 1, 4096, 1, blocks_per_sm=2) == 16
 
 
 def test_heads_of_a_group_become_queries(library: ctypes.CDLL) -> None:

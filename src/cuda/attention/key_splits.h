@@ -155,7 +155,9 @@ struct KeyDivision {
     };
     KeyDivision best{1, time(1)};
     for (int64_t const quarters : kQuarters) {
-      int64_t const fit = units == 0 ? 0 : std::min({quarters * slots / (4 * units), blocks, most});
+      // Half a wave of blocks that should share an SM would leave each alone.
+      if (units == 0 || (quarters < 4 && blocks_per_sm > 1)) continue;
+      int64_t const fit = std::min({quarters * slots / (4 * units), blocks, most});
       if (fit < 2) continue;
       int64_t const count = tiles(blocks, tiles(blocks, fit));
       if (int64_t const of_count = time(count); of_count < best.time) {
