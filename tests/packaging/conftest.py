@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -164,13 +164,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Case:
     return release_set.make(tmp_path_factory.mktemp("release"))
 
 
-@pytest.fixture
-def on_paper(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def on_paper() -> Iterator[None]:
     """The library needs nothing that auditwheel could name; one installer, and no real torch."""
     policy = platform_tag.Policy("manylinux_2_17_x86_64", ())
-    monkeypatch.setattr(platform_tag, "ask", lambda wheel, name, brought: policy)
-    monkeypatch.setattr(smoke, "INSTALLERS", ("uv",))  # pip takes seconds
-    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(platform_tag, "ask", lambda wheel, name, brought: policy)
+        patch.setattr(smoke, "INSTALLERS", ("uv",))  # pip takes seconds
+        patch.delenv("PIP_FIND_LINKS", raising=False)
+        yield
 
 
 @pytest.fixture
@@ -179,3 +181,11 @@ def case(made: Case, tmp_path: Path) -> Case:
     import release_set
 
     return release_set.clone(made, tmp_path)
+
+
+@pytest.fixture
+def case_files(made: Case, tmp_path: Path) -> Case:
+    """A copy of its files, to plant a fault in these alone: a clone takes as long as a check."""
+    import release_set
+
+    return release_set.copied(made, tmp_path)

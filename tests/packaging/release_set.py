@@ -199,7 +199,12 @@ def clone(case: Case, folder: Path) -> Case:
     # Without the 256 folders of objects and the samples of hooks, which take longest to remove.
     words = ("--quiet", "--shared", "--template=", str(case.root), str(folder / "clone"))
     git(folder, "clone", *words)
-    own = replace(case, root=folder / "clone", one=folder / "one", two=folder / "two")
+    return copied(replace(case, root=folder / "clone"), folder)
+
+
+def copied(case: Case, folder: Path) -> Case:
+    """The same with copies of the files; what is tagged and proved stays where it is."""
+    own = replace(case, one=folder / "one", two=folder / "two")
     shutil.copytree(case.one, own.one)
     shutil.copytree(case.two, own.two)
     return own

@@ -229,13 +229,13 @@ FILES: dict[str, tuple[str, Fault, str]] = {
 
 @pytest.mark.parametrize("fault", FILES)
 def test_files_that_are_no_release(
-    fault: str, case: Case, capsys: pytest.CaptureFixture[str]
+    fault: str, case_files: Case, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name, plant, words = FILES[fault]
-    plant(case)
-    assert check(case) == 9
+    plant(case_files)
+    assert check(case_files) == 9
     refused(capsys.readouterr().err, name, words)
-    assert not (case.root / "build" / "proof" / proof.FILE).exists()
+    assert not (case_files.root / "build" / "proof" / proof.FILE).exists()
 
 
 def refused(error: str, name: str, words: str) -> None:
@@ -434,11 +434,11 @@ def test_checkout_that_is_no_release(
 
 @pytest.mark.parametrize("build", ["one", "two"])
 def test_a_file_that_is_too_large(
-    build: str, case: Case, capsys: pytest.CaptureFixture[str]
+    build: str, case_files: Case, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with (getattr(case, build) / case.names[BINARY]).open("wb") as opened:
+    with (getattr(case_files, build) / case_files.names[BINARY]).open("wb") as opened:
         opened.truncate(1 << 34)
-    assert check(case) == 9
+    assert check(case_files) == 9
     error = capsys.readouterr().err
     assert "expected at most 1,073,741,824 bytes, found 17,179,869,184" in error
     assert "publish nothing of it" in error
@@ -468,17 +468,19 @@ def test_tag_of_another_version(tag: str, case: Case, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("again", ["itself", "nothing"])
-def test_without_a_second_build(again: str, case: Case, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = case.one if again == "itself" else case.root / "nothing"
-    assert check(case, again=folder) == 9
+def test_without_a_second_build(
+    again: str, case_files: Case, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = case_files.one if again == "itself" else case_files.root / "nothing"
+    assert check(case_files, again=folder) == 9
     error = capsys.readouterr().err
     assert set(faults(error)) == {"second build"}
     assert "expected the folder of a second build" in error
 
 
 def test_wheels_that_do_not_work(
-    case: Case, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    case_files: Case, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("BREAK_THE_SMOKE_TEST", "1")
-    assert check(case) == 9
+    assert check(case_files) == 9
     assert set(faults(capsys.readouterr().err)) == {"smoke"}

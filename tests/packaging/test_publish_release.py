@@ -37,46 +37,64 @@ def other_bytes(case: Case) -> None:
     case.edit(PURE, "METADATA$", "Attention kernels", "Other kernels")
 
 
-def test_other_bytes_on_the_index(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
-    other = replace(case, one=case.one.with_name("earlier"), two=case.two.with_name("earlier-2"))
-    shutil.copytree(case.one, other.one)
-    shutil.copytree(case.two, other.two)
+def test_other_bytes_on_the_index(case_files: Case, capsys: pytest.CaptureFixture[str]) -> None:
+    other = replace(
+        case_files,
+        one=case_files.one.with_name("earlier"),
+        two=case_files.two.with_name("earlier-2"),
+    )
+    shutil.copytree(case_files.one, other.one)
+    shutil.copytree(case_files.two, other.two)
     other_bytes(other)
     with published(other.one) as address:
-        assert check(case, "--index", address) == 9
+        assert check(case_files, "--index", address) == 9
     error = capsys.readouterr().err
     assert set(faults(error)) == {"index"}
-    assert f"{case.names[PURE]}: expected the SHA-256 " in error
-    assert case.names[BINARY] not in error
+    assert f"{case_files.names[PURE]}: expected the SHA-256 " in error
+    assert case_files.names[BINARY] not in error
     assert "release this as another version" in error
 
 
 def test_file_of_this_version_that_was_not_built(
-    case: Case, capsys: pytest.CaptureFixture[str]
+    case_files: Case, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    earlier = case.one.with_name("earlier")
-    shutil.copytree(case.one, earlier)
-    more = earlier / case.names[BINARY].replace("x86_64", "aarch64")
-    shutil.copyfile(earlier / case.names[BINARY], more)
+    earlier = case_files.one.with_name("earlier")
+    shutil.copytree(case_files.one, earlier)
+    more = earlier / case_files.names[BINARY].replace("x86_64", "aarch64")
+    shutil.copyfile(earlier / case_files.names[BINARY], more)
     with published(earlier) as address:
-        assert check(case, "--index", address) == 9
+        assert check(case_files, "--index", address) == 9
     error = capsys.readouterr().err
     assert set(faults(error)) == {"index"}
     assert f"{more.name}: expected only the files of the release" in error
 
 
+def proof_of(case: Case) -> Path:
+    """Where what was proved of a copy of the files is written."""
+    return case.one.with_name("proof") / proof.FILE
+
+
 def unpublished(case: Case, address: str, output: Path) -> int:
-    proved = case.root / "build" / "proof" / proof.FILE
-    words = ["--proof", str(proved), "--index", address, "--output", str(output)]
+    words = ["--proof", str(proof_of(case)), "--index", address, "--output", str(output)]
     return main(["--root", str(case.root), "unpublished", str(case.one), *words])
 
 
+@pytest.fixture(scope="module")
+def proof_text(made: Case, on_paper: None, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """What a check of the release wrote, but for the smoke test, which another test is of."""
+    output = tmp_path_factory.mktemp("proof")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(proof, "LAST", {})
+        assert check(made, "--output", str(output)) == 0
+    return (output / proof.FILE).read_bytes()
+
+
 @pytest.fixture
-def proved(case: Case, monkeypatch: pytest.MonkeyPatch) -> Case:
-    """A release that was checked, but for the smoke test, which another test is of."""
-    monkeypatch.setattr(proof, "LAST", {})
-    assert check(case) == 0
-    return case
+def proved(case_files: Case, proof_text: bytes) -> Case:
+    """A copy of the files that were checked, with what was proved of them."""
+    proof_of(case_files).parent.mkdir()
+    proof_of(case_files).write_bytes(proof_text)
+    return case_files
 
 
 def test_what_an_index_lacks_is_uploaded(
@@ -96,13 +114,13 @@ def test_what_an_index_lacks_is_uploaded(
 
 
 def rehearsal(case: Case) -> None:
-    path = case.root / "build" / "proof" / proof.FILE
+    path = proof_of(case)
     document = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**document, "tag": None}), encoding="utf-8")
 
 
 def edit_proof(case: Case, old: str, new: str) -> None:
-    path = case.root / "build" / "proof" / proof.FILE
+    path = proof_of(case)
     text = path.read_text(encoding="utf-8")
     assert old in text
     path.write_text(text.replace(old, new, 1), encoding="utf-8")
@@ -123,7 +141,7 @@ AFTERWARDS: dict[str, tuple[Fault, str]] = {
     "byte that changed": (lambda case: flip(case.one / case.names[BINARY]), "that were proved"),
     "file that was added": (lambda case: add(case, "x-1.0.tar.gz"), "of no such file"),
     "no proof": (
-        lambda case: (case.root / "build" / "proof" / proof.FILE).unlink(),
+        lambda case: proof_of(case).unlink(),
         "check-release writes this file",
     ),
     "rehearsal": (rehearsal, "found a rehearsal"),
@@ -167,15 +185,13 @@ AFTERWARDS: dict[str, tuple[Fault, str]] = {
         "a key twice in one object",
     ),
     "proof of pairs": (
-        lambda case: (case.root / "build" / "proof" / proof.FILE).write_text(
+        lambda case: proof_of(case).write_text(
             '{"tag": "v1", "files": [[1, "' + "0" * 64 + '"]]}', encoding="utf-8"
         ),
         "no table of files",
     ),
     "proof of nothing": (
-        lambda case: (case.root / "build" / "proof" / proof.FILE).write_text(
-            '{"tag": "v1", "files": {}}', encoding="utf-8"
-        ),
+        lambda case: proof_of(case).write_text('{"tag": "v1", "files": {}}', encoding="utf-8"),
         "no files with their SHA-256",
     ),
 }
@@ -214,6 +230,7 @@ def test_a_rehearsal_is_of_no_tag(
     monkeypatch.setattr(proof, "LAST", {})
     git(case.root, "tag", "--delete", f"v{case.release}")
     words = ["check-release", str(case.one), "--again", str(case.two), "--python", sys.executable]
+    words += ["--output", str(proof_of(case).parent)]
     assert main(["--root", str(case.root), *words]) == 0, capsys.readouterr().err
     assert "this is a rehearsal" in capsys.readouterr().out
     assert unpublished(case, "https://127.0.0.1:1", case.root / "upload") == 9
