@@ -17,10 +17,11 @@ from pathlib import Path
 import environment_index
 import loaded_noxfile
 import pytest
+import second_project
 import simulated_driver
 from checkout import alone
 from documented import Block, blocks, pages, shown_after
-from shell import Shell, unnoticed
+from shell import Shell, commands, unnoticed
 
 from flashvar_factory.build import cmake
 from flashvar_factory.toolchain import environment
@@ -43,22 +44,48 @@ def selected(page: Path, need: str) -> list[Block]:
 
 
 def chains() -> list[tuple[Block, ...]]:
-    """What runs in one environment each; what several pages say runs once, in the longest."""
+    """What runs in one environment each; what several pages say runs once, in the longest.
+
+    Not the block that test_second_project.py types, whose wheels take half a minute.
+    """
     found: list[tuple[Block, ...]] = []
     for page in pages():
         for need in ("toolkit", "network"):
             for block in selected(page, need):
+                if block == second_project.typed():
+                    continue
                 if block.mark("continued") is None:
                     found.append((block,))
                 else:
                     found[-1] = (*found[-1], block)
-    said: set[str] = set()
-    kept = set()
-    for chain in sorted(found, key=len, reverse=True):
-        if not {block.text for block in chain} <= said:
-            kept.add(chain)
-            said |= {block.text for block in chain}
+    kept: list[tuple[Block, ...]] = []
+    for chain in sorted(found, key=lambda one: -len(done_before(one) + typed(one))):
+        if not any(is_said_by(chain, other) for other in kept):
+            kept.append(chain)
     return [chain for chain in found if chain in kept]
+
+
+def typed(chain: tuple[Block, ...]) -> list[str]:
+    """The commands of a chain, in their order."""
+    return [command for block in chain for command in commands(block.text)]
+
+
+def done_before(chain: tuple[Block, ...]) -> list[str]:
+    """What a reader of its first block did before."""
+    return commands(chain[0].mark("given") or "")
+
+
+def is_said_by(chain: tuple[Block, ...], other: tuple[Block, ...]) -> bool:
+    """Whether another chain begins with the commands of one, and shows no less of their output."""
+    begins, goes_on = done_before(chain) + typed(chain), done_before(other) + typed(other)
+    prints = [block.mark("prints") or "" for block in other]
+    return (
+        goes_on[: len(begins)] == begins
+        and len(done_before(other)) <= len(done_before(chain))
+        and all(any((block.mark("prints") or "") in said for said in prints) for block in chain)
+        and not any(block.mark("exits") or shown_after(block) for block in chain)
+        and not any(block.mark("given") for block in chain[1:])
+    )
 
 
 @pytest.fixture(scope="module")

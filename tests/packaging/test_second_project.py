@@ -12,20 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import second_project
 from checkout import small_project
+from documented import shown_after
 from elftools.elf.elffile import ELFFile
+from shell import Shell, commands, unnoticed
 
 from flashvar.binaries import manifest
 from flashvar_factory.build import example
 
 ROOT = Path(__file__).parents[2]
 PROJECT = example.TEMPLATE
-PAGE = (ROOT / "docs" / "other-kernels.md").read_text(encoding="utf-8")
-COMMANDS = [
-    f"-m flashvar_factory {words}"
-    for words in re.findall(r"^wheel-factory (.+)$", PAGE, re.MULTILINE)
-    if not words.startswith("init ")
-]
+PAGE = (ROOT / second_project.PAGE).read_text(encoding="utf-8")
+BLOCK = second_project.typed()
 # What a section adds to the project is tried by test_torch_coupled.py.
 BEFORE, _, BEHIND = PAGE.partition("## Libraries that call torch")
 QUOTED = re.findall(
@@ -69,20 +68,20 @@ json.dump({
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the project on which every command of the page has run."""
+def project(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
+    """A copy of the project on which the page's commands do what it says, and no misspelling."""
     folder = small_project(tmp_path_factory.mktemp("other") / "vecadd")
-    environ = {**os.environ, "PYTHONPATH": str(ROOT / "src" / "python")}
-    for command in COMMANDS:
-        done = subprocess.run(
-            [sys.executable, *command.split()],
-            cwd=folder,
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout[-5000:]}"
+    program = tmp_path_factory.mktemp("bin") / "wheel-factory"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m flashvar_factory "$@"\n')
+    program.chmod(0o755)
+    environ = {
+        **os.environ,
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT / "src" / "python"),
+    }
+    shell = Shell(folder, environ, program.with_name("state"))
+    every = pytestconfig.getoption("--misspell") == "every"
+    assert unnoticed(BLOCK, shell, shown_after(BLOCK), every=every) == []
     return folder
 
 
@@ -107,7 +106,8 @@ def answers(project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 
 def test_the_page_has_a_command_for_each_step() -> None:
-    assert [command.split()[2] for command in COMMANDS] == ["list", "build", "wheels", "index"]
+    typed = [command.split()[:2] for command in commands(BLOCK.text)]
+    assert typed == [["wheel-factory", step] for step in ("list", "build", "wheels", "index")]
 
 
 @pytest.mark.parametrize("block", QUOTED, ids=lambda block: block.splitlines()[0])
@@ -201,7 +201,7 @@ def test_hidden_functions_are_refused_at_build(hidden: str, tmp_path: Path) -> N
     assert old in text
     header.write_text(text.replace(old, new), encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-m", "flashvar_factory", command, "sm90", "dtype=fp32"],
+        [sys.executable, "-m", "flashvar_factory", command, "sm90", "dtype=fp32", "per_thread=1"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src" / "python")},
         stdout=subprocess.PIPE,
