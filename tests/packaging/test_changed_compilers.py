@@ -67,3 +67,15 @@ def test_a_compiler_that_was_upgraded_in_its_place(
     assert done.returncode == 0, done.stdout
     assert f"is {compiler} (g++ 99.1)" in done.stdout
     assert COMPILED in done.stdout
+
+
+def test_toolkit_of_pypi_in_a_folder_with_a_space(
+    factory: Factory, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As PyPI lays it out: the libraries in lib, where nvcc does not look by itself."""
+    home = tree / "build" / "tool kit"
+    monkeypatch.setenv("CUDACXX", str(toolkits.of_pypi(home)))
+    done = factory(tree, *DEVELOPMENT)
+    assert done.returncode == 0, done.stdout
+    commands = (tree / "build" / "compile_commands.json").read_text(encoding="utf-8")
+    assert f"-L'{home / 'lib'}'" in commands

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import toolkits
 
 from flashvar.binaries import manifest, registry
 
@@ -180,16 +179,3 @@ def test_ptx_is_added_on_request(factory: Factory, tree: Path, built: Path) -> N
     assert read.code_kinds == ("sass", "ptx")
     assert read.version.endswith("+merge.states.fwd.bf16.ptx")
     assert len(list(built.parent.glob("*.dist-info"))) == 1
-
-
-def test_toolkit_of_pypi_in_a_folder_with_a_space(
-    factory: Factory, tree: Path, built: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As PyPI lays it out: the libraries in lib, where nvcc does not look by itself."""
-    home = tree / "build" / "tool kit"
-    nvcc = toolkits.of_pypi(home)
-    monkeypatch.setenv("CUDACXX", str(nvcc))
-    done = factory(tree, *WORDS)
-    assert done.returncode == 0, done.stdout
-    commands = (tree / "build" / "compile_commands.json").read_text(encoding="utf-8")
-    assert f"-L'{home / 'lib'}'" in commands
