@@ -59,11 +59,11 @@ def fresh(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     venv.create(environment, with_pip=request.param == "pip", symlinks=True)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
     if request.param == "pip":
-        # It is found beside it: a thousand files, which each test would have to copy and remove.
+        # It is found beside it, and setuptools, which older Pythons bring too: thousands of files,
+        # which each test would have to copy and remove.
         packages = environment.with_name("packages")
-        packages.mkdir()
-        for path in list(site.glob("pip*")):
-            path.rename(packages / path.name)
+        site.rename(packages)
+        site.mkdir()
         (site / "pip.pth").write_text(f"{packages}\n", encoding="utf-8")
     config = schema.read(ROOT / "variants.toml")
     lines = [METADATA.rstrip()]
@@ -80,12 +80,20 @@ def fresh(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return environment
 
 
+@pytest.fixture(scope="module")
+def site(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index of the wheels; it is copied, never changed."""
+    folder = tmp_path_factory.mktemp("site")
+    index.write(wheels, folder)
+    return folder
+
+
 @pytest.fixture
-def place(fresh: Path, wheels: Path, tmp_path: Path) -> Place:
+def place(fresh: Path, wheels: Path, site: Path, tmp_path: Path) -> Place:
     """A fresh environment, a folder of wheels and an index of them."""
     shutil.copytree(fresh, tmp_path / "env", symlinks=True)
     shutil.copytree(wheels, tmp_path / "dist")
-    index.write(wheels, tmp_path / "site")
+    shutil.copytree(site, tmp_path / "site")
     python = tmp_path / "env" / "bin" / "python"
     return Place(tmp_path, python, tmp_path / "dist", tmp_path / "site")
 
