@@ -38,7 +38,7 @@ def convolved(batch: int, length: int, heads: int, head_dim: int, count: int) ->
     """
     x = torch.randn(count * batch, length, heads * head_dim, device=DEVICE).bfloat16()
     weight = torch.randn(heads * head_dim, 4, device=DEVICE).bfloat16()
-    torch.full_like(x, torch.nan)
+    torch.full_like(x, torch.nan)  # freed at once, so that the results take its memory
     # The kernel starts late, so that all kernels after it are launched before it ends.
     torch.cuda._sleep(2_000_000)
     result = flashvar.causal_conv1d(x, weight)

@@ -59,8 +59,7 @@ def fresh(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     venv.create(environment, with_pip=request.param == "pip", symlinks=True)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
     if request.param == "pip":
-        # It is found beside it, and setuptools, which older Pythons bring too: thousands of files,
-        # which each test would have to copy and remove.
+        # Found beside it, as is setuptools: thousands of files that no test has to copy and remove.
         packages = environment.with_name("packages")
         site.rename(packages)
         site.mkdir()

@@ -63,7 +63,7 @@ class HostLibrary:
         headers = {_TILES: tiles}
         for direction in ("fwd", "bwd", "update"):
             name = direction.capitalize()
-            # To compile less: what a target decides of the others is compiled for a device alone.
+            # On the host only the backward differs by target; the others are compiled for one.
             of = targets if direction == "bwd" else targets[:1] * len(targets)
             tables = ", ".join(f"k{name}Rows<Target<{target}>>" for target in of)
             headers[f"causal_conv1d_{direction}_kernels.inc"] = _TABLE.format(

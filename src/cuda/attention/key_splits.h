@@ -124,7 +124,7 @@ inline int64_t visible_keys(const FwdProblem& problem, int32_t block_q) {
 // parts. Blocks that share an SM overlap: n take as long as (n + 1) / 2 one after the other.
 struct KeyDivision {
   static constexpr int64_t kStart = 2, kStore = 3, kMerge = 4, kMergeParts = 8;
-  // Waves of blocks that are considered, in quarters.
+  // Numbers of blocks that are considered, in quarters of a wave.
   static constexpr int kQuarters[] = {1, 2, 4, 8, 12, 16};
 
   int32_t count;  // parts
@@ -155,7 +155,8 @@ struct KeyDivision {
     };
     KeyDivision best{1, time(1)};
     for (int64_t const quarters : kQuarters) {
-      // Half a wave of blocks that should share an SM would leave each alone.
+      // In less than a wave, blocks that should share an SM would each have one alone, and hide no
+      // latency of another.
       if (units == 0 || (quarters < 4 && blocks_per_sm > 1)) continue;
       int64_t const fit = std::min({quarters * slots / (4 * units), blocks, most});
       if (fit < 2) continue;

@@ -242,8 +242,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kRegisterBlocks)
   }
   ptx::griddepcontrol_wait();  // the preceding kernel has written the inputs
   // fwd_merge_kernel may start now, and not before the wait: it reads inputs at once, and executes
-  // griddepcontrol.wait before it reads the results. In other variants the next kernel is anyone's:
-  // one whose blocks share SMs would start them on the SMs that become free first, and leave others
+  // griddepcontrol.wait before it reads the results. After other variants any kernel may follow. If
+  // its blocks shared SMs, they would start on the SMs that become free first, and leave others
   // idle.
   if constexpr (Config::kSplits) ptx::griddepcontrol_launch_dependents();
   __syncthreads();  // mbarriers are initialised

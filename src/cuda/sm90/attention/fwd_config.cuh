@@ -83,9 +83,9 @@ struct FwdConfig {
       kVariant == FwdVariant::kModifiers || kVariant == FwdVariant::kSmallModifiers;
   static constexpr bool kSplits =
       kVariant == FwdVariant::kSplit || kVariant == FwdVariant::kSmallSplit;
-  // Registers have room for more blocks than run, so that fwd_merge_kernel's blocks start beside
-  // them. Shared memory has room for one: two load no faster, and would start on one SM while
-  // others are idle.
+  // One block runs on an SM, because it takes more than half of the shared memory: two would load
+  // no faster, and could start on one SM while others are idle. Registers have room for two, so
+  // that blocks of fwd_merge_kernel start beside it.
   static constexpr bool kAlone = kVariant == FwdVariant::kSmallSplit;
   static constexpr int kHeadDim = (kHeadDim_ + 15) / 16 * 16;
   static constexpr int kHeadDimV = padded_head_dim_v(kHeadDimV_);

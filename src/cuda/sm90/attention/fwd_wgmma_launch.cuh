@@ -108,8 +108,9 @@ struct FwdWgmmaLaunch {
       error = cudaMemsetAsync(args.counter, 0, sizeof(uint32_t), stream);
     }
     if (error != cudaSuccess) return error;
-    // Blocks that share SMs and do not fill them would start several on the SMs that become free
-    // first. After the memset no kernel precedes.
+    // Not programmatic after the memset, which is no kernel, and where blocks share SMs and do not
+    // fill them: after a kernel that lets the next one start, several would start on the SMs that
+    // become free first, while others are idle.
     bool const fills = C::kBlocksPerSM == 1 ||
                        args.ctas == static_cast<uint32_t>(multiprocessors * C::kBlocksPerSM);
     LaunchShape const shape{args.ctas, C::kThreads, C::kSharedMemory,
