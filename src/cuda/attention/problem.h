@@ -135,6 +135,16 @@ struct BwdProblem : Problem {
   unsigned char* workspace;
   bool deterministic;  // no atomic sums: the same bits on every run
 
+  // The most query blocks of one head that see a key tile.
+  int64_t visible_query_blocks(int32_t block_q, int32_t block_kv) const {
+    int64_t visible = queries.seqlen;
+    if (window_left != kUnbounded && window_right != kUnbounded) {
+      int64_t const window = int64_t{window_left} + window_right + block_kv;
+      if (window < visible) visible = window;
+    }
+    return (visible + block_q - 1) / block_q;
+  }
+
   bool rows_are_aligned() const {
     return Problem::rows_are_aligned() && flashvar::rows_are_aligned(grad_out) &&
            flashvar::rows_are_aligned(grad_q) && flashvar::rows_are_aligned(grad_k) &&
