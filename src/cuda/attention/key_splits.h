@@ -13,8 +13,8 @@
 
 namespace flashvar::attention {
 
-// Blocks that run at a time, by which the number of parts is chosen. A constant, so that results
-// depend on the call's sizes and the architecture alone.
+// SMs of the device for which the number of splits is chosen. A constant, so that results depend on
+// the call's sizes and the architecture alone.
 inline constexpr int64_t kMultiprocessors = 132;
 inline constexpr int64_t kMaxSplits = 128;
 
@@ -118,13 +118,13 @@ inline int64_t visible_keys(const FwdProblem& problem, int32_t block_q) {
   return std::min(keys, int64_t{problem.window_left} + diagonals + after);
 }
 
-// The number of parts with the shortest estimated time, counted in key blocks of a tile whose block
-// of threads is alone on an SM: a block takes kStart beside its key blocks, one that stores a
-// part's results up to kStore more, and the second kernel kMerge and half a block per kMergeParts
-// parts. Blocks that share an SM overlap: n take as long as (n + 1) / 2 one after the other.
+// Cost model for the number of splits. Unit: the time that a CTA alone on its SM takes for one key
+// block. A CTA costs its key blocks and kStart, and up to kStore more if it writes a split's
+// results. fwd_merge_kernel costs kMerge, plus half a unit per kMergeParts splits. n CTAs that
+// share an SM take as long as (n + 1) / 2 CTAs one after the other.
 struct KeyDivision {
   static constexpr int64_t kStart = 2, kStore = 3, kMerge = 4, kMergeParts = 8;
-  // Numbers of blocks that are considered, in quarters of a wave.
+  // Numbers of CTAs that are considered, in quarters of a wave.
   static constexpr int kQuarters[] = {1, 2, 4, 8, 12, 16};
 
   int32_t count;  // parts

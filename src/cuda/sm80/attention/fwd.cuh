@@ -202,7 +202,8 @@ __device__ __forceinline__ void store_output(const FwdProblem& problem, Softmax<
 
 // The forward kernel. Config::kModifiers: it evaluates ScoreModifiers. kAligned: every row starts
 // at a multiple of 16 bytes. Windows and varlen are run-time branches outside the main loop's
-// common path; divided keys are not, because code around the loop makes it slower.
+// common path. Split-KV is a compile-time variant (kSplits) instead: even code outside the loop
+// makes the loop slower.
 template <class Config, bool kAligned>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     fwd_kernel(const __grid_constant__ FwdProblem problem) {

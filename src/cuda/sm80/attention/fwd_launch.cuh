@@ -1,4 +1,4 @@
-// Launches the forward: chooses one of the kernel's three variants (plain, with modifiers,
+// Launches the forward: chooses one of the kernel's four variants (plain, with modifiers, split-KV,
 // unaligned), grid and shared memory.
 #pragma once
 #include "attention/explain.h"

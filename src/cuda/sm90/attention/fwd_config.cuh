@@ -23,12 +23,13 @@ struct FwdTile {
   FwdVariant variant;  // rows of kGeneral also serve the other variants
   int max_head_dim;
   int max_head_dim_v;
-  int block_kv;           // keys of one main-loop step
-  int consumers;          // warpgroups of 64 query rows each
-  int cost = 100;         // of a query and a key, relative to the head dims' other variants
-  int causal_keys = 0;    // kMedium: used for calls with a left window, and for those with a right
-                          // window and at most this many keys
-  int blocks_per_sm = 1;  // for which registers have room; with kSmallSplit one runs
+  int block_kv;    // keys of one main-loop step
+  int consumers;   // warpgroups of 64 query rows each
+  int cost = 100;  // time per score in percent, relative to other variants of the head dims
+  // kMedium: calls with a right window alone take it up to this many keys; above head dim 64 those
+  // of at most 512 keys go by the estimated times, and calls with a left window always take it.
+  int causal_keys = 0;
+  int blocks_per_sm = 1;  // CTAs that the register limit is set for (kSmallSplit: one runs, kAlone)
 };
 
 // The first row whose variant and head dims fit is used. Measured on an H200

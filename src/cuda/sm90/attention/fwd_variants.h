@@ -58,7 +58,7 @@ struct FwdVariants {
   // Rather than kGeneral. Larger tiles have more rows beyond the last query, more hidden keys under
   // a mask, and may leave more SMs idle in the last round.
   static bool prefers_medium(const FwdProblem& problem) {
-    // Causal calls with at most so many keys go by the estimate, as calls without a mask do.
+    // Causal calls with at most so many keys go by the estimated times, as calls without a mask do.
     constexpr int kEstimated = kHeadDim <= 64 ? 0 : 512;
     if (problem.window_left != kUnbounded) return true;
     if (problem.window_right != kUnbounded && problem.keys.seqlen > kEstimated) {
@@ -74,7 +74,7 @@ struct FwdVariants {
     return needs_merge(problem) || (division.count > 1 && time<C>(problem) < time_whole);
   }
 
-  // Estimated, in half percent of the time that an SM needs for a query and a key.
+  // Estimated time. Unit: 1/200 of the time for one score (query x key) in a tile of cost 100.
   template <class C>
   static int64_t time(const FwdProblem& problem) {
     return divide_keys<C>(problem).time * area_cost<C>();
@@ -88,9 +88,10 @@ struct FwdVariants {
     int64_t const keys = visible_keys(problem, C::kBlockQ);
     bool const one_tile = problem.queries.seqlen <= C::kBlockQ;
     if (!one_tile && keys > kMostKeys) return INT64_MAX;
-    // The blocks of an SM take as long together as one of them alone. That does not count against
-    // small tiles where V may have a tail of other data: warpgroups without rows make larger tiles
-    // slower then (fwd_consume).
+    // Lower bound: a CTA that is alone on its SM takes as long as kBlocksPerSM that share it,
+    // because its latencies are not overlapped. Not applied to calls of one tile whose V may have a
+    // tail that must be zeroed: there larger tiles lose time too, with warpgroups without rows
+    // (fwd_consume).
     bool const has_tail = problem.keys.offsets != nullptr || problem.seqused_k != nullptr;
     int64_t const steps = (keys + C::kBlockKV - 1) / C::kBlockKV + KeyDivision::kStart;
     int64_t const alone = one_tile && has_tail ? 0 : (C::kBlocksPerSM + 1) * steps;

@@ -108,9 +108,9 @@ struct FwdWgmmaLaunch {
       error = cudaMemsetAsync(args.counter, 0, sizeof(uint32_t), stream);
     }
     if (error != cudaSuccess) return error;
-    // Not programmatic after the memset, which is no kernel, and where blocks share SMs and do not
-    // fill them: after a kernel that lets the next one start, several would start on the SMs that
-    // become free first, while others are idle.
+    // No programmatic launch if (1) the memset precedes: it is no kernel; or (2) several CTAs fit
+    // on an SM and the grid does not fill the device: CTAs that start early would pile up on the
+    // first SMs that become free, and leave the others idle.
     bool const fills = C::kBlocksPerSM == 1 ||
                        args.ctas == static_cast<uint32_t>(multiprocessors * C::kBlocksPerSM);
     LaunchShape const shape{args.ctas, C::kThreads, C::kSharedMemory,
