@@ -223,7 +223,7 @@ __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTile
 
 // The forward kernel. Variants: FwdVariant.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kRegisterBlocks)
+__global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSM)
     fwd_kernel(const __grid_constant__ FwdArgs args) {
   extern __shared__ __align__(1024) unsigned char shared[];
   QueryTileSmem<Config> const smem{ptx::smem_address(shared)};
