@@ -18,6 +18,8 @@ namespace flashvar::attention {
 inline constexpr int64_t kMultiprocessors = 132;
 inline constexpr int64_t kMaxSplits = 128;
 
+constexpr int64_t ceil_div(int64_t size, int64_t unit) { return (size + unit - 1) / unit; }
+
 // Whether PackGQA is possible for a call of one query per sequence: what differs between the
 // members of a group must be addressed by strides, and all rows must see the same keys.
 inline bool can_pack_gqa(const FwdProblem& problem) {
@@ -72,7 +74,6 @@ inline FwdProblem pack_gqa(FwdProblem problem) {
 // fwd_merge_kernel, which such calls need, takes little of the time.
 inline int32_t row_shift_of(const FwdProblem& problem) {
   constexpr int64_t kTile = 64, kFewestKeys = 512;
-  auto const tiles = [](int64_t rows) { return (rows + kTile - 1) / kTile; };
   int64_t const queries = problem.queries.seqlen;
   if (problem.queries.offsets != nullptr || queries < 2 || problem.has_modifiers() ||
       problem.keys.seqlen < kFewestKeys || problem.group == 1 || problem.group > kTile) {
@@ -80,7 +81,8 @@ inline int32_t row_shift_of(const FwdProblem& problem) {
   }
   int32_t shift = 1;
   while (1 << shift < problem.group) ++shift;
-  return 2 * tiles(queries << shift) <= problem.group * tiles(queries) ? shift : 0;
+  int64_t const packed_tiles = ceil_div(queries << shift, kTile);
+  return 2 * packed_tiles <= problem.group * ceil_div(queries, kTile) ? shift : 0;
 }
 
 // PackGQA of several queries per sequence: the problem with the rows of all query heads of a group
@@ -133,23 +135,22 @@ struct SplitChoice {
   // `most`: splits that are considered.
   static SplitChoice make(const FwdProblem& problem, int32_t block_q, int32_t block_kv,
                           int64_t blocks_per_sm, int64_t most = kMaxSplits) {
-    auto const tiles = [](int64_t size, int64_t tile) { return (size + tile - 1) / tile; };
     int64_t const slots = kMultiprocessors * blocks_per_sm;
     int64_t const units = problem.queries.tiles(problem.batch, block_q) * problem.heads_q;
-    int64_t const blocks = tiles(visible_keys(problem, block_q), block_kv);
+    int64_t const blocks = ceil_div(visible_keys(problem, block_q), block_kv);
     // Under a causal mask the mean tile sees fewer blocks than the last one.
     bool const causal = problem.window_right != kUnbounded && problem.window_left == kUnbounded;
     int32_t const queries = problem.queries.seqlen >> problem.splits.row_shift;
     int64_t const hidden = std::min(queries, problem.keys.seqlen) / (2 * block_kv);
     int64_t const mean = causal ? std::max(blocks - hidden, int64_t{1}) : blocks;
-    int64_t const store = tiles(kStore * std::min(problem.queries.seqlen, block_q), block_q);
+    int64_t const store = ceil_div(kStore * std::min(problem.queries.seqlen, block_q), block_q);
     auto const time = [&](int64_t count) {
       int64_t const start = count == 1 ? kStart : kStart + store;
-      int64_t const longest = tiles(blocks, count) + start, all = units * count;
+      int64_t const longest = ceil_div(blocks, count) + start, all = units * count;
       int64_t const merge = count == 1 ? 0 : 2 * kMerge + count / kMergeSplits;
       // Under a causal mask tiles with much work come first, so that blocks end together.
-      int64_t const of_block = causal ? tiles(mean, count) + start : longest;
-      int64_t const load = tiles(all, kMultiprocessors), rest = load % blocks_per_sm;
+      int64_t const of_block = causal ? ceil_div(mean, count) + start : longest;
+      int64_t const load = ceil_div(all, kMultiprocessors), rest = load % blocks_per_sm;
       int64_t const waves = load / blocks_per_sm * (blocks_per_sm + 1) + (rest > 0 ? rest + 1 : 0);
       return std::max(2 * longest, waves * of_block) + merge;  // waves: in halves
     };
@@ -160,7 +161,7 @@ struct SplitChoice {
       if (units == 0 || (quarters < 4 && blocks_per_sm > 1)) continue;
       int64_t const fit = std::min({quarters * slots / (4 * units), blocks, most});
       if (fit < 2) continue;
-      int64_t const count = tiles(blocks, tiles(blocks, fit));
+      int64_t const count = ceil_div(blocks, ceil_div(blocks, fit));
       if (int64_t const of_count = time(count); of_count < best.time) {
         best = {static_cast<int32_t>(count), of_count};
       }

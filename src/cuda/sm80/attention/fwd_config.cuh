@@ -36,7 +36,7 @@ inline constexpr FwdTile kFwdTiles[] = {
 };
 // clang-format on
 
-// Bytes of shared memory that the hardware reserves per block (CUDA C++ Programming Guide, compute
+// Bytes of shared memory that CUDA reserves per block (CUDA C++ Programming Guide, compute
 // capabilities 8.x and 9.0).
 inline constexpr int kReservedSharedMemory = 1024;
 

@@ -136,7 +136,7 @@ struct FwdConfig {
   static constexpr int kUsedMemory = kBiasOffset + 4 * kConsumers * kBytesBias;
   static constexpr int kSharedMemory =
       kOneCtaPerSM ? std::max(kUsedMemory, Target::kSharedMemory / 2 + 1024) : kUsedMemory;
-  // Each block also takes 1 KiB of the SM's memory for the driver.
+  // CUDA reserves 1 KiB of the SM's shared memory for each block.
   static_assert(kBlocksPerSM * (kSharedMemory + 1024) <= Target::kSharedMemory + 1024,
                 "the blocks must fit an SM");
   static_assert(!kOneCtaPerSM || 2 * (kSharedMemory + 1024) > Target::kSharedMemory + 1024,
