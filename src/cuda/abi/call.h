@@ -2,7 +2,7 @@
 // older or newer version than this library's, check them, and launch, size the workspace or
 // explain.
 //
-// `Op` is a function of an op, such as attention_fwd, as a struct with
+// `Op` is a function of an op, such as <op>_fwd, as a struct with
 //   Params, Kernel               its parameter struct, and the row type of its kernel table
 //   kName                        its name in messages
 //   kFirstSize                   bytes of Params in its first version

@@ -9,7 +9,7 @@
  * 0 means "as before"; `struct_size` tells the library which fields the caller has. Layouts are
  * frozen by *layout_check.cc: any other change of one needs a new FLASHVAR_ABI_VERSION.
  *
- * A function of an op, such as attention_fwd, is three C functions:
+ * A function of an op, such as <op>_fwd, is three C functions:
  *   flashvar_<function>(params)                      enqueues on the stream and returns
  *   flashvar_<function>_workspace(params, &bytes)    the device memory that it needs
  *   flashvar_<function>_explain(params, text, size)  which kernels it would launch, and why
