@@ -21,6 +21,8 @@ struct FwdLaunch {
     return {Dtype::kAbi, kHeadDim, kHeadDimV, {&workspace, &launch, &explain_mma_sync<FwdProblem>}};
   }
 
+  // One record for all variants of fwd_kernel, with the tile of plain calls. With score modifiers
+  // or kSplits the tile may have fewer keys (kFewerKeys).
   static constexpr KernelFactsList<2> facts(const char* row) {
     return {{facts<Config<false>>(row, "every call"), fwd_merge_facts(row)}};
   }
