@@ -48,7 +48,7 @@ int variant_of(const FwdProblem& problem) {
   using Variants = FwdVariants<Target<90, 232448>, dtype::bf16, kHeadDim, kHeadDim>;
   return Variants::with_config(problem, [](auto config) {
     using C = decltype(config);
-    if (C::kAlone) return static_cast<int>(FwdVariant::kSmallSplit);
+    if (C::kOneCtaPerSM) return static_cast<int>(FwdVariant::kSmallSplit);
     if (C::kSplits) return static_cast<int>(FwdVariant::kSplit);
     return static_cast<int>(C::kTile.variant);
   });

@@ -9,7 +9,7 @@
 namespace flashvar::sm90::attention {
 
 // Fills the dQ kernel's arguments. `bwd_args`: those of the dK and dV kernel, with which it shares
-// LSE and delta. `counter`: zeroed by the preprocess kernel.
+// LSE and delta. `counter`: zeroed by the preprocess kernel. One CTA runs on an SM.
 template <class Config>
 cudaError_t make_dq_args(BwdDqArgs& args, const BwdArgs& bwd_args, uint32_t* counter,
                          int multiprocessors) {
