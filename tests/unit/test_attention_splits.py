@@ -22,6 +22,7 @@ inline float __expf(float x) { return std::exp(x); }
 #include "attention/fwd_merge.cuh"
 #include "attention/key_splits.h"
 #include "core/target.h"
+#include "sm80/attention/key_tile_splits.h"
 using namespace flashvar;
 using namespace flashvar::attention;
 
@@ -38,6 +39,15 @@ extern "C" int32_t splits(int64_t batch, int32_t queries, int32_t keys, int32_t 
   if (causal) problem.window_right = 0;
   if (left_only) problem.window_right = kUnbounded;
   return SplitChoice::make(problem, 128, 128, blocks_per_sm).count;
+}
+
+// Of the mma.sync backward.
+extern "C" int32_t head_splits(int64_t blocks, int32_t group) {
+  return sm80::attention::count_head_splits(blocks, group);
+}
+extern "C" int32_t query_splits(int64_t blocks, int64_t steps, int32_t causal,
+                                int32_t blocks_per_sm) {
+  return sm80::attention::count_query_splits(blocks, steps, causal != 0, blocks_per_sm);
 }
 
 // Where a call with PackGQA has query 0 of a head and its bias, and where keys begin, in elements;
@@ -312,3 +322,47 @@ def test_varlen_rows_are_merged_where_they_are(count: int, library: ctypes.CDLL)
     )
     assert (found[:, ~inside] == 7).all()
     assert (lse[0][:, ~inside] == 7).all()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "group", "expected"),
+    [(1, 8, 8), (64, 8, 8), (352, 8, 4), (353, 6, 3), (528, 8, 2), (1056, 8, 1), (5000, 8, 1)],
+)
+def test_heads_of_a_group_are_divided_where_key_tiles_are_few(
+    blocks: int, group: int, expected: int, library: ctypes.CDLL
+) -> None:
+    assert library.head_splits(ctypes.c_int64(blocks), group) == expected
+
+
+@pytest.mark.parametrize(
+    ("blocks", "steps", "causal", "blocks_per_sm", "expected"),
+    [
+        (10, 64, False, 1, 13),  # 5 steps instead of 64
+        (10, 64, False, 2, 22),
+        (66, 64, False, 1, 2),
+        (67, 64, False, 2, 1),  # two parts of each would share SMs
+        (10, 5, False, 1, 5),
+        (10, 4, False, 1, 1),  # nothing is gained
+        (1, 0, False, 1, 1),
+        # A causal mask: also for balance.
+        (64, 16, True, 1, 6),
+        (64, 8, True, 1, 4),  # two steps at least
+        (256, 64, True, 1, 4),
+        (512, 64, True, 1, 2),
+        (529, 64, True, 1, 1),
+        (5000, 64, True, 1, 1),
+        (64, 1, True, 1, 1),
+    ],
+)
+def test_queries_are_divided_where_key_tiles_are_few(
+    blocks: int,
+    steps: int,
+    causal: bool,
+    blocks_per_sm: int,
+    expected: int,
+    library: ctypes.CDLL,
+) -> None:
+    found = library.query_splits(
+        ctypes.c_int64(blocks), ctypes.c_int64(steps), int(causal), blocks_per_sm
+    )
+    assert found == expected

@@ -66,9 +66,8 @@ struct KeyTile {
     first_head = head_kv * args.group + begin;
     heads = args.group * (split + 1) / args.splits - begin;
     queries = args.queries.span(batch);
-    keys = args.keys.span(batch);
-    key_rows = keys.count;
-    if (args.seqused_k != nullptr) keys.count = min(max(args.seqused_k[batch], 0), keys.count);
+    keys = args.keys_in_use(batch);
+    key_rows = args.keys.span(batch).count;
     first_query_tile = args.queries.first_tile(batch, block_q);
     key_tile = args.keys.first_tile(batch, block_kv) + first_key / block_kv;
   }

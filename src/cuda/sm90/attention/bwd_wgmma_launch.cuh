@@ -129,7 +129,7 @@ struct BwdWgmmaLaunch {
       return launch_kernel<bwd_convert_kernel<C>>(
           args, {query_tiles * problem.heads_q, kConvertThreads<C>, 0, true}, device, stream);
     } else {
-      return launch_dq<DqConfig>(dq_args, device, multiprocessors, stream);
+      return launch_dq<DqConfig>(dq_args, device, stream);
     }
   }
 

@@ -41,10 +41,6 @@ struct KeyTileWork {
       : tiles(problem.keys.tiles(problem.batch, block_kv) * (problem.heads_q / problem.group)),
         steps(problem.visible_query_blocks(block_q, block_kv)),
         causal(problem.window_right != kUnbounded) {}
-
-  static int64_t ceil_div(int64_t number, int64_t divisor) {
-    return (number + divisor - 1) / divisor;
-  }
 };
 
 // The divisor of the group with the shortest estimated time, counted in steps: a tile takes kStart
@@ -59,7 +55,7 @@ inline int32_t count_head_parts(const KeyTileWork& work, int32_t group) {
     // Under a causal mask tiles are taken in pairs, which have equal work, where they suffice.
     int64_t const rounds = work.causal && all > kMultiprocessors
                                ? std::max(of_tile, of_tile * all / (2 * kMultiprocessors))
-                               : of_tile * KeyTileWork::ceil_div(all, kMultiprocessors);
+                               : of_tile * ceil_div(all, kMultiprocessors);
     return rounds + (count > 1 ? kSum + all / kPartsPerStep : 0);
   };
   int32_t best = 1;
@@ -79,9 +75,9 @@ inline int32_t count_head_parts(const KeyTileWork& work, int32_t group) {
 inline int32_t count_query_parts(const KeyTileWork& work, int64_t tiles, int64_t slots) {
   constexpr int64_t kFewestSaved = 3;
   if (tiles == 0 || 2 * tiles > slots) return 1;
-  int64_t const of_part = KeyTileWork::ceil_div(work.steps, slots / tiles);
+  int64_t const of_part = ceil_div(work.steps, slots / tiles);
   if (work.steps - of_part < kFewestSaved * (work.causal ? 2 : 1)) return 1;
-  return static_cast<int32_t>(KeyTileWork::ceil_div(work.steps, of_part));
+  return static_cast<int32_t>(ceil_div(work.steps, of_part));
 }
 
 // `divides_queries`: whether the kernel does, as those with a dynamic schedule.
