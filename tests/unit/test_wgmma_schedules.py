@@ -242,6 +242,8 @@ def test_groups_are_divided_where_kv_heads_are_few(
         ((1, 1024, 77, 16, 4, -1), 1, (4, 8)),  # the heads of the groups first
         ((1, 8192, 8192, 8, 8, 0), 1, (4, 1)),
         ((0, 4096, 77, 10, 1, -1), 1, (1, 1)),
+        ((1, 2**30, 77, 1, 1, -1), 1, (1, 1)),  # a part's steps would not fit 31 bits
+        ((1, 2**29, 77, 1, 1, -1), 1, (1, 132)),
     ],
 )
 def test_queries_are_divided_where_key_tiles_are_few(
