@@ -11,10 +11,12 @@
 
 namespace flashvar::sm90::attention {
 
-// Sets the arguments that describe work units, tiles of split heads (KeyTileSplits). Returns the
+// Sets the arguments of the dK and dV kernel: its group, and work units, which are tiles of split
+// heads (KeyTileSplits). Returns the
 // number of CTAs, or none where unit numbers do not fit 31 bits.
 template <class Config>
 std::optional<int64_t> schedule_key_tiles(BwdArgs& args, int multiprocessors) {
+  args.problem.group /= args.splits.count / args.splits.queries;
   const BwdProblem& problem = args.problem;
   bool const varlen = problem.keys.offsets != nullptr;
   int64_t const heads = (varlen ? 1 : problem.batch) * args.split_heads();

@@ -244,7 +244,7 @@ __device__ __forceinline__ void bwd_load_operand(const BwdArgs& args,
     const auto& tile = tiles.tile(args, smem);
     // Steps still to be loaded, plus 1. The next tile is requested kStepsAhead steps before this
     // one's last load, or at once if it has fewer.
-    int32_t left = max(args.part_heads * (tile.end - tile.begin), 0) + 1;
+    int32_t left = max(problem.group * (tile.end - tile.begin), 0) + 1;
     auto request_next = [&](bool due) {
       if (kOperand == Operand::kKeys && due) {
         ptx::mbarrier_arrive(smem.tile_request());

@@ -40,7 +40,6 @@ struct BwdWorkspace {
         sums_grad_q(args.problem) ? reinterpret_cast<float*>(start + grad_q_sum) : nullptr;
     args.stores_grad_q = stores_grad_q<Config>(args.problem);
     args.counters = reinterpret_cast<uint32_t*>(start + counters);
-    args.part_heads = args.problem.group / splits.heads;
     args.splits = KeyTileSplitsWorkspace(args.problem, splits)
                       .splits(splits, start + parts, args.problem.head_dim);
   }

@@ -19,9 +19,8 @@ using namespace flashvar::attention;  // what all architectures share
 // Arguments of the dK and dV kernel. In the workspace the queries of each sequence are padded to
 // whole tiles.
 struct BwdArgs {
-  BwdProblem problem;
+  BwdProblem problem;  // of the dK and dV kernel: its group is that of a split head
   KeyTileSplits splits;
-  int32_t part_heads;  // query heads of a split head
   CUtensorMap q, k, v, grad_out;
   const float* lse_log2;  // [heads_q, query_tiles, kBlockQ], from the preprocess kernel
   const float* delta;     // [heads_q, query_tiles, kBlockQ], likewise
@@ -40,7 +39,7 @@ struct BwdArgs {
 
   // Split heads of a sequence.
   __host__ __device__ __forceinline__ uint32_t split_heads() const {
-    return problem.heads_q / part_heads * splits.queries;
+    return problem.heads_q / problem.group * splits.queries;
   }
 };
 
@@ -80,7 +79,7 @@ struct KeyTile {
   __device__ __forceinline__ KeyTile(const BwdArgs& args, const KeyWork& work)
       : second(work.second(args)) {
     const BwdProblem& problem = args.problem;
-    uint32_t const heads = problem.heads_q / args.part_heads;
+    uint32_t const heads = problem.heads_q / problem.group;
     int32_t const count_k = problem.keys.seqlen;
     uint32_t const blocks = (count_k + Config::kBlockKV - 1) / Config::kBlockKV;
     bool const in_tail = work.in_tail(args);
