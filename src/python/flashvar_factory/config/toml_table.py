@@ -52,15 +52,16 @@ def read(path: Path) -> str:
 
 def document(text: str, file: str) -> Table:
     """The whole of a TOML document; `file` is what errors call it."""
-    return Table(_load(text, file), "", file)
+    return Table(loads(text, file), "", file)
 
 
 def plain(path: Path) -> dict[str, Any]:
     """The document at `path` as it is."""
-    return _load(read(path), path.name)
+    return loads(read(path), path.name)
 
 
-def _load(text: str, file: str) -> dict[str, Any]:
+def loads(text: str, file: str) -> dict[str, Any]:
+    """The values of a TOML document; `file` is what errors call it."""
     for number, line in enumerate(text.split("\n"), start=1):
         if (dots := line.count(".")) > _DOTS:
             raise ConfigurationError(
