@@ -22,7 +22,8 @@ Arguments of all functions:
 * `return_attn_probs`: Return (out, softmax_lse, S_dmask): softmax_lse is float32 [batch, heads_q,
   seqlen_q], packed [heads_q, total_q]. S_dmask is for tests: empty without dropout, otherwise
   [batch, heads_q, seqlen_q, seqlen_k] with both lengths rounded up to a multiple of 128. Negative
-  entries were dropped; `flashvar.ops.attention.dropout_mask` describes the magnitudes.
+  entries were dropped. The magnitude of an entry is exp(s - m): s is the score, m the running
+  maximum of its query in FlashAttention's kernel, which starts with the last keys.
 
 Errors are those of `flashvar.attention`. The batch must not be empty.
 """

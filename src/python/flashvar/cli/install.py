@@ -204,7 +204,7 @@ def _fetch(need: Need, where: Source, tool: Installer, folder: Path) -> Wheel:
 
 
 def _check_found(installed: Iterable[Offer]) -> None:
-    """Whether the loader finds what was installed."""
+    """Check that the loader finds what was installed."""
     importlib.invalidate_caches()
     registry.installed.cache_clear()
     inventory = registry.installed()

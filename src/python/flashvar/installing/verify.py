@@ -45,7 +45,7 @@ def contents(tree: Path, files: Mapping[str, bytes], offer: Offer) -> Manifest:
 def fits(
     manifest: Manifest, capabilities: Sequence[tuple[int, int]], system: System | None
 ) -> None:
-    """Whether a binary runs on devices; with `system`, under its driver.
+    """Check that a binary runs on devices; with `system`, also under its driver.
 
     Raises:
         UnservedDeviceError: its machine code does not run on one of them.
