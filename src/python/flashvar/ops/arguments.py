@@ -54,7 +54,7 @@ def check_operand(name: str, tensor: Any, to: str = _PACKED) -> None:
 
 
 def check_layout(layout: Any, layouts: Collection[str], dimensions: str) -> None:
-    """Refuse a layout that is none of `layouts`; `dimensions` says what their letters mean."""
+    """Refuse a layout that is not in `layouts`; `dimensions` says what their letters mean."""
     if type(layout) is not str or layout not in layouts:
         raise LayoutError(
             f"layout must be one of {', '.join(map(repr, layouts))}, found {layout!r}: "

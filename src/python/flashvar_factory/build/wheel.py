@@ -28,7 +28,7 @@ FOLDER: Final = "build/wheels"
 BACKEND: Final = "scikit-build-core==1.1.2"
 SBOM: Final = "cyclonedx-python-lib==11.12.0"  # what CMake calls when it installs asks for it
 
-# What the build frontend calls a thing, and how its file ends.
+# The option of the build frontend, and how the file that it makes ends.
 WHEEL: Final = ("--wheel", ".whl")
 SDIST: Final = ("--sdist", ".tar.gz")
 

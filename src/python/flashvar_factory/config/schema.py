@@ -41,7 +41,7 @@ _DISTRIBUTION = r"[a-z][a-z0-9]*(-[a-z0-9]+)*"
 
 @dataclass(frozen=True)
 class Project:
-    """Whose kernels these are."""
+    """The project that the kernels belong to."""
 
     name: str  # of the C++ namespace, of the files and of the entry-point group
     abi: int  # of the libraries' C interface

@@ -1,11 +1,17 @@
 """Finds the records of GPU runs that a release relies on: those of the kernels that are released.
 
-A record of all tests counts if since its commit only files of single ops got other code
-(own_sources.py). Each such op then needs a record of a run of its own test files, all of them and
-whole: of a binary of the same architecture, nvcc and platform, run in the same way (natively or
-translated), without a failure, with at least as many passed tests per file, and of a commit since
-which neither that op's own files nor any that are no single op's got other code. Any other change
-of `Need.sources` makes a record stale, and so does an unknown or dirty commit of its binary.
+A record of all tests counts as long as only files of single ops changed since its commit
+(own_sources.py; comments do not count as changes). For each such op there must be a record of that
+op's tests:
+
+* all of its test files ran, none in part, without a failure, and in each at least as many tests
+  passed,
+* the binary has the same architecture, nvcc and platform, and ran in the same way: natively, or
+  translated from PTX,
+* since the commit of that record, neither the op's own files changed nor any file of no single op.
+
+Any other change of `Need.sources` makes a record stale, and so does an unknown or dirty commit of
+its binary.
 """
 
 from __future__ import annotations
@@ -50,7 +56,7 @@ class Need:
         return record.architecture == self.name and record.passed.get(CUDA, 0) > 0
 
     def binaries(self, record: Record) -> tuple[Binary, ...]:
-        """Those whose commit is that of what ran."""
+        """The binaries in the record that ran."""
         if self.name == TRITON:
             return record.binaries
         return tuple(one for one in record.binaries if one.architecture == self.name)
@@ -81,10 +87,10 @@ class Since:
 
 @dataclass(frozen=True)
 class Judged:
-    """What a record says of what is released."""
+    """Whether a record covers a released binary, and why not."""
 
     record: Record
-    reason: str | None  # why nothing; None: it counts
+    reason: str | None  # why it does not count; None: it counts
     parts: tuple[Record, ...] = ()  # those of single ops that it counts with
     again: tuple[str, ...] = ()  # ops whose own tests are all that has to run again
 
@@ -104,7 +110,7 @@ def choose(root: Path, wanted: Sequence[Need]) -> dict[str, list[Record]]:
 
 
 def judged(root: Path, need: Need, records: Sequence[Record]) -> list[Judged]:
-    """What each record of a need says of what is released."""
+    """Whether each record of a need covers what is released, and why not."""
     mine = [one for one in records if need.concerns(one)]
     commits = {binary.revision for one in mine for binary in need.binaries(one)} - {None}
     since = {commit: _since(root, need, commit) for commit in commits if commit is not None}

@@ -121,9 +121,9 @@ def complaints(
 
 
 def extras_complaints(pure: Path, config: Config, members: Sequence[Member]) -> list[str]:
-    """What the extras of the project's wheel ask for and no wheel is.
+    """Requirements of the extras of the project's wheel that no wheel of the release satisfies.
 
-    An architecture that variants.toml has and this release was not asked for is none of them.
+    An architecture of variants.toml that this release does not build is no complaint.
     """
     versions = {member.distribution: member.version for member in members}
     known = {target.distribution for target in config.targets.values()}
