@@ -160,8 +160,8 @@ def flash_attn_varlen_func(
     """Attention within each of many sequences, packed in q [total_q, heads_q, head_dim], k and v.
 
     Sequence b is rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] of q, and likewise of k and v; both
-    are int32 [batch + 1] on the device of q. max_seqlen_q and max_seqlen_k bound the lengths.
-    Returns out [total_q, heads_q, head_dim of v].
+    are int32 or int64 [batch + 1] on the device of q. max_seqlen_q and max_seqlen_k bound the
+    lengths. Returns out [total_q, heads_q, head_dim of v].
 
     With block_table [batch, pages] k and v are pages, [pages of all, page_size, heads_kv, .], of
     which max_seqlen_k rows of each sequence are copied; cu_seqlens_k then has the lengths.

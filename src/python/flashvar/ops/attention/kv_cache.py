@@ -13,7 +13,7 @@ from flashvar.errors import (
     ShapeError,
 )
 from flashvar.ops.arguments import as_bool, check_strided, count
-from flashvar.ops.attention.cache import Cache, as_int32, check_slots
+from flashvar.ops.attention.cache import Cache, check_slots
 from flashvar.ops.attention.call import call
 from flashvar.ops.attention.options import plain_scale, window_pair, window_side
 from flashvar.ops.attention.problem import pack_options, pack_tensors
@@ -28,7 +28,7 @@ from flashvar.ops.dispatch_modes import (
     is_faking,
     is_mapped,
 )
-from flashvar.ops.sequences import check_integers, check_own_memory
+from flashvar.ops.sequences import as_int32, check_integers, check_own_memory
 
 __all__ = ["Arguments", "Rotate", "with_kv_cache"]
 
