@@ -309,7 +309,7 @@ def _check_named_once(top: Table, targets: Iterable[Target]) -> None:
 
 
 def _also(table: Table, architecture: Architecture) -> tuple[Architecture, ...]:
-    """The key `also`: higher minors of the major, which plain code runs on."""
+    """The key `also`: later minor versions of the major version, which plain code runs on."""
     found = []
     for value in table.values("also") if "also" in table.rest else ():
         try:

@@ -27,6 +27,7 @@ from flashvar.binaries.manifest import Manifest
 from flashvar.binaries.variant import short_axis
 from flashvar_factory.build import source
 from flashvar_factory.config import schema
+from flashvar_factory.config.names import op_of
 from flashvar_factory.errors import ReleaseError
 from flashvar_factory.release import gpu_runs, own_sources
 from flashvar_factory.release.gpu_runs import CUDA, FOLDER, TRITON, Binary, Record
@@ -47,7 +48,7 @@ class Need:
     @property
     def ops(self) -> list[str]:
         """What is released, without its direction: attention of attention_fwd."""
-        return sorted({_op(row.op) for one in self.released for row in one.kernels})
+        return sorted({op_of(row.op) for one in self.released for row in one.kernels})
 
     def concerns(self, record: Record) -> bool:
         """Whether the record is of this."""
@@ -142,16 +143,11 @@ def owners(root: Path, need: Need, touched: Iterable[str] = ()) -> dict[str, str
     lines = source.lines(root, own_sources.INCLUDES, need.sources)
     declared = schema.read(root / schema.FILE_NAME).ops
     included = own_sources.includes(lines, ops) | {
-        own_sources.Include(_op(name), f"{op.launcher}.cuh") for name, op in declared.items()
+        own_sources.Include(op_of(name), f"{op.launcher}.cuh") for name, op in declared.items()
     }
     # A file that is gone may be what a line meant.
     names = {*source.files(root, "HEAD", *need.sources), *touched}
     return own_sources.owners(names, included, ops)
-
-
-def _op(function: str) -> str:
-    """The op of a function: attention of attention_fwd."""
-    return function.rpartition("_")[0] or function
 
 
 def judge(
