@@ -66,7 +66,9 @@ def _only(inventory: Inventory, named: Sequence[str]) -> Inventory:
     try:
         wanted = {BinaryKind.parse(one) for one in named}
     except ValueError as error:
-        raise ConfigurationError(f"show: {error}") from None
+        raise ConfigurationError(
+            f"show: {error}; `flashvar show` alone lists what is installed"
+        ) from None
     if not wanted:
         return inventory
     names = {one.name for one in wanted}

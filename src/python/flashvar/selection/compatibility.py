@@ -68,7 +68,9 @@ def rejections(
         runs = architecture.capability == device.capability
     if not translated and not runs:
         of_device = dotted(device.capability) + (" inside a Tegra chip" if device.tegra else "")
-        yield Rejection(f"runs on {_served(architecture)}, the device is {of_device}")
+        yield Rejection(
+            f"runs on compute capability {_capabilities(architecture)}; this GPU is {of_device}"
+        )
     too_old = driver_rejection(manifest, system, device.tegra)
     if too_old is not None:
         yield too_old
@@ -91,10 +93,10 @@ def rejections(
         )
 
 
-def _served(architecture: Architecture) -> str:
+def _capabilities(architecture: Architecture) -> str:
     """The capabilities that machine code of an architecture runs on, in words."""
     own = dotted(architecture.capability)
-    return f"exactly {own}" if architecture.exact else f"{own} and higher minors"
+    return f"{own} alone" if architecture.exact else f"{own} and later {architecture.major}.x"
 
 
 def driver_rejection(manifest: Manifest, system: System, tegra: bool = False) -> Rejection | None:
