@@ -102,10 +102,10 @@ def _call(command_line: list[str], program: str) -> int:
         _run(parsed)
     except FlashvarError as error:
         lines = (plain(line) for line in str(error).split("\n"))
-        output.complain(f"{parsed.name}: " + "\n".join(lines))
+        output.complain(f"{program} {parsed.name}: " + "\n".join(lines))
         return error.exit_code
     except KeyboardInterrupt:
-        output.complain(f"{parsed.name}: interrupted")
+        output.complain(f"{program} {parsed.name}: interrupted")
         return INTERRUPTED
     return 0
 
