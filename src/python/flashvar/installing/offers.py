@@ -55,7 +55,7 @@ def of_installed(platform: str) -> tuple[Offer, ...]:
     if installed is None:
         raise InstallError(
             "expected flashvar to be installed in this environment, found no metadata of it: "
-            f"{advice.install_runtime()} first"
+            f"run {advice.install_runtime()} first"
         )
     required = distributions.fields(installed).get_all("Requires-Dist") or []
     if not any(EXTRA.search(one) for one in required):

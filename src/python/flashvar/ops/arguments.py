@@ -101,8 +101,17 @@ def refuses_unknown_kinds(
     return wrapped
 
 
+def check_flag(name: str, flag: Any) -> None:
+    """Refuse a flag that is not a bool, as flashvar's own functions do.
+
+    Plans are found by equality, and 1 equals True.
+    """
+    if flag is not True and flag is not False:
+        raise InvalidInputError(f"{name} must be True or False, found {flag!r}: pass a bool")
+
+
 def as_bool(name: str, flag: Any) -> bool:
-    """A flag as Python reads it; also a numpy bool or a tensor of one element.
+    """A flag of a function of another package: also a number, a numpy bool or a tensor of one.
 
     Raises:
         InvalidInputError: the flag has no single truth value.

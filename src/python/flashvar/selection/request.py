@@ -122,7 +122,8 @@ class Overrides:
         if named and backend == "auto" and environ.get("FLASHVAR_BACKEND"):
             source, backend = "FLASHVAR_BACKEND", environ["FLASHVAR_BACKEND"]
         if not named or backend not in BACKENDS:
-            raise ConfigurationError(
+            error = InvalidInputError if source == "backend" else ConfigurationError
+            raise error(
                 f"{source}: expected one of {', '.join(BACKENDS)}, found {backend!r}: leave it out "
                 "for auto"
             )

@@ -27,9 +27,9 @@ def choose(request: Request, backend: str = "auto") -> CandidateResult:
     the log says why no better candidate does, and how to change that.
 
     Raises:
-        InvalidInputError: no op has the function.
+        InvalidInputError: no op has the function, or `backend` is not the name of a backend.
         BackendUnavailableError: no candidate serves the request; the message lists them all.
-        ConfigurationError: an environment variable or `backend` has no valid value.
+        ConfigurationError: an environment variable has no valid value.
         ManifestError: FLASHVAR_STRICT=1 and the chosen binary has another version.
     """
     overrides = Overrides.from_environment(backend)

@@ -111,7 +111,7 @@ def activate(backend: BackendName = "auto") -> Activation:
         until `deactivate`.
 
     Raises:
-        ConfigurationError: `backend` is not the name of a backend.
+        InvalidInputError: `backend` is not the name of a backend.
     """
     activation = Activation(backend)
     _stack.append(activation)

@@ -136,7 +136,7 @@ def _computed(given: Arguments, rotate: Rotate) -> tuple[torch.Tensor, torch.Ten
     k = given.k if given.k is None else rows_contiguous(given.k)
     v = given.v if given.v is None else rows_contiguous(given.v)
     batch, rows, heads = q.shape[:3]
-    left, right = (window_side(side) for side in window_pair(given.window_size))
+    left, right = (window_side(side, given.window_size) for side in window_pair(given.window_size))
     causal = as_bool("causal", given.causal)
     cache = Cache(given.k_cache, given.v_cache, given.cache_batch_idx, given.block_table)
     used = _as_lengths(given, cache.capacity())
@@ -298,7 +298,7 @@ def _check_lengths(given: Arguments, before: torch.Tensor, new: int, capacity: i
     if bool(((before < 0) | (used < begins)).any()):
         raise ShapeError(
             "cache_seqlens must not be negative and, with the new keys, not below cache_leftpad, "
-            f"found {as_list(before)}: correct it"
+            f"found {as_list(before)}: pass how many rows of the cache are in use, padding included"
         )
     slots, size = given.cache_batch_idx, given.k_cache.shape[1]
     if slots is not None and new and len(slots.unique()) < len(slots):

@@ -99,8 +99,8 @@ def check_bias(
         )
     _check_device("bias", bias, q.device)
     batch, heads_q, seqlen_q, seqlen_k = sizes
-    broadcast = (str(size) if size == 1 else f"{size} or 1" for size in (batch, heads_q))
-    wanted = f"({', '.join(broadcast)}, {seqlen_q}, {seqlen_k})"
+    broadcast = ("1" if size == 1 else f"{size} (or 1)" for size in (batch, heads_q))
+    wanted = f"[{', '.join(broadcast)}, {seqlen_q}, {seqlen_k}]"
     if (
         bias.dim() != 4
         or bias.shape[0] not in (1, batch)

@@ -7,7 +7,7 @@ from typing import Literal, overload
 import torch
 
 from flashvar.errors import InvalidInputError
-from flashvar.ops.arguments import as_bool
+from flashvar.ops.arguments import check_flag
 from flashvar.ops.attention.api import BackendName
 from flashvar.ops.attention.call import call, rng_state_of
 from flashvar.ops.attention.options import window_pair
@@ -145,7 +145,7 @@ def attention_varlen(
     )
     left, right = window_pair(window_size)
     if return_lse is not False and return_lse is not True:
-        return_lse = as_bool("return_lse", return_lse)
+        check_flag("return_lse", return_lse)
     options = pack_options(
         causal,
         scale,
