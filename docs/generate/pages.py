@@ -24,8 +24,8 @@ from flashvar_factory import errors as factory_errors
 
 # What users import; the modules beside them are parts of these.
 INTEGRATIONS: Final = ("transformers", "torch", "documents", "diffusers", "attend", "xformers")
-# Commands of the factory that only CMake calls.
-OF_CMAKE: Final = {"plan", "manifest", "write-sbom"}
+# Commands of the factory that only CMake or nox calls.
+INTERNAL: Final = {"plan", "manifest", "write-sbom", "check-selection"}
 
 
 def of_the_root(root: Path) -> dict[str, str]:
@@ -116,7 +116,7 @@ def factory(root: Path) -> str:
     del root
     rows, parts = [], []
     for name, module in factory_cli.COMMANDS.items():
-        if name in OF_CMAKE:
+        if name in INTERNAL:
             continue
         text = import_module(f"flashvar_factory.cli.{module}").__doc__ or ""
         rows.append((f"[`{name}`](#flashvar_factory-{name})", text.partition("\n")[0]))

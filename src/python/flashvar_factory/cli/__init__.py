@@ -50,6 +50,7 @@ COMMANDS: Final = {
     "manifest": "write_manifest",
     "toolkit": "show_toolkit",
     "devices": "show_devices",
+    "check-selection": "check_selection",
 }
 INTERRUPTED: Final = 130
 _EPILOG: Final = """\
