@@ -50,6 +50,11 @@ def joined(axes: Iterable[tuple[str, str | int]]) -> dict[str, str | int | tuple
     return found
 
 
+def dotted(version: Iterable[int]) -> str:
+    """The text of a version, e.g. `12.4`."""
+    return ".".join(map(str, version))
+
+
 @dataclass(frozen=True, order=True)
 class Architecture:
     """A compute capability, as in the compiler's names.

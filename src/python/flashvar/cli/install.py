@@ -13,6 +13,7 @@ from typing import NamedTuple
 from flashvar.binaries import registry
 from flashvar.binaries.manifest import Manifest
 from flashvar.binaries.registry import Binary
+from flashvar.binaries.variant import dotted
 from flashvar.errors import DriverError, InstallError, UnservedDeviceError
 from flashvar.installing import (
     destination,
@@ -30,7 +31,7 @@ from flashvar.installing.source import Source
 from flashvar.machine import driver
 from flashvar.machine.driver import Gpu
 from flashvar.machine.system import System, is_tegra, platform_tag
-from flashvar.selection.compatibility import dotted, driver_rejection, driver_text
+from flashvar.selection.compatibility import driver_rejection, driver_text
 
 _MEGABYTE = 1_000_000
 

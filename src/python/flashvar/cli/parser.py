@@ -6,10 +6,14 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
+
+
+# How alike a word and what was given must be, from 0 to 1, for a suggestion.
+CUTOFF: Final = 0.6
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -98,7 +102,7 @@ def _suggestion(arguments: Iterable[str], known: list[str]) -> str | None:
             continue
         # Their dashes do not make two options alike.
         words = {one.lstrip("-"): one for one in known if one[:1] == "-" or bare[:1] != "-"}
-        near = get_close_matches(bare.lstrip("-"), words, n=1, cutoff=0.6)
+        near = get_close_matches(bare.lstrip("-"), words, n=1, cutoff=CUTOFF)
         if near:
             return words[near[0]]
     return None

@@ -9,10 +9,9 @@ from typing import Final
 
 from flashvar.binaries import advice
 from flashvar.binaries.extras import pins
-from flashvar.binaries.variant import CUDA, Architecture, BinaryKind
+from flashvar.binaries.variant import CUDA, Architecture, BinaryKind, dotted
 from flashvar.errors import InstallError, UnservedDeviceError
 from flashvar.machine import distributions
-from flashvar.selection.compatibility import dotted
 
 _CUDA: Final = re.compile(r"-cu([0-9]{1,4})$")
 _EVERY: Final = re.compile(r"all(?:-cu([1-9][0-9]{0,3}))?")

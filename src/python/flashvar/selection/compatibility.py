@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from flashvar.binaries.manifest import KernelRow, Manifest
 from flashvar.binaries.registry import Binary
-from flashvar.binaries.variant import Architecture, short_axis
+from flashvar.binaries.variant import Architecture, dotted, short_axis
 from flashvar.machine.system import Device, System
 from flashvar.ops import specs
 from flashvar.ops.op import OpSpec, Value, value_text
@@ -188,8 +188,3 @@ def driver_text(system: System) -> str:
         return "no NVIDIA driver"
     display = system.driver_display or "a driver"
     return f"{display} (CUDA {dotted(system.driver_cuda)})"
-
-
-def dotted(version: tuple[int, int]) -> str:
-    """The text of a version, e.g. `12.4`."""
-    return f"{version[0]}.{version[1]}"

@@ -16,11 +16,11 @@ from typing import Final
 from flashvar.binaries import advice
 from flashvar.binaries.manifest import KernelRow
 from flashvar.binaries.registry import Binary, Inventory, Refusal
-from flashvar.binaries.variant import Architecture, BinaryKind
+from flashvar.binaries.variant import Architecture, BinaryKind, dotted
 from flashvar.machine.system import Device, System
 from flashvar.ops.op import value_text
 from flashvar.selection.candidates import CandidateResult, Decision, Rejection
-from flashvar.selection.compatibility import dotted, nearest_kernel, rejections, values_of
+from flashvar.selection.compatibility import nearest_kernel, rejections, values_of
 from flashvar.selection.request import Overrides, Request
 
 NOT_INSTALLED: Final = "not installed"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable
 from importlib import import_module
@@ -12,7 +11,7 @@ from typing import Any, Final
 
 from flashvar.errors import ConfigurationError
 from flashvar_factory.config import names as naming
-from flashvar_factory.config.suggestions import did_you_mean, listed
+from flashvar_factory.config.suggestions import did_you_mean, listed, nearest
 from flashvar_factory.errors import ToolchainError
 
 Value = str | int
@@ -117,8 +116,8 @@ class Table:
         """The value of a key that must be there."""
         self.taken.append(key)
         if key not in self.rest:
-            near = difflib.get_close_matches(key, self.rest, n=1, cutoff=0.7)
-            found = f"the unknown key {near[0]!r}" if near else "none"
+            near = nearest(key, self.rest)
+            found = "none" if near is None else f"the unknown key {near!r}"
             raise ConfigurationError(f"{self.path(key)}: expected this key, found {found}")
         return self.rest.pop(key)
 

@@ -11,6 +11,7 @@ from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist
 from packaging.version import InvalidVersion
 
 from flashvar.binaries import manifest
+from flashvar.binaries.advice import public
 from flashvar.binaries.manifest import Manifest
 from flashvar_factory.build import wheel
 from flashvar_factory.config import version
@@ -140,7 +141,7 @@ def extras_complaints(pure: Path, config: Config, members: Sequence[Member]) -> 
             found.append(
                 f"{pure.name}: the extra {extra} names {name}, which variants.toml does not build"
             )
-        elif name in versions and wanted != versions[name].partition("+")[0]:
+        elif name in versions and wanted != public(versions[name]):
             found.append(
                 f"{pure.name}: the extra {extra} wants {name} {wanted}, the release has "
                 f"{versions[name]}"

@@ -8,10 +8,10 @@ import torch
 
 from flashvar.errors import InvalidInputError
 from flashvar.ops.arguments import check_flag
-from flashvar.ops.attention.api import BackendName
 from flashvar.ops.attention.call import call, rng_state_of
 from flashvar.ops.attention.options import window_pair
 from flashvar.ops.attention.problem import pack_options, pack_tensors
+from flashvar.selection.request import BackendName
 
 
 @overload
