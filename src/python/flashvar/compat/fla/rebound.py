@@ -46,10 +46,10 @@ def replacements(strict: bool) -> Iterator[tuple[Any, Any]]:
                 "provide(), which needs no such package"
             ) from error
         for function, original in zip(named, theirs, strict=True):
-            yield original, over(original, getattr(ours, function), ours.unserved, strict)
+            yield original, with_fallback(original, getattr(ours, function), ours.unserved, strict)
 
 
-def over(
+def with_fallback(
     original: Callable[..., Any],
     ours: Callable[..., Any],
     unserved: Callable[[dict[str, Any]], str | None],
