@@ -283,8 +283,8 @@ def delta_chunks() -> Drawing:
     )
     rows = (
         ("chunk", "all at once", "T D, P", "product"),
-        ("chain", "in order", "S, N, out", "state"),
-        ("reverse", "in order, back", "dS, dN, dV", "state"),
+        ("chain", "in order", "S, U, out", "state"),
+        ("reverse", "in order, back", "dS, dU, dV", "state"),
         ("squares", "all at once", "dP, dA, dβ", "product"),
         ("rows", "all at once", "dQ, dK, dG", "product"),
     )

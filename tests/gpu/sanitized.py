@@ -51,6 +51,12 @@ _SHORT = (
     "cache-causal",
 )
 _SHORT_LENGTHS = ((150, 40), (200, 128))
+_FEW_KEY_TILES = (
+    "bias-one-key-tile",
+    "packed-one-key-tile",
+    "packed-deterministic",
+    "packed-extras",
+)
 _IN_LARGE_TILES = ("packed-offset", "packed-causal", "packed-cache", "packed-extras")
 _HEAD_DIMS = (40, 64, 128, 192, 256)
 
@@ -112,10 +118,11 @@ def _make_calls(ops: list[str], backends: list[str], head_dims: list[int]) -> No
 
 
 def _attend(backend: str, head_dims: list[int]) -> None:
-    """Calls of attention: features, blocks that take several tiles, and divided keys and heads."""
+    """Calls of attention: features, blocks that take several tiles, divided keys and queries."""
     import torch
     from device_call import DEVICE, replace_inputs, run
     from features import FEATURES, Case, dense, many_sequences, packed
+    from test_attention_few_key_tiles import FEATURES as FEW
     from test_attention_short_sequences import FEATURES as SHORT
 
     blocks = 3
@@ -135,6 +142,8 @@ def _attend(backend: str, head_dims: list[int]) -> None:
         ((8, 1), (300, 300), True),
         ((6, 2), (5, 1500), True),
         ((2, 2), (256, 256), False),  # as many small tiles as large ones hold
+        ((2, 2), (700, 77), False),
+        ((2, 2), (900, 300), False),
     ):
         kinds.append(
             lambda d, t, heads=heads, lengths=lengths, causal=causal: Case(
@@ -150,6 +159,7 @@ def _attend(backend: str, head_dims: list[int]) -> None:
     for name in _SHORT:
         for lengths in _SHORT_LENGTHS:
             kinds.append(lambda d, t, name=name, n=lengths: SHORT[name](d, t, n))
+    kinds += [FEW[name] for name in _FEW_KEY_TILES]
     # With a bound of long sequences: calls of short ones have small tiles on 9.0.
     for name in _IN_LARGE_TILES:
         kinds.append(

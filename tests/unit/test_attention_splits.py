@@ -1,4 +1,4 @@
-"""Few queries: how keys are divided, heads packed and the parts' results merged, on the host."""
+"""Few queries: split-KV, PackGQA and the kernel that merges splits, on the host."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ inline float __expf(float x) { return std::exp(x); }
 #include "attention/fwd_merge.cuh"
 #include "attention/key_splits.h"
 #include "core/target.h"
+#include "sm80/attention/key_tile_splits.h"
 using namespace flashvar;
 using namespace flashvar::attention;
 
@@ -37,12 +38,21 @@ extern "C" int32_t splits(int64_t batch, int32_t queries, int32_t keys, int32_t 
   problem.window_left = problem.window_right = window < 0 ? kUnbounded : window;
   if (causal) problem.window_right = 0;
   if (left_only) problem.window_right = kUnbounded;
-  return KeyDivision::make(problem, 128, 128, blocks_per_sm).count;
+  return SplitChoice::make(problem, 128, 128, blocks_per_sm).count;
 }
 
-// Where a call of packed groups has query 0 of a head and its bias, and where keys begin, in
-// elements; how many keys it has. -1: groups are not packed.
-extern "C" int64_t packed_offset(int32_t head, int32_t keys, int32_t left, int32_t right,
+// Of the mma.sync backward.
+extern "C" int32_t head_splits(int64_t blocks, int32_t group) {
+  return sm80::attention::count_head_splits(blocks, group);
+}
+extern "C" int32_t query_splits(int64_t blocks, int64_t steps, int32_t causal,
+                                int32_t blocks_per_sm) {
+  return sm80::attention::count_query_splits(blocks, steps, causal != 0, blocks_per_sm);
+}
+
+// Where a call with PackGQA has query 0 of a head and its bias, and where keys begin, in elements;
+// how many keys it has. -1: no PackGQA.
+extern "C" int64_t pack_gqa_offset(int32_t head, int32_t keys, int32_t left, int32_t right,
                                  int what) {
   static uint16_t elements[1];
   FwdProblem problem{};
@@ -70,9 +80,9 @@ extern "C" int64_t packed_offset(int32_t head, int32_t keys, int32_t left, int32
   return found.keys.seqlen;
 }
 
-// Whether groups of packed queries, of at most `longest` in a sequence, are packed, and where then
-// the queries of a sequence are in the batch dimension of q.
-extern "C" int64_t packed_query(const int32_t* offsets, int32_t longest, int32_t total,
+// PackGQA of varlen queries, of at most `longest` in a sequence: where the queries of a sequence
+// are in the batch dimension of q. -1: no PackGQA.
+extern "C" int64_t pack_gqa_query(const int32_t* offsets, int32_t longest, int32_t total,
                                 uint32_t batch, int softcap) {
   FwdProblem problem{};
   problem.batch = 3;
@@ -88,23 +98,23 @@ extern "C" int64_t packed_query(const int32_t* offsets, int32_t longest, int32_t
   return found.batch_of_queries(batch) * found.q.batch_stride;
 }
 
-// Output and LSE: [batch, seqlen, heads, head_dim] and [batch, heads, seqlen], or packed. `pad`:
-// elements between rows of the output. `packed`: how many heads are the rows of a tile.
+// Output and LSE: [batch, seqlen, heads, head_dim] and [batch, heads, seqlen], or varlen. `pad`:
+// elements between rows of the output. `group_rows`: how many heads are the rows of a tile.
 extern "C" int merge(uint16_t* out, float* lse, float* outs, float* lses, const float* sinks,
                      const int32_t* offsets, int32_t batch, int32_t seqlen, int32_t total,
                      int32_t heads, int32_t head_dim, int32_t count, int32_t pad,
-                     int32_t packed) {
+                     int32_t group_rows) {
   FwdProblem problem{};
   problem.batch = batch;
   problem.queries = {offsets, seqlen, total};
   problem.heads_q = heads;
-  problem.group = packed;
+  problem.group = group_rows;
   problem.head_dim_v = head_dim;
   int64_t const row = heads * head_dim + pad;
   problem.out = {out, offsets == nullptr ? seqlen * row : 0, row, head_dim};
   problem.lse = lse;
   problem.sinks = {sinks, dtype::fp32::kAbi};
-  KeySplits const splits{count, outs, lses, packed, packed > 1 ? offsets : nullptr};
+  KeySplits const splits{count, outs, lses, group_rows, group_rows > 1 ? offsets : nullptr};
   return launch_fwd_merge<Target<90, 232448>, dtype::bf16>(problem, splits, 0, {});
 }
 """
@@ -113,7 +123,7 @@ extern "C" int merge(uint16_t* out, float* lse, float* outs, float* lses, const 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     made = host_program.library(_PROGRAM, tmp_path_factory.mktemp("splits"))
-    made.packed_offset.restype = made.packed_query.restype = ctypes.c_int64
+    made.pack_gqa_offset.restype = made.pack_gqa_query.restype = ctypes.c_int64
     return made
 
 
@@ -130,13 +140,13 @@ def splits(
     return int(library.splits(ctypes.c_int64(batch), *rest, *options))
 
 
-def test_keys_are_divided_where_tiles_are_few(library: ctypes.CDLL) -> None:
+def test_keys_are_split_where_tiles_are_few(library: ctypes.CDLL) -> None:
     assert splits(library, 1, 1, 8192, 1) > 20
     assert splits(library, 1, 1, 8192, 8) > splits(library, 8, 1, 8192, 8) > 1
     assert splits(library, 1, 512, 50176, 8) > 2
-    # Many parts take long to merge: not one for each of the 128 key blocks.
+    # Many splits take long to merge: not one for each of the 128 key blocks.
     assert splits(library, 1, 1, 16384, 1) == 32
-    # As many tiles as SMs, or few keys: one part.
+    # As many tiles as SMs, or few keys: one split.
     for enough in ((4, 1, 8192, 32), (1, 4096, 4096, 32), (1, 128, 128, 1), (0, 1, 8192, 8)):
         assert splits(library, *enough) == 1
     # Under a causal mask the tiles of a head have half of the work of its last one.
@@ -149,10 +159,10 @@ def test_keys_are_divided_where_tiles_are_few(library: ctypes.CDLL) -> None:
 
 
 def test_blocks_that_share_an_sm_overlap(library: ctypes.CDLL) -> None:
-    """Three blocks per SM, of which two run at a time, are worth no division."""
+    """Three blocks per SM, of which two run at a time, are worth no split."""
     for blocks_per_sm in (2, 3):
         assert splits(library, 2, 2000, 2000, 12, blocks_per_sm=blocks_per_sm) == 1
-        # Enough parts that each SM has as many blocks as it can run.
+        # Enough splits that each SM has as many blocks as it can run.
         assert splits(library, 1, 512, 50176, 8, blocks_per_sm=blocks_per_sm) == 4 * blocks_per_sm
     assert splits(library, 16, 1, 4096, 1, blocks_per_sm=2) == 16
 
@@ -160,20 +170,22 @@ def test_blocks_that_share_an_sm_overlap(library: ctypes.CDLL) -> None:
 def test_heads_of_a_group_become_queries(library: ctypes.CDLL) -> None:
     """Sinks that differ between the rows of a tile are left to the second kernel."""
     for head in range(6):
-        offsets = [library.packed_offset(head, 90, -1, -1, what) for what in (0, 1, 3, 4)]
+        offsets = [library.pack_gqa_offset(head, 90, -1, -1, what) for what in (0, 1, 3, 4)]
         assert offsets == [10 * head, 50 * head, 0, 90]
-    assert [library.packed_offset(0, 90, -1, -1, what) for what in (5, 6)] == [0, 1]
+    assert [library.pack_gqa_offset(0, 90, -1, -1, what) for what in (5, 6)] == [0, 1]
     # One query: its window ends at the last key, and begins `left` keys before.
     for right in (0, 7):
-        assert library.packed_offset(0, 90, 20, right, 3) == 69 * 100
-        assert library.packed_offset(0, 90, 20, right, 4) == 21
-    assert library.packed_offset(0, 90, 89, 0, 4) == library.packed_offset(0, 90, 400, 0, 4) == 90
+        assert library.pack_gqa_offset(0, 90, 20, right, 3) == 69 * 100
+        assert library.pack_gqa_offset(0, 90, 20, right, 4) == 21
+    assert (
+        library.pack_gqa_offset(0, 90, 89, 0, 4) == library.pack_gqa_offset(0, 90, 400, 0, 4) == 90
+    )
 
 
 def merged(
     outs: torch.Tensor, lses: torch.Tensor, sinks: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """In float64; parts are the third dimension: [batch, heads, parts, rows, ...]."""
+    """In float64; splits are the third dimension: [batch, heads, splits, rows, ...]."""
     lse = lses.double().logsumexp(2)
     weights = (lses.double() - lse[:, :, None]).exp().nan_to_num(0.0)
     out = (weights[..., None] * outs.double()).sum(2)
@@ -193,17 +205,17 @@ def run_merge(
     offsets: Sequence[int] | None = None,
     group_rows: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of dense results of `shape`, [batch, rows, heads, dim]; with offsets, of packed ones."""
+    """Of dense results of `shape`, [batch, rows, heads, dim]; with offsets, of varlen ones."""
     batch, rows, heads, dim = shape
     storage = torch.full((batch, rows, heads * dim + pad), 7.0, dtype=torch.bfloat16)
     out = storage[..., : heads * dim].unflatten(2, (heads, dim))
     lse = torch.full((batch, heads, rows), 7.0)
-    packed = torch.tensor(offsets, dtype=torch.int32) if offsets is not None else None
+    starts = torch.tensor(offsets, dtype=torch.int32) if offsets is not None else None
     address = lambda x: ctypes.c_void_p(x.data_ptr()) if x is not None else None  # noqa: E731
     sequences = batch if offsets is None else len(offsets) - 1
     assert library.merge(
-        *map(address, (out, lse, outs, lses, sinks, packed)),
-        *(sequences, rows, rows if packed is not None else 0, heads, dim, outs.shape[2]),
+        *map(address, (out, lse, outs, lses, sinks, starts)),
+        *(sequences, rows, rows if starts is not None else 0, heads, dim, outs.shape[2]),
         pad,
         group_rows,
     ) == 0  # fmt: skip
@@ -212,11 +224,11 @@ def run_merge(
 
 @pytest.mark.parametrize("with_sinks", [False, True], ids=["", "sinks"])
 @pytest.mark.parametrize(("count", "dim"), [(2, 128), (5, 64), (11, 200), (128, 8)])
-def test_parts_are_merged(count: int, dim: int, with_sinks: bool, library: ctypes.CDLL) -> None:
+def test_splits_are_merged(count: int, dim: int, with_sinks: bool, library: ctypes.CDLL) -> None:
     batch, rows, heads = 2, 5, 3
     outs = torch.randn(batch, heads, count, rows, dim)
     lses = torch.randn(batch, heads, count, rows) * 9
-    lses[0, 1, 0] = lses[:, 2, :, 4] = -torch.inf  # a part, and a row, that see no key
+    lses[0, 1, 0] = lses[:, 2, :, 4] = -torch.inf  # a split, and a row, that see no key
     outs[lses == -torch.inf] = 0.0
     sinks = torch.tensor([0.5, -3.0, 12.0]) if with_sinks else None
     expected = merged(outs, lses, sinks)
@@ -232,7 +244,7 @@ def test_parts_are_merged(count: int, dim: int, with_sinks: bool, library: ctype
 def of_groups(
     batch: int, heads: int, count: int, group: int, dim: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Parts whose rows are the heads of a group, sinks, and the expected [batch, heads, 1, ...]."""
+    """Splits whose rows are a group's heads, sinks, and the expected [batch, heads, 1, ...]."""
     outs = torch.randn(batch, heads, count, group, dim)
     lses = torch.randn(batch, heads, count, group)
     sinks = torch.randn(heads * group) * 4
@@ -252,7 +264,7 @@ def test_rows_of_a_tile_go_to_the_heads_of_the_call(count: int, library: ctypes.
 
 
 @pytest.mark.parametrize("count", [1, 9])
-def test_rows_of_a_tile_go_to_packed_queries(count: int, library: ctypes.CDLL) -> None:
+def test_rows_of_a_tile_go_to_varlen_queries(count: int, library: ctypes.CDLL) -> None:
     """Sequences have one query or none; rows of no sequence get zeros and -inf."""
     offsets, group, heads, dim = [2, 3, 3, 4, 5], 4, 2, 64
     outs, lses, sinks, expected, expected_lse = of_groups(4, heads, count, group, dim)
@@ -280,19 +292,19 @@ def test_queries_beyond_the_given_maximum_are_nan(library: ctypes.CDLL) -> None:
     assert lse[0][:, 1:3].isnan().all()
 
 
-def test_groups_of_packed_queries(library: ctypes.CDLL) -> None:
+def test_pack_gqa_of_varlen_queries(library: ctypes.CDLL) -> None:
     """A sequence has one query at most; only calls without modifiers have the second kernel."""
     offsets = (ctypes.c_int32 * 4)(0, 1, 1, 90)
-    found = [library.packed_query(offsets, 1, 3, batch, 0) for batch in range(3)]
+    found = [library.pack_gqa_query(offsets, 1, 3, batch, 0) for batch in range(3)]
     assert found == [0, 100, 100]
-    assert library.packed_query((ctypes.c_int32 * 4)(-5, 1, 90, 90), 1, 3, 0, 0) == 0
-    assert library.packed_query((ctypes.c_int32 * 4)(0, 1, 90, 90), 1, 3, 2, 0) == 200
+    assert library.pack_gqa_query((ctypes.c_int32 * 4)(-5, 1, 90, 90), 1, 3, 0, 0) == 0
+    assert library.pack_gqa_query((ctypes.c_int32 * 4)(0, 1, 90, 90), 1, 3, 2, 0) == 200
     for others in ((2, 3, 0, 0), (1, 0, 0, 0), (1, 3, 0, 5)):
-        assert library.packed_query(offsets, *others) == -1
+        assert library.pack_gqa_query(offsets, *others) == -1
 
 
 @pytest.mark.parametrize("count", [3, 9])
-def test_packed_rows_are_merged_where_they_are(count: int, library: ctypes.CDLL) -> None:
+def test_varlen_rows_are_merged_where_they_are(count: int, library: ctypes.CDLL) -> None:
     """Rows outside all sequences stay as they are."""
     total, heads, dim = 30, 2, 64
     outs, lses = torch.randn(1, heads, count, total, dim), torch.randn(1, heads, count, total)
@@ -310,3 +322,47 @@ def test_packed_rows_are_merged_where_they_are(count: int, library: ctypes.CDLL)
     )
     assert (found[:, ~inside] == 7).all()
     assert (lse[0][:, ~inside] == 7).all()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "group", "expected"),
+    [(1, 8, 8), (64, 8, 8), (352, 8, 4), (353, 6, 3), (528, 8, 2), (1056, 8, 1), (5000, 8, 1)],
+)
+def test_heads_of_a_group_are_divided_where_key_tiles_are_few(
+    blocks: int, group: int, expected: int, library: ctypes.CDLL
+) -> None:
+    assert library.head_splits(ctypes.c_int64(blocks), group) == expected
+
+
+@pytest.mark.parametrize(
+    ("blocks", "steps", "causal", "blocks_per_sm", "expected"),
+    [
+        (10, 64, False, 1, 13),  # 5 steps instead of 64
+        (10, 64, False, 2, 22),
+        (66, 64, False, 1, 2),
+        (67, 64, False, 2, 1),  # two parts of each would share SMs
+        (10, 5, False, 1, 5),
+        (10, 4, False, 1, 1),  # nothing is gained
+        (1, 0, False, 1, 1),
+        # A causal mask: also for balance.
+        (64, 16, True, 1, 6),
+        (64, 8, True, 1, 4),  # two steps at least
+        (256, 64, True, 1, 4),
+        (512, 64, True, 1, 2),
+        (529, 64, True, 1, 1),
+        (5000, 64, True, 1, 1),
+        (64, 1, True, 1, 1),
+    ],
+)
+def test_queries_are_divided_where_key_tiles_are_few(
+    blocks: int,
+    steps: int,
+    causal: bool,
+    blocks_per_sm: int,
+    expected: int,
+    library: ctypes.CDLL,
+) -> None:
+    found = library.query_splits(
+        ctypes.c_int64(blocks), ctypes.c_int64(steps), int(causal), blocks_per_sm
+    )
+    assert found == expected

@@ -25,7 +25,7 @@ using std::max, std::min;
 #include "core/dtype.cuh"
 #include "sm90/attention/bwd_variants.h"
 #include "sm90/attention/fwd_variants.h"
-#include "sm90/attention/group_splits.h"
+#include "sm90/attention/key_tile_splits.h"
 #include "sm90/attention/pair_schedule.cuh"
 using namespace flashvar;
 using namespace flashvar::sm90::attention;
@@ -48,7 +48,7 @@ int variant_of(const FwdProblem& problem) {
   using Variants = FwdVariants<Target<90, 232448>, dtype::bf16, kHeadDim, kHeadDim>;
   return Variants::with_config(problem, [](auto config) {
     using C = decltype(config);
-    if (C::kAlone) return static_cast<int>(FwdVariant::kSmallSplit);
+    if (C::kOneCtaPerSM) return static_cast<int>(FwdVariant::kSmallSplit);
     if (C::kSplits) return static_cast<int>(FwdVariant::kSplit);
     return static_cast<int>(C::kTile.variant);
   });
@@ -66,12 +66,16 @@ extern "C" int variant(int32_t head_dim, int32_t batch, int32_t queries, int32_t
                                                                     : variant_of<256>(problem);
 }
 
-// Of tiles of 64 queries and 128 keys.
-extern "C" int group_splits(int32_t batch, int32_t queries, int32_t keys, int32_t heads,
-                            int32_t group, int32_t right) {
+// Of tiles of 64 queries and 128 keys: parts of a group's heads, and of a head's query blocks.
+extern "C" void key_tile_splits(int32_t batch, int32_t queries, int32_t keys, int32_t heads,
+                                int32_t group, int32_t right, int32_t ctas_per_sm,
+                                int32_t divides_queries, int32_t* found) {
   BwdProblem problem{};
   static_cast<Problem&>(problem) = made(batch, queries, keys, heads, group, -1, right);
-  return count_group_splits(problem, 64, 128);
+  SplitCounts const counts =
+      count_key_tile_splits(problem, 64, 128, ctas_per_sm, divides_queries != 0);
+  found[0] = counts.heads;
+  found[1] = counts.queries;
 }
 
 // Counts each tile, at row * tiles + position, that a CTA takes in the pairs or in the tail. Gives
@@ -220,7 +224,40 @@ def test_tiles_of_calls_with_modifiers(
 def test_groups_are_divided_where_kv_heads_are_few(
     call: tuple[int, ...], expected: int, library: ctypes.CDLL
 ) -> None:
-    assert library.group_splits(*call) == expected
+    assert key_tile_splits(library, call, 1, False) == (expected, 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "ctas_per_sm", "expected"),
+    [
+        ((1, 4096, 77, 10, 1, -1), 1, (1, 13)),  # 10 key tiles of 64 steps: 5 steps a part
+        ((2, 4096, 77, 10, 1, -1), 1, (1, 6)),
+        ((2, 4096, 77, 10, 1, -1), 2, (1, 13)),
+        ((6, 4096, 77, 10, 1, -1), 1, (1, 2)),
+        ((7, 4096, 77, 10, 1, -1), 1, (1, 1)),  # 70 tiles: two parts of each would not run at once
+        ((1, 256, 77, 10, 1, -1), 1, (1, 4)),  # as many parts as steps
+        ((1, 192, 77, 10, 1, -1), 1, (1, 1)),  # two steps less are not worth it
+        ((1, 384, 384, 10, 1, 0), 1, (1, 1)),  # nor, under a causal mask, three
+        ((1, 512, 384, 10, 1, 0), 1, (1, 4)),
+        ((1, 1024, 77, 16, 4, -1), 1, (4, 8)),  # the heads of the groups first
+        ((1, 8192, 8192, 8, 8, 0), 1, (4, 1)),
+        ((0, 4096, 77, 10, 1, -1), 1, (1, 1)),
+        ((1, 2**30, 77, 1, 1, -1), 1, (1, 1)),  # a part's steps would not fit 31 bits
+        ((1, 2**29, 77, 1, 1, -1), 1, (1, 132)),
+    ],
+)
+def test_queries_are_divided_where_key_tiles_are_few(
+    call: tuple[int, ...], ctas_per_sm: int, expected: tuple[int, int], library: ctypes.CDLL
+) -> None:
+    assert key_tile_splits(library, call, ctas_per_sm, True) == expected
+
+
+def key_tile_splits(
+    library: ctypes.CDLL, call: tuple[int, ...], ctas_per_sm: int, divides_queries: bool
+) -> tuple[int, ...]:
+    found = (ctypes.c_int32 * 2)()
+    library.key_tile_splits(*call, ctas_per_sm, int(divides_queries), found)
+    return tuple(found)
 
 
 @pytest.mark.parametrize("ctas", [1, 4, 7, 132])
@@ -256,9 +293,13 @@ _STORES = 100  # key tiles store dQ
         (128, (9, 128, 128, -1, 0, 1), _BWD.index("modifiers")),  # no registers
         (128, (9, 128, 128, -1, 0, 5), _BWD.index("no-dq-modifiers")),
         (128, (9, 128, 128, -1, 0, 6), _BWD.index("bias") + _STORES),
-        # Few tiles with many steps.
-        (64, (9, 5000, 64, -1, 0, 0), _BWD.index("dense")),
-        (128, (9, 4096, 128, 0, 0, 4), _BWD.index("no-dq")),
+        # Few tiles with many steps, whose queries are divided.
+        (64, (9, 5000, 64, -1, 0, 0), _BWD.index("small") + _STORES),
+        (128, (9, 4096, 128, 0, 0, 4), _BWD.index("one-key-tile") + _STORES),
+        (64, (9, 4096, 129, -1, 0, 0), _BWD.index("small")),
+        (64, (8, 4096, 256, -1, 0, 0), _BWD.index("varlen")),
+        (64, (9, 4096, 256, -1, 0, 0), _BWD.index("dense")),
+        (192, (16, 4096, 64, -1, 0, 0), _BWD.index("varlen")),
         # Several.
         (64, (9, 129, 129, -1, 0, 4), _BWD.index("no-dq")),
         (64, (9, 160, 160, -1, 0, 0), _BWD.index("small")),  # 3 x 3 x 64 x 64 instead of 256 x 256

@@ -1,4 +1,4 @@
-/* The C ABI of attention: the ops attention_fwd and attention_bwd. */
+/* The C ABI of attention: the functions attention_fwd and attention_bwd. */
 #ifndef FLASHVAR_ATTENTION_H
 #define FLASHVAR_ATTENTION_H
 

@@ -1,4 +1,4 @@
-// The C functions of the op attention_bwd.
+// The C functions of attention_bwd.
 #include <array>
 
 #include "abi/attention_problem.h"

@@ -1,4 +1,4 @@
-// The C functions of the op attention_fwd.
+// The C functions of attention_fwd.
 #include <array>
 
 #include "abi/attention_problem.h"

@@ -1,5 +1,6 @@
-// Checks the parameters of an attention op and converts them to attention::Problem. Forward and
-// backward share this: their parameter structs use the same names for the fields that both have.
+// Checks the parameters of attention_fwd or attention_bwd and converts them to attention::Problem.
+// Forward and backward share this: their parameter structs use the same names for the fields that
+// both have.
 #pragma once
 #include <algorithm>
 #include <cfloat>

@@ -2,7 +2,7 @@
 // older or newer version than this library's, check them, and launch, size the workspace or
 // explain.
 //
-// An op is a struct with
+// `Op` is a function of an op, such as <op>_fwd, as a struct with
 //   Params, Kernel               its parameter struct, and the row type of its kernel table
 //   kName                        its name in messages
 //   kFirstSize                   bytes of Params in its first version
@@ -108,7 +108,7 @@ struct Prepared {
   }
 };
 
-// flashvar_<op>: launches on the call's device and stream.
+// flashvar_<function>: launches on the call's device and stream.
 template <class Op>
 flashvar_status launch(const typename Op::Params* caller) {
   Prepared<Op> const call(caller);
@@ -129,7 +129,7 @@ flashvar_status launch(const typename Op::Params* caller) {
               head.device, cudaGetErrorString(error), error);
 }
 
-// flashvar_<op>_workspace.
+// flashvar_<function>_workspace.
 template <class Op>
 flashvar_status workspace(const typename Op::Params* caller, uint64_t* size) {
   Prepared<Op> const call(caller);
@@ -143,7 +143,7 @@ flashvar_status workspace(const typename Op::Params* caller, uint64_t* size) {
   return FLASHVAR_OK;
 }
 
-// flashvar_<op>_explain.
+// flashvar_<function>_explain.
 template <class Op>
 flashvar_status explain(const typename Op::Params* caller, char* buffer, uint64_t size) {
   Prepared<Op> const call(caller);

@@ -1,4 +1,4 @@
-/* The C ABI of causal_conv1d: the ops causal_conv1d_fwd, causal_conv1d_bwd and
+/* The C ABI of causal_conv1d: the functions causal_conv1d_fwd, causal_conv1d_bwd and
  * causal_conv1d_update. */
 #ifndef FLASHVAR_CAUSAL_CONV1D_H
 #define FLASHVAR_CAUSAL_CONV1D_H

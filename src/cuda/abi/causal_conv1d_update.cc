@@ -1,4 +1,4 @@
-// The C functions of the op causal_conv1d_update.
+// The C functions of causal_conv1d_update.
 #include <array>
 
 #include "abi/call.h"

@@ -1,18 +1,18 @@
 /* The C ABI of a flashvar binary: the types and functions of all ops. Each op has a header of its
  * own beside this one.
  *
- * A binary depends on neither Python nor torch. Callers fill one plain struct per op, name the
- * device and the stream explicitly, and get a status back; the message of the last failure is kept
- * per thread.
+ * A binary depends on neither Python nor torch. Callers fill one plain struct per function, name
+ * the device and the stream explicitly, and get a status back; the message of the last failure is
+ * kept per thread.
  *
  * Every parameter struct starts with a flashvar_call. Structs grow only at the end, by fields whose
  * 0 means "as before"; `struct_size` tells the library which fields the caller has. Layouts are
  * frozen by *layout_check.cc: any other change of one needs a new FLASHVAR_ABI_VERSION.
  *
- * An op named <op> exports three functions:
- *   flashvar_<op>(params)                         enqueues on the stream and returns
- *   flashvar_<op>_workspace(params, &bytes)       the device memory that it needs
- *   flashvar_<op>_explain(params, text, size)     which kernels it would launch, and why
+ * A function of an op, such as <op>_fwd, is three C functions:
+ *   flashvar_<function>(params)                      enqueues on the stream and returns
+ *   flashvar_<function>_workspace(params, &bytes)    the device memory that it needs
+ *   flashvar_<function>_explain(params, text, size)  which kernels it would launch, and why
  * The last two need no device and read no device memory. Of addresses there, they check which are
  * NULL, and some how they are aligned. Where a field is an array in host memory, its op's header
  * says so; all three functions may read it.
@@ -42,19 +42,19 @@ typedef enum flashvar_dtype {
   FLASHVAR_FP32 = 2
 } flashvar_dtype;
 
-/* The first member of every op's parameters. */
+/* The first member of every function's parameters. */
 typedef struct flashvar_call {
-  uint32_t struct_size; /* sizeof the op's whole parameter struct, as the caller compiled it */
+  uint32_t struct_size; /* sizeof the whole parameter struct, as the caller compiled it */
   uint32_t abi_version; /* FLASHVAR_ABI_VERSION, as the caller compiled it */
   int32_t device;       /* CUDA device ordinal that owns every pointer of the parameters */
   uint32_t reserved;    /* 0 */
   void* stream;         /* cudaStream_t of that device; NULL is the legacy default stream */
   void* workspace; /* device memory, 256-byte aligned, overwritten; may be NULL if not needed */
-  uint64_t workspace_size; /* bytes; at least what flashvar_<op>_workspace says */
+  uint64_t workspace_size; /* bytes; at least what flashvar_<function>_workspace says */
 } flashvar_call;
 
-/* A tensor [batch, sequence, heads, dim] in device memory, of the dtype that the op's parameters
- * name. Strides are in elements and may be 0; the stride of dim is 1. */
+/* A tensor [batch, sequence, heads, dim] in device memory, of the dtype that the function's
+ * parameters name. Strides are in elements and may be 0; the stride of dim is 1. */
 typedef struct flashvar_tensor {
   void* data;
   int64_t batch_stride;

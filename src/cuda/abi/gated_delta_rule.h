@@ -1,4 +1,4 @@
-/* The C ABI of the gated delta rule: the ops gated_delta_rule_fwd, gated_delta_rule_bwd and
+/* The C ABI of the gated delta rule: the functions gated_delta_rule_fwd, gated_delta_rule_bwd and
  * gated_delta_rule_update. */
 #ifndef FLASHVAR_GATED_DELTA_RULE_H
 #define FLASHVAR_GATED_DELTA_RULE_H
@@ -39,7 +39,7 @@ typedef struct flashvar_gated_delta_rule_problem {
   int64_t seqlen;    /* of every sequence; varlen: rows of all sequences */
   int32_t heads_qk;
   int32_t heads;      /* of v, the gates, out and the states: a multiple of heads_qk */
-  int32_t head_dim;   /* of q and k: a multiple of 8, unless an op's comment says otherwise */
+  int32_t head_dim;   /* of q and k: a multiple of 8, unless a function says otherwise */
   int32_t head_dim_v; /* likewise */
   uint32_t dtype;     /* flashvar_dtype of q, k, v and out */
   uint32_t flags;

@@ -1,4 +1,4 @@
-// The C functions of the op gated_delta_rule_bwd.
+// The C functions of gated_delta_rule_bwd.
 #include <array>
 
 #include "abi/call.h"

@@ -1,4 +1,4 @@
-// The C functions of the op gated_delta_rule_fwd.
+// The C functions of gated_delta_rule_fwd.
 #include "abi/call.h"
 #include "abi/gated_delta_rule_problem.h"
 #include "gated_delta_rule/kernel_table.h"

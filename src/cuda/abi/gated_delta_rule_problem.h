@@ -53,7 +53,7 @@ inline gated_delta_rule::Tensor gated_delta_rule_tensor(const flashvar_tensor& t
   return {static_cast<uint16_t*>(t.data), t.batch_stride, t.seq_stride, t.head_stride};
 }
 
-// An op's problem, with the fields of gated_delta_rule::Problem set.
+// A function's problem, with the fields of gated_delta_rule::Problem set.
 template <class Problem>
 Problem gated_delta_rule_problem(const flashvar_gated_delta_rule_problem& p,
                                  const flashvar_tensor& out) {
@@ -84,7 +84,7 @@ Problem gated_delta_rule_problem(const flashvar_gated_delta_rule_problem& p,
   return problem;
 }
 
-// Members of an op (call.h) that the ops which write `out` share.
+// Members of Op (call.h) that the functions which write `out` share.
 template <class Params_>
 struct GatedDeltaRuleOut {
   using Params = Params_;

@@ -1,6 +1,6 @@
 // Freezes the layout of what all ops share: compiling this file is the test. New fields go to the
-// end of an op's parameters, with 0 for "as before" (read_params in call.h then serves older and
-// newer callers). Any other change of a line here, or in an op's *_layout_check.cc, needs a new
+// end of a function's parameters, with 0 for "as before" (read_params in call.h then serves older
+// and newer callers). Any other change of a line here, or in an op's *_layout_check.cc, needs a new
 // FLASHVAR_ABI_VERSION.
 #include <cstddef>
 

@@ -1,4 +1,4 @@
-/* The C ABI of merge_states: the ops merge_states_fwd and merge_states_bwd. */
+/* The C ABI of merge_states: the functions merge_states_fwd and merge_states_bwd. */
 #ifndef FLASHVAR_MERGE_STATES_H
 #define FLASHVAR_MERGE_STATES_H
 

@@ -1,4 +1,4 @@
-// The C functions of the op merge_states_bwd.
+// The C functions of merge_states_bwd.
 #include <array>
 
 #include "abi/call.h"

@@ -1,4 +1,4 @@
-// The C functions of the op merge_states_fwd.
+// The C functions of merge_states_fwd.
 #include <array>
 
 #include "abi/call.h"

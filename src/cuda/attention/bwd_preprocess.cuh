@@ -57,8 +57,7 @@ __device__ __forceinline__ float dot(uint4 a, uint4 b) {
 template <int kBlockQ>
 __device__ __forceinline__ bool sees_no_key(const Problem& problem, uint32_t batch, int32_t queries,
                                             int32_t first_query) {
-  int32_t keys = problem.keys.span(batch).count;
-  if (problem.seqused_k != nullptr) keys = min(max(problem.seqused_k[batch], 0), keys);
+  int32_t const keys = problem.keys_in_use(batch).count;
   if (keys == 0) return true;
   Mask const mask{queries, keys, problem.window_left, problem.window_right};
   return first_query >= mask.query_end(keys - 1) || first_query + kBlockQ <= mask.query_begin(0);

@@ -1,5 +1,5 @@
-// Merges the forward's results for the parts of divided keys (key_splits.h): the weight of a part
-// is its share of the sum of exponentials. Stores packed groups where the call has its heads.
+// Merges the results of the forward's splits (key_splits.h): the weight of a split is its share of
+// the sum of exponentials. After PackGQA it stores rows where the call has its heads.
 // Launched after the forward, as a programmatic dependent launch where the architecture has it.
 #pragma once
 #include <cstdint>
@@ -17,24 +17,24 @@ namespace flashvar::attention {
 inline constexpr int kMergeWarps = 4;
 
 struct FwdMergeArgs {
-  FwdProblem problem;     // the call's, before groups are packed, with the forward's splits
+  FwdProblem problem;     // the call's, before PackGQA, with the forward's splits
   int32_t tiles;          // of rows, per head, over all batches
-  int32_t warps_per_row;  // 1 or kMergeWarps: warps that share the parts of a row
+  int32_t warps_per_row;  // 1 or kMergeWarps: warps that share the splits of a row
   bool aligned;           // output rows start at multiples of 8 bytes
 };
 
-// Where the first part's results for a row of the call are in the workspace, and the distance to
-// those of the next part, in rows.
-struct FirstPart {
+// Where the first split's results for a row of the call are in the workspace, and the distance to
+// those of the next split, in rows.
+struct FirstSplit {
   int64_t row, pitch;
 
   // `in_head`: the row in q's sequence dimension.
-  __device__ __forceinline__ FirstPart(const FwdProblem& problem, uint32_t head, uint32_t batch,
-                                       int64_t in_head) {
+  __device__ __forceinline__ FirstSplit(const FwdProblem& problem, uint32_t head, uint32_t batch,
+                                        int64_t in_head) {
     uint32_t const group = problem.group;
     int32_t const group_rows = problem.splits.group_rows;
     bool const varlen = problem.queries.offsets != nullptr;
-    if (group_rows > 1) {  // packed groups; those of a varlen call have one query
+    if (group_rows > 1) {  // PackGQA; of varlen queries there is one per sequence
       pitch = int64_t{varlen ? 1 : problem.queries.seqlen} * group_rows;
       int64_t const of_head = int64_t{batch} * (problem.heads_q / group) + head / group;
       row = of_head * problem.splits.count * pitch + (varlen ? 0 : in_head * group_rows) +
@@ -66,11 +66,11 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
   bool const varlen = problem.queries.offsets != nullptr;
   // A row that does not exist reads the first one, which does, and stores nothing.
   int64_t const in_head = exists ? int64_t{span.first} + row : 0;
-  FirstPart const first(problem, head, tile.batch, in_head);
+  FirstSplit const first(problem, head, tile.batch, in_head);
   int64_t const pitch = first.pitch;
   const float* const lses = problem.splits.lse + first.row;
 
-  ptx::griddepcontrol_wait();  // the forward has stored all parts
+  ptx::griddepcontrol_wait();  // the forward has stored all splits
   if (problem.splits.query_offsets != nullptr && blockIdx.x % args.tiles == 0) {
     store_outside_rows(problem, head, warp, kMergeWarps);
   }
@@ -141,7 +141,8 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
 
 constexpr KernelFacts fwd_merge_facts(const char* row) {
   return KernelFactsMaker{row, "simt",
-                          "after a forward whose keys are divided or whose groups are packed"}
+                          "after a forward with split-KV, or with PackGQA of varlen queries, of "
+                          "several queries or with sinks"}
       .make("fwd_merge_kernel", 32 * kMergeWarps, 0, kMergeWarps);
 }
 
@@ -149,7 +150,7 @@ template <class Target, class Dtype>
 cudaError_t launch_fwd_merge(FwdProblem problem, const KeySplits& splits, int device,
                              cudaStream_t stream) {
   problem.splits = splits;
-  // Many parts, or one row: a row for the whole block, so that more parts are in flight.
+  // Many splits, or one row: a row for the whole block, so that more splits are in flight.
   bool const whole_block = splits.count >= 2 * kMergeWarps || problem.queries.seqlen == 1;
   int32_t const warps_per_row = whole_block ? kMergeWarps : 1;
   int64_t const tiles = problem.queries.tiles(problem.batch, kMergeWarps / warps_per_row);

@@ -1,4 +1,4 @@
-// Row types of the generated kernel tables of attention, one per op, named <Op>Kernel.
+// Row types of the generated kernel tables of attention, one per function, named <Function>Kernel.
 #pragma once
 #include "attention/problem.h"
 #include "core/launcher.h"

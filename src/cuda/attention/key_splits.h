@@ -1,10 +1,10 @@
 // Calls of few queries and many keys: their query tiles are fewer than the blocks that a device
 // runs. Two changes of the problem give it more blocks, or blocks less work. Host only.
 //
-// Divided keys (Flash-Decoding: Dao et al., 2023): several blocks have a query tile, each with a
-// part of its key blocks, and fwd_merge_kernel merges their results. Packed groups: where sequences
-// have one query or a few, the query heads of a group become rows of one tile, so that keys and
-// values are read once for all of them.
+// Split-KV (Flash-Decoding: Dao et al., 2023): several blocks have a query tile, each with a range
+// of its key blocks, a split, and fwd_merge_kernel merges their results. PackGQA (FlashAttention's
+// word): where sequences have one query or a few, the query heads of a group, its members, become
+// rows of one tile, so that keys and values are read once for all of them.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -13,32 +13,33 @@
 
 namespace flashvar::attention {
 
-// Blocks that run at a time, by which the number of parts is chosen. A constant, so that results
-// depend on the call's sizes and the architecture alone.
+// SMs of the device for which the number of splits is chosen. A constant, so that results depend on
+// the call's sizes and the architecture alone.
 inline constexpr int64_t kMultiprocessors = 132;
 inline constexpr int64_t kMaxSplits = 128;
 
-// Whether the query heads of a group may be rows of one tile: what differs between the heads of a
-// group must be addressed by strides, and all rows must see the same keys.
-inline bool can_pack_group(const FwdProblem& problem) {
-  // Packed queries: batch_of_queries() needs a row, and a bound of 1 means that a sequence has one
-  // query or none.
-  bool const packed = problem.queries.offsets != nullptr && problem.queries.total > 0;
-  bool const one_query =
-      problem.queries.seqlen == 1 && (problem.queries.offsets == nullptr || packed);
+constexpr int64_t ceil_div(int64_t size, int64_t unit) { return (size + unit - 1) / unit; }
+
+// Whether PackGQA is possible for a call of one query per sequence: what differs between the
+// members of a group must be addressed by strides, and all rows must see the same keys.
+inline bool can_pack_gqa(const FwdProblem& problem) {
+  // With varlen queries batch_of_queries() needs a row, and a bound of 1 means that a sequence has
+  // one query or none.
+  bool const varlen = problem.queries.offsets != nullptr;
+  bool const one_query = problem.queries.seqlen == 1 && (!varlen || problem.queries.total > 0);
   bool const known_keys = problem.keys.offsets == nullptr && problem.seqused_k == nullptr;
   bool const has_bias = problem.modifiers.bias.data != nullptr;
   // Only plain calls have fwd_merge_kernel.
-  bool const merges = !problem.has_modifiers();
-  bool const merged = packed || problem.sinks.data != nullptr;  // needs_merge() once packed
+  bool const can_merge = !problem.has_modifiers();
+  bool const must_merge = varlen || problem.sinks.data != nullptr;  // needs_merge() once packed
   return one_query && problem.group > 1 && problem.modifiers.alibi_slopes == nullptr &&
-         problem.modifiers.rng == nullptr && (!merged || merges) &&
+         problem.modifiers.rng == nullptr && (!must_merge || can_merge) &&
          (problem.window_left == kUnbounded || (known_keys && !has_bias));
 }
 
-// The problem with the query heads of a group as the queries of one head. The one query's diagonal
-// is the last key, so a window to the left moves the first key.
-inline FwdProblem pack_group(FwdProblem problem) {
+// PackGQA of one query per sequence: the problem with the query heads of a group as the queries of
+// one head. The one query's diagonal is the last key, so a window to the left moves the first key.
+inline FwdProblem pack_gqa(FwdProblem problem) {
   int32_t const group = problem.group;
   problem.splits.group_rows = group;
   problem.splits.query_offsets = problem.queries.offsets;
@@ -68,12 +69,11 @@ inline FwdProblem pack_group(FwdProblem problem) {
   return problem;
 }
 
-// The row_shift (KeySplits) of a call of several queries per sequence whose groups are packed; 0:
-// they are not. Groups are packed where that halves the number of tiles at least, and where there
-// are so many keys that fwd_merge_kernel, which such calls need, takes little of the time.
+// The row_shift (KeySplits) of PackGQA of several queries per sequence; 0: none. They are packed
+// where that halves the number of tiles at least, and where there are so many keys that
+// fwd_merge_kernel, which such calls need, takes little of the time.
 inline int32_t row_shift_of(const FwdProblem& problem) {
   constexpr int64_t kTile = 64, kFewestKeys = 512;
-  auto const tiles = [](int64_t rows) { return (rows + kTile - 1) / kTile; };
   int64_t const queries = problem.queries.seqlen;
   if (problem.queries.offsets != nullptr || queries < 2 || problem.has_modifiers() ||
       problem.keys.seqlen < kFewestKeys || problem.group == 1 || problem.group > kTile) {
@@ -81,11 +81,13 @@ inline int32_t row_shift_of(const FwdProblem& problem) {
   }
   int32_t shift = 1;
   while (1 << shift < problem.group) ++shift;
-  return 2 * tiles(queries << shift) <= problem.group * tiles(queries) ? shift : 0;
+  int64_t const packed_tiles = ceil_div(queries << shift, kTile);
+  return 2 * packed_tiles <= problem.group * ceil_div(queries, kTile) ? shift : 0;
 }
 
-// The problem with the rows of all query heads of a group as the queries of one head.
-inline FwdProblem pack_queries(FwdProblem problem, int32_t row_shift) {
+// PackGQA of several queries per sequence: the problem with the rows of all query heads of a group
+// as the queries of one head.
+inline FwdProblem pack_gqa(FwdProblem problem, int32_t row_shift) {
   KeySplits& splits = problem.splits;
   splits.row_shift = row_shift;
   splits.group_rows = 1 << row_shift;
@@ -101,9 +103,9 @@ inline FwdProblem pack_queries(FwdProblem problem, int32_t row_shift) {
 // The problem as kernels compute it. A window to the right hides nothing from the last query.
 inline FwdProblem simplified(FwdProblem problem) {
   if (problem.queries.seqlen == 1) problem.window_right = kUnbounded;
-  if (can_pack_group(problem)) return pack_group(problem);
+  if (can_pack_gqa(problem)) return pack_gqa(problem);
   int32_t const row_shift = row_shift_of(problem);
-  return row_shift > 0 ? pack_queries(problem, row_shift) : problem;
+  return row_shift > 0 ? pack_gqa(problem, row_shift) : problem;
 }
 
 // The most keys that some query of a tile of block_q queries sees.
@@ -118,49 +120,48 @@ inline int64_t visible_keys(const FwdProblem& problem, int32_t block_q) {
   return std::min(keys, int64_t{problem.window_left} + diagonals + after);
 }
 
-// The number of parts with the shortest estimated time, counted in key blocks of a tile whose block
-// of threads is alone on an SM: a block takes kStart beside its key blocks, one that stores a
-// part's results up to kStore more, and the second kernel kMerge and half a block per kMergeParts
-// parts. Blocks that share an SM overlap: n take as long as (n + 1) / 2 one after the other.
-struct KeyDivision {
-  static constexpr int64_t kStart = 2, kStore = 3, kMerge = 4, kMergeParts = 8;
-  // Numbers of blocks that are considered, in quarters of a wave.
+// Cost model for the number of splits. Unit: the time that a CTA alone on its SM takes for one key
+// block. A CTA costs its key blocks and kStart, and up to kStore more if it writes a split's
+// results. fwd_merge_kernel costs kMerge, plus half a unit per kMergeSplits splits. n CTAs that
+// share an SM take as long as (n + 1) / 2 CTAs one after the other.
+struct SplitChoice {
+  static constexpr int64_t kStart = 2, kStore = 3, kMerge = 4, kMergeSplits = 8;
+  // Numbers of CTAs that are considered, in quarters of a wave.
   static constexpr int kQuarters[] = {1, 2, 4, 8, 12, 16};
 
-  int32_t count;  // parts
+  int32_t count;  // splits
   int64_t time;   // in halves
 
-  // `most`: parts that are considered.
-  static KeyDivision make(const FwdProblem& problem, int32_t block_q, int32_t block_kv,
+  // `most`: splits that are considered.
+  static SplitChoice make(const FwdProblem& problem, int32_t block_q, int32_t block_kv,
                           int64_t blocks_per_sm, int64_t most = kMaxSplits) {
-    auto const tiles = [](int64_t size, int64_t tile) { return (size + tile - 1) / tile; };
     int64_t const slots = kMultiprocessors * blocks_per_sm;
     int64_t const units = problem.queries.tiles(problem.batch, block_q) * problem.heads_q;
-    int64_t const blocks = tiles(visible_keys(problem, block_q), block_kv);
+    int64_t const blocks = ceil_div(visible_keys(problem, block_q), block_kv);
     // Under a causal mask the mean tile sees fewer blocks than the last one.
     bool const causal = problem.window_right != kUnbounded && problem.window_left == kUnbounded;
     int32_t const queries = problem.queries.seqlen >> problem.splits.row_shift;
     int64_t const hidden = std::min(queries, problem.keys.seqlen) / (2 * block_kv);
     int64_t const mean = causal ? std::max(blocks - hidden, int64_t{1}) : blocks;
-    int64_t const store = tiles(kStore * std::min(problem.queries.seqlen, block_q), block_q);
+    int64_t const store = ceil_div(kStore * std::min(problem.queries.seqlen, block_q), block_q);
     auto const time = [&](int64_t count) {
       int64_t const start = count == 1 ? kStart : kStart + store;
-      int64_t const longest = tiles(blocks, count) + start, all = units * count;
-      int64_t const merge = count == 1 ? 0 : 2 * kMerge + count / kMergeParts;
+      int64_t const longest = ceil_div(blocks, count) + start, all = units * count;
+      int64_t const merge = count == 1 ? 0 : 2 * kMerge + count / kMergeSplits;
       // Under a causal mask tiles with much work come first, so that blocks end together.
-      int64_t const of_block = causal ? tiles(mean, count) + start : longest;
-      int64_t const load = tiles(all, kMultiprocessors), rest = load % blocks_per_sm;
-      int64_t const rounds = load / blocks_per_sm * (blocks_per_sm + 1) + (rest > 0 ? rest + 1 : 0);
-      return std::max(2 * longest, rounds * of_block) + merge;
+      int64_t const of_block = causal ? ceil_div(mean, count) + start : longest;
+      int64_t const load = ceil_div(all, kMultiprocessors), rest = load % blocks_per_sm;
+      int64_t const waves = load / blocks_per_sm * (blocks_per_sm + 1) + (rest > 0 ? rest + 1 : 0);
+      return std::max(2 * longest, waves * of_block) + merge;  // waves: in halves
     };
-    KeyDivision best{1, time(1)};
+    SplitChoice best{1, time(1)};
     for (int64_t const quarters : kQuarters) {
       // In less than a wave, blocks that should share an SM would each have one alone, and hide no
       // latency of another.
       if (units == 0 || (quarters < 4 && blocks_per_sm > 1)) continue;
       int64_t const fit = std::min({quarters * slots / (4 * units), blocks, most});
       if (fit < 2) continue;
-      int64_t const count = tiles(blocks, tiles(blocks, fit));
+      int64_t const count = ceil_div(blocks, ceil_div(blocks, fit));
       if (int64_t const of_count = time(count); of_count < best.time) {
         best = {static_cast<int32_t>(count), of_count};
       }
@@ -169,31 +170,31 @@ struct KeyDivision {
   }
 };
 
-// Whether only fwd_merge_kernel can store the results, even if keys are not divided: the rows of a
-// tile have sinks of their own, or are not one behind the other in the log-sum-exp.
+// Whether only fwd_merge_kernel can store the results, even those of one split: with PackGQA, if
+// the rows of a tile have sinks of their own, or are not one behind the other in the log-sum-exp.
 inline bool needs_merge(const FwdProblem& problem) {
   const KeySplits& splits = problem.splits;
-  bool const merged = problem.sinks.data != nullptr || splits.query_offsets != nullptr;
-  return splits.row_shift > 0 || (splits.group_rows > 1 && merged);
+  bool const by_row = problem.sinks.data != nullptr || splits.query_offsets != nullptr;
+  return splits.row_shift > 0 || (splits.group_rows > 1 && by_row);
 }
 
-// The parts' results in the workspace.
+// The splits' results in the workspace.
 struct KeySplitsWorkspace {
   int64_t rows;    // of all split heads
   uint64_t bytes;  // 0: there are none
 
-  KeySplitsWorkspace(const FwdProblem& problem, const KeyDivision& division) {
+  KeySplitsWorkspace(const FwdProblem& problem, const SplitChoice& choice) {
     int64_t const queries = problem.queries.offsets != nullptr
                                 ? problem.queries.total
                                 : problem.batch * problem.queries.seqlen;
-    bool const merged = division.count > 1 || needs_merge(problem);
-    rows = merged ? queries * problem.heads_q * division.count : 0;
+    bool const exist = choice.count > 1 || needs_merge(problem);
+    rows = exist ? queries * problem.heads_q * choice.count : 0;
     bytes = static_cast<uint64_t>(rows) * (problem.head_dim_v + 1) * sizeof(float);
   }
   // Sets the splits of the problem. `start`: aligned to 16 bytes.
-  void assign(FwdProblem& problem, const KeyDivision& division, unsigned char* start) const {
+  void assign(FwdProblem& problem, const SplitChoice& choice, unsigned char* start) const {
     if (bytes == 0) return;
-    problem.splits.count = division.count;
+    problem.splits.count = choice.count;
     problem.splits.out = reinterpret_cast<float*>(start);
     problem.splits.lse = problem.splits.out + rows * problem.head_dim_v;
   }

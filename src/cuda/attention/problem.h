@@ -50,17 +50,19 @@ struct ScoreModifiers {
   }
 };
 
-// The forward's division of keys (key_splits.h): `count` blocks have a query tile, and each has a
-// part of the key blocks. Their results go to the workspace, in fp32, for fwd_merge_kernel. A
-// "split head" is numbered head * count + part.
+// The forward's split-KV and PackGQA (key_splits.h).
+//
+// Split-KV: `count` blocks have a query tile, each with a split, a range of its key blocks. Their
+// results go to the workspace, in fp32, for fwd_merge_kernel. A "split head" is numbered
+// head * count + split.
 struct KeySplits {
   int32_t count = 1;
   // [batch, split heads, seqlen_q, head_dim_v], or [split heads, total_q, head_dim_v]. Null: there
-  // is one part, and the kernel stores the results of the call.
+  // is one split, and the kernel stores the results of the call.
   float* out = nullptr;
   float* lse = nullptr;  // likewise, without the last dimension
-  // Packed groups (key_splits.h): the rows of a query, one for each query head of its group. The
-  // problem is dense, and query_offsets are those of the call's packed queries, or null.
+  // PackGQA: the rows of a query, one for each member of its group, a query head. The problem is
+  // dense, and query_offsets are those of the call's varlen queries, or null.
   int32_t group_rows = 1;
   const int32_t* query_offsets = nullptr;
   // With several queries per sequence group_rows is 1 << row_shift: row r belongs to query
@@ -104,6 +106,13 @@ struct Problem {
   }
 
 #ifdef __CUDACC__
+  // The keys of a sequence that are in use.
+  __device__ __forceinline__ Span keys_in_use(uint32_t batch) const {
+    Span span = keys.span(batch);
+    if (seqused_k != nullptr) span.count = min(max(seqused_k[batch], 0), span.count);
+    return span;
+  }
+
   // The index of a sequence's queries in the batch dimension of q: varlen tensors have one, 0.
   // Offsets are clamped, as by Sequences.
   __device__ __forceinline__ uint32_t batch_of_queries(uint32_t batch) const {
@@ -134,6 +143,16 @@ struct BwdProblem : Problem {
   float* delta_out;       // delta for the caller, laid out like lse, written; may be null
   unsigned char* workspace;
   bool deterministic;  // no atomic sums: the same bits on every run
+
+  // The most query blocks of one head that see a key tile.
+  int64_t visible_query_blocks(int32_t block_q, int32_t block_kv) const {
+    int64_t visible = queries.seqlen;
+    if (window_left != kUnbounded && window_right != kUnbounded) {
+      int64_t const window = int64_t{window_left} + window_right + block_kv;
+      if (window < visible) visible = window;
+    }
+    return (visible + block_q - 1) / block_q;
+  }
 
   bool rows_are_aligned() const {
     return Problem::rows_are_aligned() && flashvar::rows_are_aligned(grad_out) &&

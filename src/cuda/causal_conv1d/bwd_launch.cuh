@@ -115,7 +115,7 @@ struct BwdLaunch {
         cudaError_t const error =
             cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
         if (error != cudaSuccess) return error;
-        // An SM has 1 KB more than a block may have, of which each block takes 1 KB.
+        // An SM has 1 KiB more than a block may have, and CUDA reserves 1 KiB for every block.
         constexpr int kFit =
             (Target::kSharedMemory + 1024) / (sizeof(typename Config::Shared) + 1024);
         args.tiles.divide_channels_among(int64_t{multiprocessors} *

@@ -1,4 +1,5 @@
-// Rows of the generated kernel tables of causal_conv1d: one type per op, named <Op>Kernel.
+// Rows of the generated kernel tables of causal_conv1d: one type per function, named
+// <Function>Kernel.
 #pragma once
 #include "causal_conv1d/problem.h"
 #include "core/launcher.h"

@@ -20,8 +20,9 @@ struct Layout {
   bool tokens_inner;          // tokens are contiguous; else channels are, or neither
   bool chunks;                // whether a thread loads several elements at once
   Misalignment misalignment;  // of contiguous tokens that are loaded so
-  // If not, `operand` prevents it: by its `what`, or because its rows begin elsewhere than those of
-  // the operand `elsewhere`.
+  // Where a thread loads one element at a time: the operand that prevents more, and either which
+  // property of it does (`what`), or the operand with whose rows its rows are not aligned
+  // (`elsewhere`).
   const char* operand = nullptr;
   const char* what = nullptr;
   const char* elsewhere = nullptr;

@@ -95,12 +95,15 @@ class TileTable {
  public:
   static constexpr bool kBackward = kBackward_;
   static constexpr uint32_t kNone = 1u << 31;
-  // A sequence begins at one of the elements in `by_token`. Two bits, both set or none: for such a
-  // test the compiler emits one instruction, as for the sign bit, but not for another single bit.
+  // A sequence begins at one of the elements that the constructor's `by_token` names. Both bits are
+  // set, or none: whether any of two bits is set takes one instruction, as does a test of the sign
+  // bit, and a test of any other single bit takes more.
   static constexpr uint32_t kByToken = 3u << 29;
-  static constexpr uint32_t kFlag = 1u << 28;  // set with `flag`, where the thread has elements
+  // The thread has elements, and the constructor's `flag` is true: in the forward a residual is
+  // added, in the backward there is a grad_final.
+  static constexpr uint32_t kFlag = 1u << 28;
   // The thread loads elements ahead: its own, or those before the block's first; none if the row
-  // ends among them. Two bits, as kByToken.
+  // ends among them. Two bits, for the reason of kByToken's.
   static constexpr uint32_t kLoads = 3u << 26;
   // Masks of these bits. kAtFirst: a sequence begins at the thread's first element. kAfterLast: one
   // begins right after its last element (kAfter > 0 only). kAny: one begins at any of the elements.

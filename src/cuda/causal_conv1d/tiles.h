@@ -1,7 +1,10 @@
 // How a call's elements are divided among threads. If channels are contiguous, a thread has some
-// channels and iterates over tokens; if tokens are contiguous, it has one channel. The division
-// depends on the sizes and the alignment of the call's tensors alone, so that sums are added in the
-// same order on every device.
+// channels and iterates over tokens; if tokens are contiguous, it has one channel.
+//
+// Which tokens' gradients are summed together, and in which order, depends on the sizes and the
+// alignment of the call's tensors alone, so that the bits are the same on every device. How many
+// blocks share the work may depend on how many the device runs at a time (divide_tokens_among() in
+// the forward, divide_channels_among() in the backward).
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // Launch facts of compiled kernels (threads, shared memory, tile sizes) as records in the ELF
 // section .flashvar.kernels, from which the manifest writer reads them without loading the library.
-// One record per device function that a row of a kernel table launches, the row's main kernel
-// first.
+// One record per device function that a row of a kernel table launches, or per variant of it, the
+// row's main kernel first.
 #pragma once
 #include <cstdint>
 

@@ -14,8 +14,8 @@ struct LaunchShape {
   int shared_memory;  // dynamic, bytes
   // PDL: blocks may start before the preceding grid of the stream is complete. The kernel must
   // execute griddepcontrol.wait before it reads what that grid writes, and before it writes what
-  // that grid reads. It also must before it lets the next grid start, if that one uses device
-  // memory before its own wait.
+  // that grid reads. It must also execute griddepcontrol.wait before
+  // griddepcontrol.launch_dependents if the next grid accesses device memory before its own wait.
   bool programmatic = false;
 };
 

@@ -1,4 +1,4 @@
-// The host functions of a row of a kernel table. Each op's row type adds its axes. Host only.
+// The host functions of a row of a kernel table. Each op's row types add its axes. Host only.
 #pragma once
 #include <cuda_runtime_api.h>
 

@@ -5,8 +5,11 @@
 // mma.sync and wgmma) whose rows are columns of V. Every GEMM of the chain then takes operand A
 // from registers, a packed accumulator, and operand B from shared memory as it was loaded, and no
 // warp needs another's results. chunk.h has the formulas; transposed they are
-//   S^T K^T, S^T Q^T;  W^T = V^T - a o (S^T K^T);  U^T = W^T update^T
-//   S^T = decay S^T + (b o U^T) K;  out^T = c o (S^T Q^T) + U^T P^T
+//   (F1) W^T = V^T - a o (S^T K^T)
+//   (F2) U^T = W^T update^T
+//   (F3) out^T = c o (S^T Q^T) + U^T P^T
+//   (F4) S^T = decay S^T + (b o U^T) K
+// Each kernel that has a chain writes them out; these numbers mark the lines.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -12,6 +12,10 @@
 // Where q and k are normalised, A, P, a, b and c contain the rows' factors: no normalised copy of q
 // or k is stored.
 //
+// In these and all formulas of this op's sources o is the elementwise product. With a vector, a
+// value per token, a o M multiplies the rows of M where rows are tokens, and the columns of a
+// transposed matrix, where columns are.
+//
 // `growth` is the infinity norm (largest sum of absolute values of a row) of (T o D) diag(beta).
 // Where keys are nearly equal and beta is near 2, the updates grow along the chunk and cancel in
 // the state, so that 16-bit operands would lose the state's digits. Chunks above kMaxGrowth are

@@ -1,5 +1,19 @@
 // Parts of the backward's chains for both families: access to a record's vectors, images in the
 // workspace, and operands made from dOut.
+//
+// The step of the reverse chain, from dS^T after a chunk to that before it (grad_chunk.h):
+//   (R1) d = dS^T K^T
+//   (R2) dU^T = b o d + dOut^T P
+//   (R3) dV^T = beta o (dU^T - (beta o dU^T) (X o D))
+//   (R4) dS^T = decay dS^T
+//   (R5) dS^T += (c o dOut^T) Q
+//   (R6) dS^T -= (a o dV^T) K
+// and that of the chain of states, which writes R instead of out:
+//   (S1) W^T = V^T - a o (S^T K^T)
+//   (S2) R^T = W^T - (beta o W^T) (X o D)^T
+//   (S3) S^T = decay S^T + (b o beta o R^T) K
+// Each kernel writes them out, in an order of its own, because as functions the compiler emits
+// other code for the whole loop. The numbers mark the lines.
 #pragma once
 #include <cstddef>
 #include <cstdint>

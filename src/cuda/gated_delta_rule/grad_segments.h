@@ -1,10 +1,10 @@
 // Segments of the backward's chains (segments.h), in the same three passes. The gradient dS of the
-// state at a segment's start is a linear function of that at its end: M^T dS + b', with the M of
-// S' = M S + b. So both chains share the transitions, and neither waits for the other:
+// state at a segment's start is a linear function of that at its end: M^T dS + Z', with the M of
+// S' = M S + Z. So both chains share the transitions, and neither waits for the other:
 //   1. the chains whose start is known, with their results: that of the states through a sequence's
-//      first segment, the reverse one through its last. For inner segments: b, from a state of
-//      zeros; b', from a gradient of zeros; and M
-//   2. the states at the boundaries, S' = M S + b, and their gradients, dS' = M^T dS + b'
+//      first segment, the reverse one through its last. For inner segments: Z, from a state of
+//      zeros; Z', from a gradient of zeros; and M
+//   2. the states at the boundaries, S' = M S + Z, and their gradients, dS' = M^T dS + Z'
 //   3. the other chains: of the states through all segments but the first, the reverse ones through
 //      all but the last
 #pragma once
@@ -60,7 +60,7 @@ struct GradSegments {
   Segments segments;
   uint32_t boundaries;
   SegmentStates between;  // b after pass 1, then states; transitions M
-  SegmentStates grads;    // b' after pass 1, then gradients of the states; transposed transitions
+  SegmentStates grads;    // Z' after pass 1, then gradients of the states; transposed transitions
   uint64_t bytes;
 
   GradSegments() = default;

@@ -1,4 +1,5 @@
-// Rows of the generated kernel tables of gated_delta_rule: one type per op, named <Op>Kernel.
+// Rows of the generated kernel tables of gated_delta_rule: one type per function, named
+// <Function>Kernel.
 #pragma once
 #include "core/launcher.h"
 #include "gated_delta_rule/problem.h"

@@ -97,7 +97,7 @@ __device__ __forceinline__ void scan_boundaries(const ScanArgs& args, const Segm
   for (int32_t boundary = 1; boundary < boundaries; ++boundary) {
     to += step * states.sequence_stride;
     transition += step * transitions.sequence_stride;
-    Rows own = exists ? *reinterpret_cast<const Rows*>(to) : Rows{};  // b
+    Rows own = exists ? *reinterpret_cast<const Rows*>(to) : Rows{};  // Z
     __syncthreads();  // all of the first state is in shared memory
     Rows sum[kColumns] = {};
 #pragma unroll

@@ -1,12 +1,12 @@
 // Segments: sequences are divided into parts that run in parallel, where chains over whole
 // sequences would leave most of the device idle.
 //
-// A segment maps the state S at its start to M S + b at its end. An inner segment is one that is
+// A segment maps the state S at its start to M S + Z at its end. An inner segment is one that is
 // neither the first nor the last of its sequence. Three passes, without approximation:
-//   1. for inner segments: b, computed from a state of zeros, and the transition M, computed from
+//   1. for inner segments: Z, computed from a state of zeros, and the transition M, computed from
 //      the identity with V = 0. For first segments, whose initial state is known: the state after
 //      them
-//   2. the states at the boundaries between segments, in order: S' = M S + b
+//   2. the states at the boundaries between segments, in order: S' = M S + Z
 //   3. the forward, with each segment as a chain of its own that starts from its state
 // On 9.0 pass 1 computes the output of first segments as well, in blocks of a second kind, and pass
 // 3 has the other segments only.
@@ -103,7 +103,7 @@ Segments choose_segments(const Problem& problem, const Costs& costs) {
 // States and transitions at the boundaries between segments, in the workspace, fp32
 // [boundary][head][column of V][dim].
 struct SegmentStates {
-  // b after pass 1, the state at the boundary after pass 2. At a sequence's first boundary pass 1
+  // Z after pass 1, the state at the boundary after pass 2. At a sequence's first boundary pass 1
   // writes the state itself.
   State states;
   State transitions;  // M after pass 1; its columns are stored like columns of V

@@ -1,4 +1,5 @@
-// Rows of the generated kernel tables of merge_states: one type per op, named <Op>Kernel.
+// Rows of the generated kernel tables of merge_states: one type per function, named
+// <Function>Kernel.
 #pragma once
 #include "core/launcher.h"
 #include "merge_states/problem.h"

@@ -28,10 +28,10 @@ struct PipelineState {
   __device__ __forceinline__ void advance() { ++count; }
 };
 
-// Number of column blocks that a row of so many columns takes. Where maps are clipped
-// (clipped_map.h) further ones are zeroed once and never loaded: TMA translates the map's base
-// address even for a box wholly outside the tensor, and a clipped map starts in front of the
-// tensor, where there may be no memory.
+// Number of column blocks that a row of so many columns takes. Kernels with clipped maps
+// (clipped_map.h) load only these column blocks, and zero the others once. They must not load the
+// others: TMA translates the map's base address even for a box wholly outside the tensor, and a
+// clipped map's base lies in front of the tensor, where there may be no memory.
 __device__ __forceinline__ int32_t col_blocks_of(int32_t columns) {
   return (columns + kColBlockCols - 1) / kColBlockCols;
 }

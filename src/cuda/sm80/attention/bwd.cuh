@@ -345,7 +345,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     int32_t const last_key = min(tile.first_key + Config::kBlockKV, tile.keys.count) - 1;
     begin = mask.query_begin(tile.first_key) / Config::kBlockQ;
     int32_t const end = (mask.query_end(last_key) + Config::kBlockQ - 1) / Config::kBlockQ;
-    steps = max(end - begin, 0);
+    int64_t const all = max(end - begin, 0);
+    int32_t const skipped = static_cast<int32_t>(all * tile.query_part / args.query_splits);
+    steps = static_cast<int32_t>(all * (tile.query_part + 1) / args.query_splits) - skipped;
+    begin += skipped;
   }
   int32_t const last_step = steps * tile.heads - 1;
 

@@ -82,7 +82,7 @@ struct BwdLaunch {
           return launch_kernel<bwd_kernel<C>>(args, {blocks, C::kThreads, C::kSharedMemory}, device,
                                               stream);
         },
-        args.key_tiles * heads_kv * args.splits);
+        args.key_tiles * heads_kv * args.splits * args.query_splits);
     if (args.one_key_tile) {
       // The main kernel has stored dQ.
     } else if (problem.deterministic) {
@@ -101,7 +101,7 @@ struct BwdLaunch {
           },
           args.query_tiles * problem.heads_q);
     }
-    if (args.splits > 1) {
+    if (args.grad_k_sum != nullptr) {
       run(
           [&](int64_t blocks) {
             return convert<typename C::GradK>(

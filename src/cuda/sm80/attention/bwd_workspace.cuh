@@ -1,16 +1,12 @@
-// How the backward is divided: tiles, splits of a group, and the layout of the workspace. Host
+// How the backward is divided: tiles, splits of their work, and the layout of the workspace. Host
 // only.
 #pragma once
 #include <algorithm>
 
 #include "sm80/attention/bwd.cuh"
+#include "sm80/attention/key_tile_splits.h"
 
 namespace flashvar::sm80::attention {
-
-// The query heads of a group are split over several blocks where there would be fewer blocks than
-// this: eight per SM of a device with 132 SMs (H100, H200), because blocks differ in work under a
-// mask.
-inline constexpr int64_t kEnoughBlocks = 1056;
 
 // Offsets in the workspace, in bytes. The sums, [sums_begin, end), are zeroed before the main
 // kernel.
@@ -25,12 +21,14 @@ BwdWorkspace plan_bwd(const BwdProblem& problem, BwdArgs& args) {
   int64_t const heads_kv = problem.heads_q / problem.group;
   args.query_tiles = problem.queries.tiles(problem.batch, Config::kBlockQ);
   args.key_tiles = problem.keys.tiles(problem.batch, Config::kBlockKV);
-  args.splits = 1;
+  args.splits = args.query_splits = 1;
   int64_t const blocks = std::max<int64_t>(args.key_tiles * heads_kv, 1);
   if (!problem.deterministic) {
-    args.splits = static_cast<int32_t>(
-        std::min<int64_t>(problem.group, (kEnoughBlocks + blocks - 1) / blocks));
-    while (problem.group % args.splits != 0) ++args.splits;
+    args.splits = count_head_splits(blocks, problem.group);
+    bool const causal = problem.window_right != kUnbounded && problem.window_left == kUnbounded;
+    args.query_splits = count_query_splits(
+        blocks * args.splits, problem.visible_query_blocks(Config::kBlockQ, Config::kBlockKV),
+        causal, Config::kBlocksPerSM);
   }
   uint64_t end = 0;
   auto allocate = [&](bool wanted, int64_t elements) -> float* {
@@ -47,8 +45,9 @@ BwdWorkspace plan_bwd(const BwdProblem& problem, BwdArgs& args) {
   args.one_key_tile = problem.has_one_key_tile(Config::kBlockKV);
   args.grad_q_sum =
       allocate(!problem.deterministic && !args.one_key_tile, tiles_q * Config::GradQ::kElements);
-  args.grad_k_sum = allocate(args.splits > 1, tiles_k * Config::GradK::kElements);
-  args.grad_v_sum = allocate(args.splits > 1, tiles_k * Config::GradV::kElements);
+  bool const sums_grad_kv = args.splits * args.query_splits > 1;
+  args.grad_k_sum = allocate(sums_grad_kv, tiles_k * Config::GradK::kElements);
+  args.grad_v_sum = allocate(sums_grad_kv, tiles_k * Config::GradV::kElements);
   return {sums_begin, end};
 }
 

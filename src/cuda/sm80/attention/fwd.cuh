@@ -42,8 +42,8 @@ __device__ __forceinline__ void load_block(unsigned char* smem, const uint16_t* 
   ptx::cp_async_commit();
 }
 
-// As load_tile() of Q, from packed groups of several queries (KeySplits). `gmem`: the tile's first
-// query of the group's first member.
+// As load_tile() of Q, for PackGQA of several queries (KeySplits). `gmem`: the tile's first query
+// of the group's first member.
 template <class Layout, int kThreads>
 __device__ __forceinline__ void load_members(unsigned char* smem, const FwdProblem& problem,
                                              const uint16_t* gmem, int32_t rows) {
@@ -130,11 +130,11 @@ __device__ __forceinline__ void softmax_step(Softmax<Config>& softmax, Scores<Co
   }
 }
 
-// Normalises the warp's rows of the output and stores them and their LSE: those of a part of the
-// keys, in fp32, for fwd_merge_kernel.
+// Normalises the warp's rows of the output and stores them and their LSE: those of a split, in
+// fp32, for fwd_merge_kernel.
 template <class Config>
-__device__ __forceinline__ void store_part(const FwdProblem& problem, Softmax<Config>& softmax,
-                                           const Output<Config>& rO, const QueryTile& tile) {
+__device__ __forceinline__ void store_split(const FwdProblem& problem, Softmax<Config>& softmax,
+                                            const Output<Config>& rO, const QueryTile& tile) {
   int const lane = threadIdx.x % 32;
   int const warp_row = threadIdx.x / 32 * Config::kWarpRows;
   int32_t const rows = tile.queries.count - tile.first_query - warp_row;
@@ -202,7 +202,8 @@ __device__ __forceinline__ void store_output(const FwdProblem& problem, Softmax<
 
 // The forward kernel. Config::kModifiers: it evaluates ScoreModifiers. kAligned: every row starts
 // at a multiple of 16 bytes. Windows and varlen are run-time branches outside the main loop's
-// common path; divided keys are not, because code around the loop makes it slower.
+// common path. Split-KV is a compile-time variant (kSplits) instead: even code outside the loop
+// makes the loop slower.
 template <class Config, bool kAligned>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     fwd_kernel(const __grid_constant__ FwdProblem problem) {
@@ -305,7 +306,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   }
 
   if constexpr (Config::kSplits) {
-    store_part<Config>(problem, softmax, rO, shared.tile);
+    store_split<Config>(problem, softmax, rO, shared.tile);
   } else {
     store_output<Config, kAligned>(problem, softmax, rO, shared.tile, sO);
   }

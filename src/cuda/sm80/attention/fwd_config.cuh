@@ -10,7 +10,7 @@ struct FwdTile {
   int max_head_dim;                 // of V: the output accumulators must fit the registers
   int block_q;                      // query rows of a block
   int block_kv;                     // keys of one main-loop step
-  int block_kv_modifiers;           // the same for kModifiers, which needs registers
+  int block_kv_reduced;             // the same of variants that need registers (kFewerKeys)
   int warps;                        // each owns block_q / warps rows
   int blocks_per_sm;                // co-resident blocks; one computes while another waits
   int architectures_before = 1000;  // 10 * major + minor; from there on ptxas spills
@@ -36,7 +36,7 @@ inline constexpr FwdTile kFwdTiles[] = {
 };
 // clang-format on
 
-// Bytes of shared memory that the hardware reserves per block (CUDA C++ Programming Guide, compute
+// Bytes of shared memory that CUDA reserves per block (CUDA C++ Programming Guide, compute
 // capabilities 8.x and 9.0).
 inline constexpr int kReservedSharedMemory = 1024;
 
@@ -65,8 +65,8 @@ constexpr FwdTile fwd_tile(int head_dim, int head_dim_v) {
   return {};
 }
 
-// Constants of one kernel. kModifiers: it evaluates ScoreModifiers. kSplits: keys may be divided
-// (KeySplits).
+// Constants of one kernel. kModifiers: it evaluates ScoreModifiers. kSplits: it has split-KV and
+// PackGQA of all calls (KeySplits).
 template <class Target, class Dtype_, int kMaxHeadDim, int kMaxHeadDimV, bool kModifiers_,
           bool kSplits_ = false>
 struct FwdConfig {
@@ -78,10 +78,10 @@ struct FwdConfig {
   static constexpr int kHeadDim = padded_head_dim(kMaxHeadDim);
   static constexpr int kHeadDimV = padded_head_dim(kMaxHeadDimV);
   static constexpr int kBlockQ = kTile.block_q;
-  // With modifiers, and with divided keys on 10.x and 11.0, ptxas would spill.
+  // With modifiers, and with kSplits on 10.x and 11.0, ptxas would spill.
   static constexpr bool kFewerKeys =
       kModifiers || (kSplits && Target::kArchitecture >= 100 && Target::kArchitecture < 120);
-  static constexpr int kBlockKV = kFewerKeys ? kTile.block_kv_modifiers : kTile.block_kv;
+  static constexpr int kBlockKV = kFewerKeys ? kTile.block_kv_reduced : kTile.block_kv;
   static constexpr int kWarps = kTile.warps;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kBlocksPerSM = kTile.blocks_per_sm;

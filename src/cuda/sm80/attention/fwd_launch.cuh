@@ -1,4 +1,4 @@
-// Launches the forward: chooses one of the kernel's three variants (plain, with modifiers,
+// Launches the forward: chooses one of the kernel's four variants (plain, with modifiers, split-KV,
 // unaligned), grid and shared memory.
 #pragma once
 #include "attention/explain.h"
@@ -21,6 +21,8 @@ struct FwdLaunch {
     return {Dtype::kAbi, kHeadDim, kHeadDimV, {&workspace, &launch, &explain_mma_sync<FwdProblem>}};
   }
 
+  // One record for all variants of fwd_kernel, with the tile of plain calls. With score modifiers
+  // or kSplits the tile may have fewer keys (kFewerKeys).
   static constexpr KernelFactsList<2> facts(const char* row) {
     return {{facts<Config<false>>(row, "every call"), fwd_merge_facts(row)}};
   }
@@ -30,19 +32,19 @@ struct FwdLaunch {
     return {{facts<Config<true>>(row, when)}};
   }
 
-  // For the results of divided keys, which aligned calls may have.
+  // For the results of splits, which aligned calls may have.
   static uint64_t workspace(const FwdProblem& call) {
     FwdProblem const problem = simplified(call);
-    return KeySplitsWorkspace(problem, divide_keys(problem)).bytes;
+    return KeySplitsWorkspace(problem, choose_splits(problem)).bytes;
   }
 
   static cudaError_t launch(const FwdProblem& call, int device, cudaStream_t stream) {
     if (!call.rows_are_aligned()) return launch_unaligned(call, device, stream);
     FwdProblem const problem = simplified(call);
     if (problem.has_modifiers()) return launch_variant<true, true>(problem, device, stream);
-    KeyDivision const division = divide_keys(problem);
-    return division.count > 1 || needs_merge(problem)
-               ? launch_divided(call, problem, division, device, stream)
+    SplitChoice const choice = choose_splits(problem);
+    return choice.count > 1 || needs_merge(problem)
+               ? launch_split(call, problem, choice, device, stream)
                : launch_variant<false, true>(problem, device, stream);
   }
 
@@ -52,7 +54,7 @@ struct FwdLaunch {
   }
 
  private:
-  using Divided = FwdConfig<Target, Dtype, kHeadDim, kHeadDimV, false, true>;
+  using Split = FwdConfig<Target, Dtype, kHeadDim, kHeadDimV, false, true>;
 
   template <class C>
   static constexpr KernelFacts facts(const char* row, const char* when) {
@@ -60,20 +62,20 @@ struct FwdLaunch {
                                                         C::kBlockQ, C::kBlockKV);
   }
 
-  // Kernels with modifiers take whole keys.
-  static KeyDivision divide_keys(const FwdProblem& problem) {
-    return KeyDivision::make(problem, Divided::kBlockQ, Divided::kBlockKV, Divided::kBlocksPerSM,
+  // Kernels with modifiers have one split.
+  static SplitChoice choose_splits(const FwdProblem& problem) {
+    return SplitChoice::make(problem, Split::kBlockQ, Split::kBlockKV, Split::kBlocksPerSM,
                              problem.has_modifiers() ? 1 : kMaxSplits);
   }
 
-  static cudaError_t launch_divided(const FwdProblem& call, FwdProblem problem,
-                                    const KeyDivision& division, int device, cudaStream_t stream) {
-    KeySplitsWorkspace(problem, division).assign(problem, division, problem.workspace);
-    int64_t const tiles = QueryTile::tiles(problem, Divided::kBlockQ);
-    LaunchShape const shape{tiles * problem.heads_q * division.count, Divided::kThreads,
-                            Divided::kSharedMemory};
+  static cudaError_t launch_split(const FwdProblem& call, FwdProblem problem,
+                                  const SplitChoice& choice, int device, cudaStream_t stream) {
+    KeySplitsWorkspace(problem, choice).assign(problem, choice, problem.workspace);
+    int64_t const tiles = QueryTile::tiles(problem, Split::kBlockQ);
+    LaunchShape const shape{tiles * problem.heads_q * choice.count, Split::kThreads,
+                            Split::kSharedMemory};
     cudaError_t const error =
-        launch_kernel<fwd_kernel<Divided, true>>(problem, shape, device, stream);
+        launch_kernel<fwd_kernel<Split, true>>(problem, shape, device, stream);
     return error == cudaSuccess
                ? launch_fwd_merge<Target, Dtype>(call, problem.splits, device, stream)
                : error;

@@ -19,16 +19,18 @@ struct BwdArgs : BwdProblem {
   float* grad_v_sum;               // likewise
   int64_t query_tiles, key_tiles;  // per head, over all batches
   int32_t splits;                  // number of blocks that share the query heads of a group
+  int32_t query_splits;            // and of blocks that share the query blocks of a head
   bool one_key_tile;               // of each sequence: its blocks store dQ
   bool aligned;                    // every row of every tensor starts at a multiple of 16 bytes
   bool shared_bias;  // the bias is broadcast: several scores add to one element of grad_bias
 };
 
-// Key tile of this block: keys of one kv head, and the query heads over which it sums their
-// gradients.
+// Key tile of this block: keys of one kv head, and the query heads and blocks over which it sums
+// their gradients.
 struct KeyTile {
   uint32_t batch, head_kv;
   int32_t first_head, heads;  // query heads [first_head, first_head + heads)
+  int32_t query_part;         // of query_splits
   int32_t first_key;          // within its sequence; past its end: the block has no work
   int32_t key_rows;           // keys of the sequence, in use or not
   Span queries, keys;         // of the sequence; keys: the keys in use
@@ -36,7 +38,9 @@ struct KeyTile {
   int64_t key_tile;           // number of this tile in the workspace
 
   __device__ __forceinline__ KeyTile(const BwdArgs& args, int32_t block_q, int32_t block_kv) {
-    uint32_t block = ptx::block_index();
+    uint32_t const parts = static_cast<uint32_t>(args.query_splits);
+    uint32_t block = ptx::block_index() / parts;
+    query_part = static_cast<int32_t>(ptx::block_index() % parts);
     uint32_t const batches = static_cast<uint32_t>(args.batch);
     uint32_t const heads_kv = args.heads_q / args.group;
     uint32_t split;
@@ -62,9 +66,8 @@ struct KeyTile {
     first_head = head_kv * args.group + begin;
     heads = args.group * (split + 1) / args.splits - begin;
     queries = args.queries.span(batch);
-    keys = args.keys.span(batch);
-    key_rows = keys.count;
-    if (args.seqused_k != nullptr) keys.count = min(max(args.seqused_k[batch], 0), keys.count);
+    keys = args.keys_in_use(batch);
+    key_rows = args.keys.span(batch).count;
     first_query_tile = args.queries.first_tile(batch, block_q);
     key_tile = args.keys.first_tile(batch, block_kv) + first_key / block_kv;
   }

@@ -34,7 +34,7 @@ struct KeyBlockRange {
 // vary fastest, and the last comes first: under a causal mask it has the most work.
 struct QueryTile {
   uint32_t batch, head;
-  uint32_t part;        // of divided keys (KeySplits)
+  uint32_t split;       // with kSplits (KeySplits)
   int32_t first_query;  // within its sequence; past its end: the block has no work
   Span queries, keys;   // of the sequence; queries: its rows; keys: the keys in use
   bool is_spare;        // varlen: the one tile of each head that never has queries
@@ -44,18 +44,18 @@ struct QueryTile {
     return problem.queries.tiles(problem.batch, rows) + (problem.queries.offsets != nullptr);
   }
 
-  // kSplits: whether keys may be divided.
+  // kSplits: whether there may be several splits, or PackGQA.
   template <bool kSplits = false>
   __device__ __forceinline__ QueryTile(const Problem& problem, int32_t rows,
                                        std::bool_constant<kSplits> = {}) {
     uint32_t const block = ptx::block_index();
-    uint32_t const parts = kSplits ? problem.splits.count : 1;
+    uint32_t const splits = kSplits ? problem.splits.count : 1;
     uint32_t const batches = static_cast<uint32_t>(problem.batch);
     if (problem.queries.offsets == nullptr) {
       uint32_t const blocks_q = (problem.queries.seqlen + rows - 1) / rows;
       uint32_t const split_head = block / blocks_q;
-      uint32_t const head_and_batch = split_head / parts;
-      part = split_head % parts;
+      uint32_t const head_and_batch = split_head / splits;
+      split = split_head % splits;
       batch = head_and_batch / problem.heads_q;
       head = head_and_batch % problem.heads_q;
       first_query = (blocks_q - 1 - block % blocks_q) * rows;
@@ -63,21 +63,18 @@ struct QueryTile {
     } else {
       uint32_t const count = static_cast<uint32_t>(tiles(problem, rows));
       uint32_t const split_head = block / count;
-      head = split_head / parts;
-      part = split_head % parts;
-      is_spare = block % count == 0 && part == 0;
+      head = split_head / splits;
+      split = split_head % splits;
+      is_spare = block % count == 0 && split == 0;
       TileCoordinate const tile = problem.queries.find(count - 1 - block % count, batches, rows);
       batch = tile.batch;
       first_query = tile.first;
     }
     queries = problem.queries.span(batch);
-    keys = problem.keys.span(batch);
-    if (problem.seqused_k != nullptr) {
-      keys.count = min(max(problem.seqused_k[batch], 0), keys.count);
-    }
+    keys = problem.keys_in_use(batch);
   }
 
-  // With kSplits, those of the part.
+  // With kSplits, those of the split.
   template <bool kSplits = false>
   __device__ __forceinline__ KeyBlockRange key_blocks(const Problem& problem, int32_t rows,
                                                       int32_t columns) const {
@@ -86,9 +83,9 @@ struct QueryTile {
     KeyBlockRange blocks(mask<kSplits>(problem), first_query >> shift, last_query >> shift,
                          columns);
     if constexpr (kSplits) {
-      uint32_t const parts = problem.splits.count;
-      int32_t const size = (max(blocks.end - blocks.begin, 0) + parts - 1) / parts;
-      blocks.begin += static_cast<int32_t>(part) * size;
+      uint32_t const splits = problem.splits.count;
+      int32_t const size = (max(blocks.end - blocks.begin, 0) + splits - 1) / splits;
+      blocks.begin += static_cast<int32_t>(split) * size;
       blocks.end = min(blocks.begin + size, blocks.end);
     }
     return blocks;
@@ -122,7 +119,7 @@ struct QueryTile {
            int64_t{queries.first + first_query} * tensor.seq_stride;
   }
 
-  // The same in q; with kSplits, where its packed queries may be in a dense problem.
+  // The same in q; with kSplits, where varlen queries may be in a dense problem (PackGQA).
   template <bool kSplits>
   __device__ __forceinline__ int64_t q_offset(const Problem& problem) const {
     QueryTile tile = *this;
@@ -144,7 +141,7 @@ struct QueryTile {
   __device__ __forceinline__ int64_t lse_offset(const Problem& problem) const {
     bool const varlen = problem.queries.offsets != nullptr;
     int64_t of_head = varlen ? head : int64_t{batch} * problem.heads_q + head;
-    if constexpr (kSplits) of_head = of_head * problem.splits.count + part;
+    if constexpr (kSplits) of_head = of_head * problem.splits.count + split;
     int64_t const row =
         varlen ? of_head * problem.queries.total + queries.first : of_head * problem.queries.seqlen;
     return row + first_query;

@@ -238,17 +238,18 @@ __device__ __forceinline__ void advance_state(const FwdLoads<Config>& loads,
     float predicted[32], out[32];
     uint32_t update[4][4], decayed[4][4];  // U^T, b o U^T
     multiply_registers<Dtype, Tile, false, false>(predicted, packed_state, tile_k);
+    // (F1), (F2)
     compute_updates<Dtype>(update, decayed, predicted, tile_v, vectors, tile_k + Config::kUpdate);
 
     ptx::cp_async_wait<1>();
     __syncthreads();  // the chunk's second group is loaded
     if constexpr (kOutput) {
-      multiply_registers<Dtype, Tile, false, false>(out, packed_state, tile_q);
+      multiply_registers<Dtype, Tile, false, false>(out, packed_state, tile_q);  // (F3)
       TokenFactors(vectors + Offsets::c).scale(out);
       multiply_registers<Dtype, Triangle, false, true>(
           out, update, ptx::smem_address(loads.shared + Config::kScores));
     }
-    decay_state(state, load_float(vectors + Offsets::decay));
+    decay_state(state, load_float(vectors + Offsets::decay));  // (F4)
     multiply_registers<Dtype, Tile, true, true>(state, decayed, tile_k);
     pack<Dtype>(packed_state, state);
     __syncthreads();  // all warps have read Q and the scores, which the next group overwrites

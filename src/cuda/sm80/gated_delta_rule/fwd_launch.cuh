@@ -53,8 +53,9 @@ struct FwdLaunch {
   }
 
  private:
-  // Measured on 9.0, used for every architecture: only their ratios matter. A block has 64 columns,
-  // so that 128 take two blocks.
+  // In the order of ChainCosts' members. 108 is the number of SMs of an A100: a constant, so that
+  // results do not depend on the device. Times are measured on 9.0 and used for every architecture:
+  // only their ratios matter. A block has 64 columns, so that 128 take two blocks.
   static constexpr ChainCosts kCosts{108, 2600, 5200, 4000, 3000, 10000, false};
 
   static uint64_t record_bytes(const FwdProblem& problem) {

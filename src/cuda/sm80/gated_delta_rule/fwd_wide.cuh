@@ -112,16 +112,17 @@ __device__ __forceinline__ void advance_state(const WideLoads<Config>& loads,
     ptx::cp_async_wait<0>();
     __syncthreads();  // Q and the matrices are loaded
     if constexpr (kOutput) {
-      multiply_state<Dtype, Tile>(out, state, tile_q);
+      multiply_state<Dtype, Tile>(out, state, tile_q);  // (F3)
       __syncthreads();  // all warps have read Q, which the next K overwrites
     }
     loads.start_keys(row + kChunk);
+    // (F1), (F2)
     compute_updates<Dtype>(update, decayed, predicted, tile_v, vectors, shared + Config::kUpdate);
     if constexpr (kOutput) {
       TokenFactors(vectors + Offsets::c).scale(out);
       multiply_registers<Dtype, Triangle, false, true>(out, update, shared + Config::kScores);
     }
-    decay_state(state, load_float(vectors + Offsets::decay));
+    decay_state(state, load_float(vectors + Offsets::decay));  // (F4)
     multiply_registers<Dtype, Tile, true, true>(state, decayed, tile_k);
     __syncthreads();  // all warps have read K and the matrices, which the next loads overwrite
     loads.start_queries(row + kChunk);

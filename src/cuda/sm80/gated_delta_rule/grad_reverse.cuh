@@ -1,7 +1,6 @@
 // One of the two chains of the backward: from the last chunk of a sequence to the first, with 64
-// columns of the gradient of a head's state in registers, as in gated_delta_rule/chain.cuh:
-//   dU^T = b o (dS^T K^T) + dOut^T P;  dV^T = beta o (dU^T - (beta o dU^T) (X o D))
-//   dS^T = decay dS^T + (c o dOut^T) Q - (a o dV^T) K
+// columns of the gradient of a head's state in registers, as in gated_delta_rule/chain.cuh. Its
+// formulas, R1 to R6, are in gated_delta_rule/grad_chain.cuh.
 // It writes dV, and dS^T after each chunk.
 #pragma once
 #include <cstdint>
@@ -117,10 +116,11 @@ __device__ __forceinline__ void compute_grad_states(const BwdProblem& problem,
     bool const careful = growth > kCarefulGrowth;
     float d[32];  // dS^T K^T, then dU^T, then dV^T
     uint32_t packed_out[4][4], packed[4][4];
-    multiply_registers<Dtype, Tile, false, false>(d, packed_grad, tiles);
-    TokenFactors(vectors + Vectors::b).scale(d);
+    multiply_registers<Dtype, Tile, false, false>(d, packed_grad, tiles);  // (R1)
+    TokenFactors(vectors + Vectors::b).scale(d);                           // (R2)
     load_transposed(packed_out, tile_out);
     multiply_registers<Dtype, Triangle, true, true>(d, packed_out, tiles + Config::kScores);
+    // (R3)
     solve<true>(d, workspace.records[indices.record], tiles + Config::kInverse,
                 vectors + kVectorBeta, careful);
     TokenFactors(vectors + kVectorBeta).scale(d);
@@ -134,16 +134,16 @@ __device__ __forceinline__ void compute_grad_states(const BwdProblem& problem,
       put_operand(tile_out, packed);
       copy_columns(low, kChainColumns, tile_out, kChunk, kChainColumns);
     }
-    TokenFactors(vectors).scale(d);
+    TokenFactors(vectors).scale(d);  // (R6), its operand
 #pragma unroll
     for (float& value : d) value = -value;
     pack<Dtype>(packed, d);
-    scale_operand<Dtype>(packed_out, vectors + Vectors::c);
-    decay_state(grad, load_float(vectors + Vectors::decay));
-    multiply_registers<Dtype, Tile, true, true>(grad, packed, tiles);
+    scale_operand<Dtype>(packed_out, vectors + Vectors::c);            // (R5), its operand
+    decay_state(grad, load_float(vectors + Vectors::decay));           // (R4)
+    multiply_registers<Dtype, Tile, true, true>(grad, packed, tiles);  // (R6)
     ptx::cp_async_wait<1>();
-    __syncthreads();  // Q is loaded
-    multiply_registers<Dtype, Tile, true, true>(grad, packed_out, tile_q);
+    __syncthreads();                                                        // Q is loaded
+    multiply_registers<Dtype, Tile, true, true>(grad, packed_out, tile_q);  // (R5)
     __syncthreads();  // all warps have read Q, which the next load overwrites
     loads.start_queries(row - kChunk);
   }

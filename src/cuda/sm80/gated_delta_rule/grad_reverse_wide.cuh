@@ -106,19 +106,20 @@ __device__ __forceinline__ void compute_wide_grad_states(const BwdProblem& probl
       continue;
     }
     bool const careful = growth > kCarefulGrowth;
-    float d[32];  // dS^T K^T, then dU^T, then dV^T
-    multiply_state<Dtype, Tile>(d, grad, tile_k);
-    uint32_t packed[4][4];  // dOut; later operands made of dV
-    TokenFactors(vectors + Vectors::b).scale(d);
+    float d[32];                                   // dS^T K^T, then dU^T, then dV^T
+    multiply_state<Dtype, Tile>(d, grad, tile_k);  // (R1)
+    uint32_t packed[4][4];                         // dOut; later operands made of dV
+    TokenFactors(vectors + Vectors::b).scale(d);   // (R2)
     load_transposed(packed, tile_out);
     multiply_registers<Dtype, Triangle, true, true>(d, packed, base + Config::kScores);
-    scale_operand<Dtype>(packed, vectors + Vectors::c);
-    decay_state(grad, load_float(vectors + Vectors::decay));
+    scale_operand<Dtype>(packed, vectors + Vectors::c);       // (R5), its operand
+    decay_state(grad, load_float(vectors + Vectors::decay));  // (R4)
     ptx::cp_async_wait<0>();
-    __syncthreads();  // Q and X o D are loaded
-    multiply_registers<Dtype, Tile, true, true>(grad, packed, tile_q);
+    __syncthreads();                                                    // Q and X o D are loaded
+    multiply_registers<Dtype, Tile, true, true>(grad, packed, tile_q);  // (R5)
     __syncthreads();  // all warps have read Q and P, which the next loads overwrite
     loads.start_keys(row - kChunk);
+    // (R3)
     solve<true>(d, workspace.records[indices.record], base + Config::kInverse,
                 vectors + kVectorBeta, careful);
     TokenFactors(vectors + kVectorBeta).scale(d);
@@ -131,11 +132,11 @@ __device__ __forceinline__ void compute_wide_grad_states(const BwdProblem& probl
       put_operand(tile_out, packed);
       copy_columns(low, kChainColumns, tile_out, kChunk, kChainColumns);
     }
-    TokenFactors(vectors).scale(d);
+    TokenFactors(vectors).scale(d);  // (R6), its operand
 #pragma unroll
     for (float& value : d) value = -value;
     pack<Dtype>(packed, d);
-    multiply_registers<Dtype, Tile, true, true>(grad, packed, tile_k);
+    multiply_registers<Dtype, Tile, true, true>(grad, packed, tile_k);  // (R6)
     __syncthreads();  // all warps have read K and X o D, which the next loads overwrite
     loads.start_queries(row - kChunk);
   }

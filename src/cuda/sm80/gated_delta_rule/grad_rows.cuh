@@ -187,6 +187,7 @@ __device__ __forceinline__ void add_heads(RowsAccumulator<Config>& dq, RowsAccum
     float const of_q[2] = {rows.c[row], rows.c[row + 8]};
     float const of_k[2] = {-rows.a[row], -rows.a[row + 8]};
     float2 const later = row_products<Config>(products.later, tile_k);
+    // Of a row each: q . (S dout) and k . (S dv), the gradients of c and of -a.
     float2 const of_state = row_products<Config>(products.of_q, tile_q);
     float2 const of_read = row_products<Config>(products.of_k, tile_k);
     of_gates.x += of_q[0] * of_state.x + of_k[0] * of_read.x;

@@ -89,7 +89,8 @@ __device__ __forceinline__ void compute_states(const BwdProblem& problem,
     } else {
       multiply_registers<Dtype, Tile, false, false>(residual, packed_state, tiles);
     }
-    ValueTile(tiles + Config::kV).subtract<Dtype>(residual, TokenFactors(vectors));
+    ValueTile(tiles + Config::kV).subtract<Dtype>(residual, TokenFactors(vectors));  // (S1)
+    // (S2)
     solve<false>(residual, workspace.records[indices.record], tiles + Config::kInverse,
                  vectors + kVectorBeta, growth > kCarefulGrowth);
     uint32_t packed[4][4];
@@ -99,7 +100,7 @@ __device__ __forceinline__ void compute_states(const BwdProblem& problem,
       pack_low<Dtype>(packed, residual);
       store_image(image_low, packed);
     }
-    TokenFactors(vectors + kVectorBeta).scale(residual);
+    TokenFactors(vectors + kVectorBeta).scale(residual);  // (S3)
     TokenFactors(vectors + Vectors::b).scale(residual);
     pack<Dtype>(packed, residual);
     decay_state(state, load_float(vectors + Vectors::decay));

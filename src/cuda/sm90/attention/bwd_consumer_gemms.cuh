@@ -132,7 +132,7 @@ __device__ __forceinline__ void bwd_consume_dk(const BwdArgs& args,
     clear(rdK);
     if (tile.has_queries()) {
       typename S::Registers rdP;
-      int32_t left = problem.group * (tile.end - tile.begin);
+      int32_t left = args.part_heads * (tile.end - tile.begin);
       auto start_dp = [&] {
         ptx::mbarrier_wait(smem.full_grad_out(step.stage()), step.phase());  // dO, delta are loaded
         gemm_scores_t<Config, Config::kHeadDimV>(rdP, smem.v(), smem.grad_out(step.stage()));

@@ -9,7 +9,7 @@
 namespace flashvar::sm90::attention {
 
 // Fills the dQ kernel's arguments. `bwd_args`: those of the dK and dV kernel, with which it shares
-// LSE and delta. `counter`: zeroed by the preprocess kernel.
+// LSE and delta. `counter`: zeroed by the preprocess kernel. One CTA runs on an SM.
 template <class Config>
 cudaError_t make_dq_args(BwdDqArgs& args, const BwdArgs& bwd_args, uint32_t* counter,
                          int multiprocessors) {
@@ -26,7 +26,7 @@ cudaError_t make_dq_args(BwdDqArgs& args, const BwdArgs& bwd_args, uint32_t* cou
 }
 
 template <class Config>
-cudaError_t launch_dq(const BwdDqArgs& args, int device, int multiprocessors, cudaStream_t stream) {
+cudaError_t launch_dq(const BwdDqArgs& args, int device, cudaStream_t stream) {
   LaunchShape const shape{args.ctas, Config::kThreads, Config::kSharedMemory, true};
   return launch_kernel<bwd_dq_kernel<Config>>(args, shape, device, stream);
 }

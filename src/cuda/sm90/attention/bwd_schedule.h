@@ -11,14 +11,13 @@
 
 namespace flashvar::sm90::attention {
 
-// Sets the arguments that describe work units, of split heads (GroupSplits). Returns the number of
-// CTAs, or none where unit numbers do not fit 31 bits.
+// Sets the arguments that describe work units, tiles of split heads (KeyTileSplits). Returns the
+// number of CTAs, or none where unit numbers do not fit 31 bits.
 template <class Config>
 std::optional<int64_t> schedule_key_tiles(BwdArgs& args, int multiprocessors) {
-  args.problem.group /= args.splits.count;
   const BwdProblem& problem = args.problem;
   bool const varlen = problem.keys.offsets != nullptr;
-  int64_t const heads = (varlen ? 1 : problem.batch) * (problem.heads_q / problem.group);
+  int64_t const heads = (varlen ? 1 : problem.batch) * args.split_heads();
   int64_t const tiles = problem.keys.tiles(varlen ? problem.batch : 1, Config::kBlockKV);
   args.heads_outermost = has_short_windows(problem);
   args.paired =

@@ -1,5 +1,5 @@
-// dK and dV of divided groups (group_splits.h): the parts' stores, and the kernel that adds them up
-// in order. It runs after the dK and dV kernel.
+// dK and dV of divided key tiles (key_tile_splits.h): the parts' stores, and the kernel that adds
+// them up in order. It runs after the dK and dV kernel.
 #pragma once
 #include <cstdint>
 
@@ -37,8 +37,7 @@ __device__ __forceinline__ void store_key_grad(const BwdArgs& args, const Tensor
     return;
   }
   uint32_t const thread = ptx::thread_index() % 128;
-  int64_t const head =
-      first_part_row(problem, problem.heads_q / problem.group, tile.batch, tile.split_head);
+  int64_t const head = first_part_row(problem, args.split_heads(), tile.batch, tile.split_head);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     int32_t const row = first + thread / 32 * 16 + half * 8 + thread % 32 / 4;
@@ -68,7 +67,7 @@ __device__ __forceinline__ void sum_row(uint16_t* to, const float* parts, int64_
   }
 }
 
-// `problem.group`: of a whole kv head. One block per tile of kSumRows keys and kv head.
+// One block per tile of kSumRows keys and kv head.
 template <class Dtype>
 __global__ void __launch_bounds__(kSumThreads)
     bwd_sum_kernel(const __grid_constant__ BwdArgs args) {

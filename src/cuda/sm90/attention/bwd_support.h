@@ -19,15 +19,10 @@ inline bool are_short(const Sequences& sequences, int64_t batch) {
   return sequences.offsets != nullptr && sequences.total < kMinMeanQueries * batch;
 }
 
-// Whether key tiles store dQ, because every sequence has one. Not where few tiles have many
-// queries: a tile's steps then take the time, and those of the pipelined kernels, which add dQ, are
-// shorter.
+// Whether key tiles store dQ, because every sequence has one.
 template <class Config>
 bool stores_grad_q(const BwdProblem& problem) {
-  constexpr int64_t kFewTiles = kMultiprocessors / 2, kManyQueries = 256;
-  bool const few = problem.batch * (problem.heads_q / problem.group) < kFewTiles &&
-                   int64_t{problem.group} * problem.queries.seqlen > kManyQueries;
-  return Config::kStoresGradQ && problem.has_one_key_tile(Config::kBlockKV) && !few;
+  return Config::kStoresGradQ && problem.has_one_key_tile(Config::kBlockKV);
 }
 
 // Why a problem goes to the mma.sync kernels whatever its addresses; null: it does not.

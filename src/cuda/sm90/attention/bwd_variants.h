@@ -5,6 +5,7 @@
 
 #include "sm90/attention/bwd_config.cuh"
 #include "sm90/attention/bwd_support.h"
+#include "sm90/attention/key_tile_splits.h"
 
 namespace flashvar::sm90::attention {
 
@@ -55,7 +56,8 @@ struct BwdVariants {
   // Whether the varlen kernel takes the call, if it has no modifiers.
   static bool takes_varlen_kernel(const BwdProblem& problem) {
     return problem.is_varlen() || problem.seqused_k != nullptr ||
-           (Dense::kGradQ && has_short_windows(problem));
+           (Dense::kGradQ && has_short_windows(problem)) ||
+           count_key_tile_splits(problem, Dense::kBlockQ, Dense::kBlockKV, 1, true).queries > 1;
   }
 
   static bool has_bias(const BwdProblem& problem) { return problem.modifiers.bias.data != nullptr; }

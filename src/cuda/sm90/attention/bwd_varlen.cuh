@@ -37,6 +37,7 @@ template <class Config>
 struct VarlenKeyTile {
   Mask mask;  // of the keys in use
   uint32_t batch, split_head;
+  uint32_t heads;      // part_of_heads()
   int32_t first_key;   // within the sequence; negative: no more tiles
   int32_t begin, end;  // query blocks
   Span all;            // keys of the sequence, in use or not
@@ -44,10 +45,12 @@ struct VarlenKeyTile {
   uint32_t kv_loads;  // loads of K and V by this CTA before this tile: the count of their pipeline
   VarlenCoordinate queries, keys;  // of the sequence's first query, of the tile's first key
 
-  __device__ __forceinline__ void fill(const BwdProblem& problem, const TileCoordinate& coordinate,
+  __device__ __forceinline__ void fill(const BwdArgs& args, const TileCoordinate& coordinate,
                                        uint32_t head, Span span_k) {
+    const BwdProblem& problem = args.problem;
     batch = coordinate.batch;
     split_head = head;
+    heads = args.splits.by_queries(head);
     first_key = coordinate.first;
     all = span_k;
     int32_t used = all.count;
@@ -62,7 +65,14 @@ struct VarlenKeyTile {
     int32_t const last = min(first_key + Config::kBlockKV, used) - 1;
     begin = mask.query_begin(first_key) / Config::kBlockQ;
     end = (mask.query_end(last) + Config::kBlockQ - 1) / Config::kBlockQ;
+    // This part's share of them. The products fit 31 bits (count_query_parts).
+    int32_t const parts = args.splits.queries, part = static_cast<int32_t>(head - heads * parts);
+    int32_t const count = max(end - begin, 0), first = begin;
+    begin = first + args.splits.by_queries(count * part);
+    end = first + args.splits.by_queries(count * (part + 1));
   }
+
+  __device__ __forceinline__ uint32_t part_of_heads() const { return heads; }
 
   // Always from the last query block to the first: the first keys, which have the most work under a
   // causal mask, start first.
@@ -114,7 +124,7 @@ __device__ __forceinline__ void schedule_key_tiles(const BwdArgs& args,
     uint32_t split_head = unit / args.units_per_head;
     uint32_t const number = unit % args.units_per_head;
     if (problem.keys.offsets == nullptr) {
-      uint32_t const heads = problem.heads_q / problem.group;
+      uint32_t const heads = args.split_heads();
       coordinate = {split_head / heads, static_cast<int32_t>(number * Config::kBlockKV)};
       split_head %= heads;
     } else {
@@ -126,7 +136,7 @@ __device__ __forceinline__ void schedule_key_tiles(const BwdArgs& args,
     if (exists && first_lane) {
       wait_slot();
       VarlenKeyTile<Config>& tile = shared_tile(smem, slot.stage());
-      tile.fill(problem, coordinate, split_head, keys);
+      tile.fill(args, coordinate, split_head, keys);
       tile.kv_loads = kv_loads;
       kv_loads += tile.has_queries() ? 1 : 0;
       ptx::mbarrier_arrive(smem.full_tile(slot.stage()));
@@ -234,7 +244,7 @@ __device__ __forceinline__ void bwd_load_operand(const BwdArgs& args,
     const auto& tile = tiles.tile(args, smem);
     // Steps still to be loaded, plus 1. The next tile is requested kStepsAhead steps before this
     // one's last load, or at once if it has fewer.
-    int32_t left = max(problem.group * (tile.end - tile.begin), 0) + 1;
+    int32_t left = max(args.part_heads * (tile.end - tile.begin), 0) + 1;
     auto request_next = [&](bool due) {
       if (kOperand == Operand::kKeys && due) {
         ptx::mbarrier_arrive(smem.tile_request());

@@ -110,8 +110,7 @@ struct BwdWgmmaLaunch {
       error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     }
     if (error != cudaSuccess) return error;
-    BwdArgs key_args = args;
-    std::optional<int64_t> const ctas = schedule_key_tiles<C>(key_args, multiprocessors);
+    std::optional<int64_t> const ctas = schedule_key_tiles<C>(args, multiprocessors);
     if (!ctas || query_tiles * problem.heads_q > INT32_MAX) return cudaErrorInvalidConfiguration;
     using DqConfig = BwdDqConfig<Target, Dtype, kHeadDim, kHeadDimV, C::kModifiers, C::kBias>;
     BwdDqArgs dq_args;
@@ -120,7 +119,7 @@ struct BwdWgmmaLaunch {
     if (error == cudaSuccess) error = launch_preprocess<C>(args, device, stream);
     if (error == cudaSuccess) {
       LaunchShape const shape{*ctas, C::kThreads, C::kSharedMemory, true};
-      error = launch_kernel<bwd_kernel<C>>(key_args, shape, device, stream);
+      error = launch_kernel<bwd_kernel<C>>(args, shape, device, stream);
     }
     if (error == cudaSuccess && args.splits.count > 1)
       error = launch_sum<Dtype>(args, device, stream);
@@ -130,7 +129,7 @@ struct BwdWgmmaLaunch {
       return launch_kernel<bwd_convert_kernel<C>>(
           args, {query_tiles * problem.heads_q, kConvertThreads<C>, 0, true}, device, stream);
     } else {
-      return launch_dq<DqConfig>(dq_args, device, multiprocessors, stream);
+      return launch_dq<DqConfig>(dq_args, device, stream);
     }
   }
 

@@ -11,7 +11,7 @@ namespace flashvar::sm90::attention {
 template <class Config>
 struct BwdWorkspace {
   uint64_t delta, grad_q_sum, counters, parts, end;
-  int32_t splits;  // of a group (GroupSplits)
+  SplitCounts splits;
 
   explicit BwdWorkspace(const BwdProblem& problem) {
     uint64_t const tiles = problem.queries.tiles(problem.batch, Config::kBlockQ) * problem.heads_q;
@@ -21,8 +21,9 @@ struct BwdWorkspace {
     counters =
         grad_q_sum + (sums_grad_q(problem) ? tiles * Config::kTileElements * sizeof(float) : 0);
     parts = counters + 256;
-    splits = count_group_splits(problem, Config::kBlockQ, Config::kBlockKV);
-    end = parts + GroupSplitsWorkspace(problem, splits).bytes;
+    splits = count_key_tile_splits(problem, Config::kBlockQ, Config::kBlockKV, Config::kBlocksPerSM,
+                                   Config::kVarlen);
+    end = parts + KeyTileSplitsWorkspace(problem, splits).bytes;
   }
 
   // Whether dQ is summed in the workspace.
@@ -39,7 +40,8 @@ struct BwdWorkspace {
         sums_grad_q(args.problem) ? reinterpret_cast<float*>(start + grad_q_sum) : nullptr;
     args.stores_grad_q = stores_grad_q<Config>(args.problem);
     args.counters = reinterpret_cast<uint32_t*>(start + counters);
-    args.splits = GroupSplitsWorkspace(args.problem, splits)
+    args.part_heads = args.problem.group / splits.heads;
+    args.splits = KeyTileSplitsWorkspace(args.problem, splits)
                       .splits(splits, start + parts, args.problem.head_dim);
   }
 };

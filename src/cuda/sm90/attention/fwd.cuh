@@ -152,11 +152,11 @@ __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTile
       if constexpr (Config::kOrdered) ptx::named_barrier_arrive(kOrder + next, 256);
     };
 
-    // Key blocks that are visible only to other consumers' rows: this consumer releases them
-    // unread, but only once they are loaded, so that no stage is released twice in one phase. The
-    // block that zero_rows() completes is skipped only with kSplits, where many consumers have no
-    // rows. zero_rows() has a barrier of all consumers; in other variants a second place that
-    // waits for it would lengthen the main loop.
+    // No row of this consumer sees the key blocks n >= own_end. It waits for each of them and
+    // releases it unread; without the wait a stage could be released twice in one phase. The block
+    // whose tail zero_rows() must clear is not skipped: zero_rows() is a barrier of all consumers,
+    // and a second call would lengthen the main loop. With kSplits many consumers have no rows, so
+    // there it is skipped.
     bool const zero_tail = foreign_tail && tile.mask.seqlen_k < tile.end * Config::kBlockKV;
     bool const reads_tail = zero_tail && !Config::kSplits;
     int32_t const own_end = reads_tail ? tile.end : tile.key_blocks_end(warpgroup);
@@ -223,7 +223,7 @@ __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTile
 
 // The forward kernel. Variants: FwdVariant.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kRegisterBlocks)
+__global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSM)
     fwd_kernel(const __grid_constant__ FwdArgs args) {
   extern __shared__ __align__(1024) unsigned char shared[];
   QueryTileSmem<Config> const smem{ptx::smem_address(shared)};
@@ -241,10 +241,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kRegisterBlocks)
     ptx::mbarrier_init_fence();
   }
   ptx::griddepcontrol_wait();  // the preceding kernel has written the inputs
-  // fwd_merge_kernel may start now, and not before the wait: it reads inputs at once, and executes
-  // griddepcontrol.wait before it reads the results. After other variants any kernel may follow. If
-  // its blocks shared SMs, they would start on the SMs that become free first, and leave others
-  // idle.
+  // fwd_merge_kernel may start now. It reads inputs at once, so not before the wait above, and
+  // executes griddepcontrol.wait before it reads the results. Other variants let no kernel start
+  // early: any kernel may follow, whose CTAs would pile up on the SMs that become free first
+  // (fwd_wgmma_launch.cuh).
   if constexpr (Config::kSplits) ptx::griddepcontrol_launch_dependents();
   __syncthreads();  // mbarriers are initialised
   if (threadIdx.x < 128) {

@@ -13,7 +13,7 @@ enum class FwdVariant {
   kGeneral,
   kMedium,      // a mask, or sizes for which larger tiles waste more work (fwd_variants.h)
   kSmall,       // few steps per tile: several blocks share an SM, so that their latencies overlap
-  kSplit,       // divided keys (KeySplits); no modifiers
+  kSplit,       // split-KV and PackGQA (KeySplits); no modifiers
   kSmallSplit,  // likewise, in small tiles
   kModifiers,   // evaluates ScoreModifiers: fewer scores and more warps per tile hide their latency
   kSmallModifiers,  // likewise, in small tiles
@@ -23,12 +23,13 @@ struct FwdTile {
   FwdVariant variant;  // rows of kGeneral also serve the other variants
   int max_head_dim;
   int max_head_dim_v;
-  int block_kv;           // keys of one main-loop step
-  int consumers;          // warpgroups of 64 query rows each
-  int cost = 100;         // of a query and a key, relative to the head dims' other variants
-  int causal_keys = 0;    // kMedium: used for calls with a left window, and for those with a right
-                          // window and at most this many keys
-  int blocks_per_sm = 1;  // for which registers have room; with kSmallSplit one runs
+  int block_kv;    // keys of one main-loop step
+  int consumers;   // warpgroups of 64 query rows each
+  int cost = 100;  // time per score in percent, relative to other variants of the head dims
+  // kMedium: calls with a right window alone take it up to this many keys; above head dim 64 those
+  // of at most 512 keys go by the estimated times, and calls with a left window always take it.
+  int max_keys_right_window = 0;
+  int blocks_per_sm = 1;  // CTAs that the register limit is set for (kOneCtaPerSM: one runs)
 };
 
 // The first row whose variant and head dims fit is used. Measured on an H200
@@ -83,10 +84,10 @@ struct FwdConfig {
       kVariant == FwdVariant::kModifiers || kVariant == FwdVariant::kSmallModifiers;
   static constexpr bool kSplits =
       kVariant == FwdVariant::kSplit || kVariant == FwdVariant::kSmallSplit;
-  // One block runs on an SM, because it takes more than half of the shared memory: two would load
-  // no faster, and could start on one SM while others are idle. Registers have room for two, so
-  // that blocks of fwd_merge_kernel start beside it.
-  static constexpr bool kAlone = kVariant == FwdVariant::kSmallSplit;
+  // One CTA runs on an SM, because it takes more than half of the shared memory: two would load no
+  // faster, and could start on one SM while others are idle. Registers have room for two, so that
+  // blocks of fwd_merge_kernel start beside it.
+  static constexpr bool kOneCtaPerSM = kVariant == FwdVariant::kSmallSplit;
   static constexpr int kHeadDim = (kHeadDim_ + 15) / 16 * 16;
   static constexpr int kHeadDimV = padded_head_dim_v(kHeadDimV_);
   static constexpr int kBlockQ = 64 * kTile.consumers;
@@ -94,20 +95,20 @@ struct FwdConfig {
   static constexpr int kConsumers = kTile.consumers;
   // Buffers of K, and of V. A third one is worth 1 to 2 % where loads limit, and costs as much with
   // larger tiles.
-  static constexpr int kStages = kAlone ? 3 : 2;
+  static constexpr int kStages = kOneCtaPerSM ? 3 : 2;
   // Key blocks still to be loaded when the load warp releases its work tile, so that the scheduler
   // prepares the next: 512 keys ahead, a few microseconds (docs/hopper-ledger.md, forward, version
   // 26).
   static constexpr int kBlocksAhead = 512 / kBlockKV;
   static constexpr int kThreads = 128 * (1 + kConsumers);
-  static constexpr int kRegisterBlocks = kTile.blocks_per_sm;
-  static constexpr int kBlocksPerSM = kAlone ? 1 : kRegisterBlocks;
+  static constexpr int kMinBlocksPerSM = kTile.blocks_per_sm;
+  static constexpr int kBlocksPerSM = kOneCtaPerSM ? 1 : kMinBlocksPerSM;
   // setmaxnreg split, in registers per thread: the producer's, the number that all threads have at
   // kernel entry (an SM has 65536), and what the producer leaves to each consumer. setmaxnreg takes
-  // multiples of 8. With kSplits the load warp needs more: it looks up the rows of packed queries
+  // multiples of 8. With kSplits the load warp needs more: it looks up the rows of varlen queries
   // (KeySplits).
   static constexpr int kProducerRegisters = kConsumers >= 3 || kSplits ? 32 : 24;
-  static constexpr int kEntryRegisters = 65536 / (kThreads * kRegisterBlocks) / 8 * 8;
+  static constexpr int kEntryRegisters = 65536 / (kThreads * kMinBlocksPerSM) / 8 * 8;
   static constexpr int kConsumerRegisters =
       (kEntryRegisters * (1 + kConsumers) - kProducerRegisters) / kConsumers / 8 * 8;
   // P is computed before the block's maximum is known (LazySoftmax). Not with modifiers, which
@@ -134,11 +135,11 @@ struct FwdConfig {
   static constexpr int kBiasOffset = kBarrierBytes + kBytesQ + kStages * (kBytesK + kBytesV);
   static constexpr int kUsedMemory = kBiasOffset + 4 * kConsumers * kBytesBias;
   static constexpr int kSharedMemory =
-      kAlone ? std::max(kUsedMemory, Target::kSharedMemory / 2 + 1024) : kUsedMemory;
-  // Each block also takes 1 KiB of the SM's memory for the driver.
+      kOneCtaPerSM ? std::max(kUsedMemory, Target::kSharedMemory / 2 + 1024) : kUsedMemory;
+  // CUDA reserves 1 KiB of the SM's shared memory for each block.
   static_assert(kBlocksPerSM * (kSharedMemory + 1024) <= Target::kSharedMemory + 1024,
                 "the blocks must fit an SM");
-  static_assert(!kAlone || 2 * (kSharedMemory + 1024) > Target::kSharedMemory + 1024,
+  static_assert(!kOneCtaPerSM || 2 * (kSharedMemory + 1024) > Target::kSharedMemory + 1024,
                 "a second block must not fit");
 };
 

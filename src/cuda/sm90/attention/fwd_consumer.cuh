@@ -150,11 +150,11 @@ struct FwdConsumer {
     for (int i = 0; i < 4 * kMmaColsV; ++i) rO[i] *= factor[i / 2 % 2];
   }
 
-  // Stores the warpgroup's rows of the results of the call, or of a part of divided keys.
+  // Stores the warpgroup's rows of the results of the call, or of a split.
   __device__ __forceinline__ void store_results(const FwdProblem& problem,
                                                 const QueryTile<Config>& tile, uint32_t warpgroup) {
     if constexpr (Config::kSplits) {
-      store_part(problem, tile, warpgroup);
+      store_split(problem, tile, warpgroup);
     } else {
       store_output(problem, tile, warpgroup);
     }
@@ -191,15 +191,15 @@ struct FwdConsumer {
     }
   }
 
-  // The same for a part of divided keys, whose results go to the workspace in fp32.
-  __device__ __forceinline__ void store_part(const FwdProblem& problem,
-                                             const QueryTile<Config>& tile, uint32_t warpgroup) {
+  // The same for a split, whose results go to the workspace in fp32.
+  __device__ __forceinline__ void store_split(const FwdProblem& problem,
+                                              const QueryTile<Config>& tile, uint32_t warpgroup) {
     int const thread = ptx::thread_index() % 128;
     const KeySplits& splits = problem.splits;
     bool const varlen = problem.queries.offsets != nullptr;
     int64_t const head = varlen ? tile.head : int64_t{tile.batch} * problem.heads_q + tile.head;
     int64_t const rows = varlen ? problem.queries.total : problem.queries.seqlen;
-    int64_t const first = (head * splits.count + tile.part) * rows + tile.row_q;
+    int64_t const first = (head * splits.count + tile.split) * rows + tile.row_q;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int32_t const row =

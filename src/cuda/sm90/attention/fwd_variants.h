@@ -43,7 +43,7 @@ struct FwdVariants {
       bool const is_medium = prefers_medium(problem);
       int64_t const larger = is_medium ? time<Medium>(problem) : time<General>(problem);
       int64_t const small = time_small<Small>(problem), whole = std::min(small, larger);
-      // Few rows take small tiles, and large ones only where small ones would take whole keys.
+      // Few rows take small tiles, and large ones only where small ones would have one split.
       bool const fits_small = problem.queries.seqlen <= SmallSplit::kBlockQ;
       if (fits_small && prefers_split<SmallSplit>(problem, whole)) return use(SmallSplit{});
       if (prefers_split<Split>(problem, whole)) return use(Split{});
@@ -58,26 +58,26 @@ struct FwdVariants {
   // Rather than kGeneral. Larger tiles have more rows beyond the last query, more hidden keys under
   // a mask, and may leave more SMs idle in the last round.
   static bool prefers_medium(const FwdProblem& problem) {
-    // Causal calls with at most so many keys go by the estimate, as calls without a mask do.
+    // Causal calls with at most so many keys go by the estimated times, as calls without a mask do.
     constexpr int kEstimated = kHeadDim <= 64 ? 0 : 512;
     if (problem.window_left != kUnbounded) return true;
     if (problem.window_right != kUnbounded && problem.keys.seqlen > kEstimated) {
-      return problem.keys.seqlen <= Medium::kTile.causal_keys;
+      return problem.keys.seqlen <= Medium::kTile.max_keys_right_window;
     }
     return time<Medium>(problem) <= time<General>(problem);
   }
 
-  // `time_whole`: without divided keys.
+  // `time_whole`: with one split.
   template <class C>
   static bool prefers_split(const FwdProblem& problem, int64_t time_whole) {
-    KeyDivision const division = divide_keys<C>(problem);
-    return needs_merge(problem) || (division.count > 1 && time<C>(problem) < time_whole);
+    SplitChoice const choice = choose_splits<C>(problem);
+    return needs_merge(problem) || (choice.count > 1 && time<C>(problem) < time_whole);
   }
 
-  // Estimated, in half percent of the time that an SM needs for a query and a key.
+  // Estimated time. Unit: 1/200 of the time for one score (query x key) in a tile of cost 100.
   template <class C>
   static int64_t time(const FwdProblem& problem) {
-    return divide_keys<C>(problem).time * area_cost<C>();
+    return choose_splits<C>(problem).time * area_cost<C>();
   }
 
   // Of a variant of which several blocks share an SM. A block reads K and V for the queries of its
@@ -88,13 +88,14 @@ struct FwdVariants {
     int64_t const keys = visible_keys(problem, C::kBlockQ);
     bool const one_tile = problem.queries.seqlen <= C::kBlockQ;
     if (!one_tile && keys > kMostKeys) return INT64_MAX;
-    // The blocks of an SM take as long together as one of them alone. That does not count against
-    // small tiles where V may have a tail of other data: warpgroups without rows make larger tiles
-    // slower then (fwd_consume).
+    // Lower bound: a CTA that is alone on its SM takes as long as kBlocksPerSM that share it,
+    // because its latencies are not overlapped. Not applied to calls of one tile whose V may have a
+    // tail that must be zeroed: there larger tiles lose time too, with warpgroups without rows
+    // (fwd_consume).
     bool const has_tail = problem.keys.offsets != nullptr || problem.seqused_k != nullptr;
-    int64_t const steps = (keys + C::kBlockKV - 1) / C::kBlockKV + KeyDivision::kStart;
+    int64_t const steps = (keys + C::kBlockKV - 1) / C::kBlockKV + SplitChoice::kStart;
     int64_t const alone = one_tile && has_tail ? 0 : (C::kBlocksPerSM + 1) * steps;
-    return std::max(divide_keys<C>(problem).time, alone) * area_cost<C>();
+    return std::max(choose_splits<C>(problem).time, alone) * area_cost<C>();
   }
 
   template <class C>
@@ -103,8 +104,8 @@ struct FwdVariants {
   }
 
   template <class C>
-  static KeyDivision divide_keys(const FwdProblem& problem) {
-    return KeyDivision::make(problem, C::kBlockQ, C::kBlockKV, C::kBlocksPerSM,
+  static SplitChoice choose_splits(const FwdProblem& problem) {
+    return SplitChoice::make(problem, C::kBlockQ, C::kBlockKV, C::kBlocksPerSM,
                              C::kSplits ? kMaxSplits : 1);
   }
 };

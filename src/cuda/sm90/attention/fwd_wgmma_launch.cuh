@@ -21,18 +21,18 @@ struct FwdWgmmaLaunch {
   template <FwdVariant kVariant>
   using Config = typename Variants::template Config<kVariant>;
 
-  // One record per variant, that of a plain call first, and one of the kernel that merges parts.
+  // One record per variant, that of a plain call first, and one of the kernel that merges splits.
   static constexpr auto facts(const char* row) {
     KernelFactsList<4> const always{{facts<FwdVariant::kGeneral>(row, "fwd_kernel"),
                                      facts<FwdVariant::kModifiers>(row, "fwd_kernel, modifiers"),
-                                     facts<FwdVariant::kSplit>(row, "fwd_kernel, divided keys"),
+                                     facts<FwdVariant::kSplit>(row, "fwd_kernel, split-KV"),
                                      fwd_merge_facts(row)}};
     if constexpr (Variants::kHasSmaller) {
       return join(always,
                   KernelFactsList<4>{
                       {facts<FwdVariant::kMedium>(row, "fwd_kernel, medium tiles"),
                        facts<FwdVariant::kSmall>(row, "fwd_kernel, small tiles"),
-                       facts<FwdVariant::kSmallSplit>(row, "fwd_kernel, small, divided keys"),
+                       facts<FwdVariant::kSmallSplit>(row, "fwd_kernel, small, split-KV"),
                        facts<FwdVariant::kSmallModifiers>(row, "fwd_kernel, small, modifiers")}});
     } else {
       return always;
@@ -45,12 +45,13 @@ struct FwdWgmmaLaunch {
     return problem.rows_are_aligned() && tensor_map_encoder() != nullptr;
   }
 
-  // For the counter of the dynamic schedule, and for the results of divided keys.
+  // For the counter of the dynamic schedule, and for the results of splits.
   static uint64_t workspace(const FwdProblem& call) {
     FwdProblem const problem = simplified(call);
     return Variants::with_config(problem, [&](auto config) {
       return counter_bytes(problem) +
-             KeySplitsWorkspace(problem, Variants::template divide_keys<decltype(config)>(problem))
+             KeySplitsWorkspace(problem,
+                                Variants::template choose_splits<decltype(config)>(problem))
                  .bytes;
     });
   }
@@ -79,9 +80,9 @@ struct FwdWgmmaLaunch {
   static cudaError_t launch_variant(const FwdProblem& call, FwdProblem problem, int device,
                                     cudaStream_t stream) {
     if constexpr (C::kSplits) {
-      KeyDivision const division = Variants::template divide_keys<C>(problem);
-      KeySplitsWorkspace(problem, division)
-          .assign(problem, division, problem.workspace + counter_bytes(problem));
+      SplitChoice const choice = Variants::template choose_splits<C>(problem);
+      KeySplitsWorkspace(problem, choice)
+          .assign(problem, choice, problem.workspace + counter_bytes(problem));
     }
     FwdArgs args;
     args.problem = problem;
@@ -108,9 +109,9 @@ struct FwdWgmmaLaunch {
       error = cudaMemsetAsync(args.counter, 0, sizeof(uint32_t), stream);
     }
     if (error != cudaSuccess) return error;
-    // Not programmatic after the memset, which is no kernel, and where blocks share SMs and do not
-    // fill them: after a kernel that lets the next one start, several would start on the SMs that
-    // become free first, while others are idle.
+    // No programmatic launch if (1) the memset precedes: it is no kernel; or (2) several CTAs fit
+    // on an SM and the grid does not fill the device: CTAs that start early would pile up on the
+    // first SMs that become free, and leave the others idle.
     bool const fills = C::kBlocksPerSM == 1 ||
                        args.ctas == static_cast<uint32_t>(multiprocessors * C::kBlocksPerSM);
     LaunchShape const shape{args.ctas, C::kThreads, C::kSharedMemory,

@@ -8,7 +8,7 @@
 #include "attention/problem.h"
 #include "ptx/bulk.cuh"
 #include "sm90/attention/bwd_config.cuh"
-#include "sm90/attention/group_splits.h"
+#include "sm90/attention/key_tile_splits.h"
 #include "sm90/attention/pair_schedule.cuh"
 #include "sm90/attention/smem.cuh"
 
@@ -19,8 +19,9 @@ using namespace flashvar::attention;  // what all architectures share
 // Arguments of the dK and dV kernel. In the workspace the queries of each sequence are padded to
 // whole tiles.
 struct BwdArgs {
-  BwdProblem problem;  // of the dK and dV kernel: with the group of a split head
-  GroupSplits splits;
+  BwdProblem problem;
+  KeyTileSplits splits;
+  int32_t part_heads;  // query heads of a split head
   CUtensorMap q, k, v, grad_out;
   const float* lse_log2;  // [heads_q, query_tiles, kBlockQ], from the preprocess kernel
   const float* delta;     // [heads_q, query_tiles, kBlockQ], likewise
@@ -36,6 +37,11 @@ struct BwdArgs {
   bool heads_outermost;     // varlen: all steps of a head come before those of the next
   // Dynamic schedules: [0] the next unit of this kernel (varlen), [1] of the dQ kernel.
   uint32_t* counters;
+
+  // Split heads of a sequence.
+  __host__ __device__ __forceinline__ uint32_t split_heads() const {
+    return problem.heads_q / part_heads * splits.queries;
+  }
 };
 
 // Static schedule of dense sequences: a CTA takes every gridDim.x-th unit. A unit is one tile or,
@@ -61,7 +67,7 @@ struct KeyWork {
   }
 };
 
-// KeyTile: one key tile of one split head (GroupSplits), and the query blocks to which it is
+// KeyTile: one key tile of one split head (KeyTileSplits), and the query blocks to which it is
 // visible.
 template <class Config>
 struct KeyTile {
@@ -74,7 +80,7 @@ struct KeyTile {
   __device__ __forceinline__ KeyTile(const BwdArgs& args, const KeyWork& work)
       : second(work.second(args)) {
     const BwdProblem& problem = args.problem;
-    uint32_t const heads = problem.heads_q / problem.group;
+    uint32_t const heads = problem.heads_q / args.part_heads;
     int32_t const count_k = problem.keys.seqlen;
     uint32_t const blocks = (count_k + Config::kBlockKV - 1) / Config::kBlockKV;
     bool const in_tail = work.in_tail(args);
@@ -94,6 +100,9 @@ struct KeyTile {
     begin = mask.query_begin(first_key) / Config::kBlockQ;
     end = (mask.query_end(last) + Config::kBlockQ - 1) / Config::kBlockQ;
   }
+
+  // The number of its query heads, in units of those of a part. Query blocks are not divided.
+  __device__ __forceinline__ uint32_t part_of_heads() const { return split_head; }
 
   // Whether query blocks are visited from the last to the first (query_iterator.cuh).
   __device__ __forceinline__ bool reversed() const { return !second; }

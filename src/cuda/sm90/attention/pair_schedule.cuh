@@ -6,12 +6,12 @@
 namespace flashvar::sm90::attention {
 
 // The tail of a schedule of pairs: the tiles that CTAs take one by one, after the rounds in which
-// they take pairs. A row is the tiles of one head of one sequence. The tail has all tiles of the
-// last `rows` rows, which are those from first_row on. Where the pairs end within a row
-// (pairs > 0), that row is first_row - 1: its first and its last `pairs` tiles were taken as pairs,
-// and the tail also has the tiles between them. Tiles of the tail are numbered by position in the
-// row, and by row where positions are equal. Positions are counted from the tile with the most
-// work.
+// each takes a pair (a round is a wave of pairs). A row is the tiles of one head of one sequence,
+// and a tile's position in it is counted from the tile with the most work.
+//
+// The tail is all tiles of the last `rows` rows, which start at first_row, and, if the pairs
+// stopped inside row first_row - 1 (pairs > 0), the tiles of that row that are not among its first
+// or last `pairs`. Tiles of the tail are ordered by position, the heaviest first, then by row.
 struct PairTail {
   uint32_t first_row, rows;
   uint32_t pairs;
@@ -28,9 +28,9 @@ struct PairTail {
     return tail;
   }
 
-  // A part of the positions in a row: the first `pairs`, those between, or the last `pairs`. At
-  // every position of a part, the same rows have a tile in the tail: `width` rows from `row` on.
-  // `block`: the part's first position. `number`: number of a tile within the part.
+  // A part of the order: the first `pairs` positions, those between, or the last `pairs`. The same
+  // `width` rows, from `row` on, have a tile at every position of a part, so that tile `number` of
+  // a part is at position block + number / width, in row row + number % width.
   struct Part {
     uint32_t number, width, row, block;
   };

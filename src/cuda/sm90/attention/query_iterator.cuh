@@ -16,19 +16,19 @@ namespace flashvar::sm90::attention {
 // data in use at a time belong to one head.
 template <class Tile, class Step>
 __device__ __forceinline__ void for_each_step(const BwdArgs& args, const Tile& tile, Step&& step) {
-  int32_t const group = args.problem.group;
-  uint32_t head = tile.split_head * group;
+  int32_t const heads = args.part_heads;
+  uint32_t head = tile.part_of_heads() * heads;
   int32_t m = tile.reversed() ? tile.end - 1 : tile.begin;
 #pragma unroll 1
-  for (int32_t left = group * (tile.end - tile.begin); left > 0; --left) {
+  for (int32_t left = heads * (tile.end - tile.begin); left > 0; --left) {
     step(head, m);
     if (tile.heads_outermost(args)) {  // no pairs: in descending order
       if (--m < tile.begin) {
         m = tile.end - 1;
         ++head;
       }
-    } else if (++head == (tile.split_head + 1) * group) {
-      head -= group;
+    } else if (++head == (tile.part_of_heads() + 1) * heads) {
+      head -= heads;
       m += tile.reversed() ? -1 : 1;
     }
   }
@@ -47,8 +47,8 @@ struct QueryIterator {
   __device__ __forceinline__ QueryIterator(const BwdArgs& args, const Tile& tile)
       : tile(tile),
         m(tile.reversed() ? tile.end - 1 : tile.begin),
-        left(args.problem.group * (tile.end - tile.begin)),
-        number(tile.query_tile(args, tile.split_head * args.problem.group, m)),
+        left(args.part_heads * (tile.end - tile.begin)),
+        number(tile.query_tile(args, tile.part_of_heads() * args.part_heads, m)),
         previous(kNone) {}
 
   __device__ __forceinline__ void advance(const BwdArgs& args) {
@@ -62,8 +62,8 @@ struct QueryIterator {
       }
     } else {
       number += args.query_tiles;
-      uint32_t const heads = args.problem.group * args.query_tiles;
-      if (number >= (tile.split_head + 1) * heads) {  // past the group's last head
+      uint32_t const heads = args.part_heads * args.query_tiles;
+      if (number >= (tile.part_of_heads() + 1) * heads) {  // past the group's last head
         int32_t const direction = tile.reversed() ? -1 : 1;
         m += direction;
         number += static_cast<uint32_t>(direction) - heads;

@@ -1,5 +1,5 @@
-// QueryTile: one query tile of one head, and the key blocks visible to its queries. With kSplits, a
-// part of them.
+// QueryTile: one query tile of one head, and the key blocks visible to its queries; with kSplits,
+// those of a split.
 #pragma once
 #include <cstdint>
 
@@ -12,7 +12,7 @@ template <class Config>
 struct QueryTile {
   Mask mask;
   uint32_t batch, head, head_kv;
-  uint32_t part;         // of divided keys
+  uint32_t split;        // with kSplits
   int32_t first_query;   // within the sequence; with row_shift, the first row
   int32_t row_q, row_k;  // tensor rows at which the sequence starts
   int32_t begin, end;    // key blocks visible to some query of the tile
@@ -20,33 +20,31 @@ struct QueryTile {
 
   template <class Args>
   __device__ __forceinline__ QueryTile(const Args& args, const WorkTile& work_tile)
-      : batch(work_tile.batch), head(work_tile.head), part(0), first_query(work_tile.first_query) {
+      : batch(work_tile.batch), head(work_tile.head), split(0), first_query(work_tile.first_query) {
     const Problem& problem = args.problem;
     if constexpr (Config::kSplits) {
       row_shift = problem.splits.row_shift;
       head = args.by_splits(work_tile.head);
-      part = work_tile.head - head * problem.splits.count;
+      split = work_tile.head - head * problem.splits.count;
     }
     head_kv = args.by_group(head);
-    Span const queries = problem.queries.span(batch), keys = problem.keys.span(batch);
+    Span const queries = problem.queries.span(batch), keys = problem.keys_in_use(batch);
     row_q = queries.first;
     row_k = keys.first;
-    int32_t count_k = keys.count;
-    if (problem.seqused_k != nullptr) count_k = min(max(problem.seqused_k[batch], 0), count_k);
     if constexpr (Config::kSplits) {
-      mask = {query(queries.count), count_k, problem.window_left, problem.window_right};
+      mask = {query(queries.count), keys.count, problem.window_left, problem.window_right};
       int32_t const last = min(first_query + Config::kBlockQ, queries.count) - 1;
       begin = mask.key_begin(query(first_query)) / Config::kBlockKV;
       end = (mask.key_end(query(last)) + Config::kBlockKV - 1) / Config::kBlockKV;
     } else {
-      mask = {queries.count, count_k, problem.window_left, problem.window_right};
+      mask = {queries.count, keys.count, problem.window_left, problem.window_right};
       int32_t const last = min(first_query + Config::kBlockQ, mask.seqlen_q) - 1;
       begin = mask.key_begin(first_query) / Config::kBlockKV;
       end = (mask.key_end(last) + Config::kBlockKV - 1) / Config::kBlockKV;
     }
     if constexpr (Config::kSplits) {
       int32_t const size = args.by_splits(max(end - begin, 0) + problem.splits.count - 1);
-      begin += static_cast<int32_t>(part) * size;
+      begin += static_cast<int32_t>(split) * size;
       end = min(begin + size, end);
     }
   }

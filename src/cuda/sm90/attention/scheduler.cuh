@@ -36,22 +36,23 @@ struct QueryScheduler {
   // schedule.
   uint32_t* counter;
 
-  // Returns false where unit numbers do not fit 31 bits. `counter_` may be null; it is used only
-  // for varlen queries with more units than CTAs. Host only.
-  bool init(const Problem& problem, int block_q, int multiprocessors, uint32_t* counter_) {
+  // Returns false where unit numbers do not fit 31 bits. `resident_ctas`: how many run at a time.
+  // `counter_` may be null; it is used only for varlen queries with more units than CTAs. Host
+  // only.
+  bool init(const Problem& problem, int block_q, int resident_ctas, uint32_t* counter_) {
     bool const varlen = problem.queries.offsets != nullptr;
     heads = static_cast<uint32_t>(problem.heads_q * problem.splits.count);
     // A row of units: one head of one sequence; varlen: one head of all sequences.
     int64_t const rows = varlen ? heads : int64_t{heads} * problem.batch;
     int64_t const tiles = problem.queries.tiles(varlen ? problem.batch : 1, block_q);
-    paired = problem.window_right != kUnbounded && rows * tiles > multiprocessors;
+    paired = problem.window_right != kUnbounded && rows * tiles > resident_ctas;
     int64_t const units = !paired  ? tiles
                           : varlen ? problem.queries.tiles(problem.batch, 2 * block_q)
                                    : (tiles + 1) / 2;
     if (rows * units > INT32_MAX) return false;
     units_per_head = static_cast<uint32_t>(units);
     work_units = static_cast<uint32_t>(rows * units);
-    ctas = std::min(work_units, static_cast<uint32_t>(multiprocessors));
+    ctas = std::min(work_units, static_cast<uint32_t>(resident_ctas));
     tail = {};
     // Only where the last round would leave more than a fifteenth of all rounds idle: neighboring
     // tiles of the tail share no keys.
@@ -66,7 +67,7 @@ struct QueryScheduler {
     by_heads = Divisor::make(heads);
     by_group = Divisor::make(problem.group);
     by_splits = Divisor::make(problem.splits.count);
-    counter = varlen && work_units > static_cast<uint32_t>(multiprocessors) ? counter_ : nullptr;
+    counter = varlen && work_units > static_cast<uint32_t>(resident_ctas) ? counter_ : nullptr;
     return true;
   }
 };

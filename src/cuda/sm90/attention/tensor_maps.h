@@ -17,12 +17,12 @@ struct TensorMapEncoder {
   bool clipped = false;
 
   cudaError_t queries(CUtensorMap& map, const Tensor& tensor, int64_t dim, int rows) const {
-    // Packed queries in a dense problem: the batch dimension has all their rows (KeySplits).
+    // Varlen queries in a dense problem (PackGQA): the batch dimension has all their rows.
     int64_t const batch =
         problem.splits.query_offsets == nullptr ? problem.batch : problem.queries.total;
     return encode(map, tensor, problem.queries, batch, problem.heads_q, dim, rows);
   }
-  // Likewise, with the members of packed groups (KeySplits) as a dimension after the columns.
+  // Likewise, with PackGQA's members (KeySplits) as a dimension after the columns.
   cudaError_t members(CUtensorMap& map, const Tensor& tensor, int64_t dim, int rows) const {
     const KeySplits& splits = problem.splits;
     bool const varlen = problem.queries.offsets != nullptr;

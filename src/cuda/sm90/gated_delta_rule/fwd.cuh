@@ -76,7 +76,7 @@ __device__ __forceinline__ void wait_operand(const BarrierPair& barriers, uint32
   ptx::fence_async_proxy();  // orders their stores, which the barrier made visible, before wgmma
 }
 
-// The output warpgroup: computes out = c o (Q S) + P U for every chunk.
+// The output warpgroup: computes out = c o (Q S) + P U for every chunk, which is (F3).
 template <class Config>
 __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Config>& smem,
                                           const Work& work) {
@@ -223,15 +223,15 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     ptx::wgmma_fence_operand(predicted);
     uint32_t packed[4][4], packed_decayed[4][4];
     float descale[2];
-    values.template subtract<Dtype>(predicted, a);
+    values.template subtract<Dtype>(predicted, a);  // (F1)
     pack_scaled(packed, predicted, descale);
-    gemm_triangle<dtype::fp16, false, false>(update, packed, tiles + Config::kUpdate);
+    gemm_triangle<dtype::fp16, false, false>(update, packed, tiles + Config::kUpdate);  // (F2)
     // All instructions of the GEMM are issued. While it runs, the state is decayed.
     ptx::wgmma_fence_operand(state);
     TokenFactors const b(vectors + Offsets::b);
     float const decay = load_float(vectors + Offsets::decay);
 #pragma unroll
-    for (float& value : state) value *= decay;
+    for (float& value : state) value *= decay;  // (F4)
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(update);
     scale_rows(update, descale);
@@ -240,7 +240,7 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     for (int i = 0; i < 32; ++i) decayed[i] = update[i];
     b.scale(decayed);
     pack<Dtype>(packed_decayed, decayed);
-    gemm_rs<Dtype, kDim, 4>(state, packed_decayed, Columns(tiles));
+    gemm_rs<Dtype, kDim, 4>(state, packed_decayed, Columns(tiles));  // (F4)
     if constexpr (kOutput) {
       // While the GEMM runs: pass the updates to the output warpgroup.
       pack<Dtype>(packed, update);

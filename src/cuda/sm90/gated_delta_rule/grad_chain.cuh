@@ -47,7 +47,7 @@ constexpr int kStateRegisters = kExtent == Extent::kSequence ? 232 : 240;
 // Named barrier of the state warpgroups, in solve().
 inline constexpr uint32_t kSolveBarrier = 1;
 
-// Shared memory of each of the kBlocks blocks of an SM: the system reserves 1 KiB for every block.
+// Shared memory of each of the kBlocks blocks of an SM: CUDA reserves 1 KiB for every block.
 template <class Target, int kBlocks>
 constexpr int kShareOfMemory = (Target::kSharedMemory + 1024) / kBlocks - 1024;
 

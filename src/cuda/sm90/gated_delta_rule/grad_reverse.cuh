@@ -1,7 +1,6 @@
 // One of the two chains of the backward: from the last chunk of a sequence to the first, with 64
-// columns of the gradient of a head's state in registers, as in gated_delta_rule/chain.cuh:
-//   dU^T = b o (dS^T K^T) + dOut^T P;  dV^T = beta o (dU^T - (beta o dU^T) (X o D))
-//   dS^T = decay dS^T + (c o dOut^T) Q - (a o dV^T) K
+// columns of the gradient of a head's state in registers, as in gated_delta_rule/chain.cuh. Its
+// formulas, R1 to R6, are in gated_delta_rule/grad_chain.cuh.
 // It writes dV, and dS^T after each chunk; for an inner segment only dS^T before it. The two GEMMs
 // of dOut do not depend on dS, and are taken out of the sequential path: dOut^T P is computed
 // during the chunk before, dOut^T Q while the first GEMM's results are processed.
@@ -117,8 +116,8 @@ struct ReverseChain {
     }
   }
 
-  // Issues dOut^T P. Returns whether the chunk is computed token by token, for which dOut must
-  // stay.
+  // Issues dOut^T P, for (R2). Returns whether the chunk is computed token by token, for which dOut
+  // must stay.
   __device__ __forceinline__ bool start_out(uint32_t buffer, uint32_t warpgroup,
                                             float (&product)[32],
                                             uint32_t (&packed_out)[4][4]) const {
@@ -216,24 +215,25 @@ struct ReverseChain {
         continue;
       }
       float d[32];
-      gemm_rs<Dtype, 64, kDim / 16, Rows, false>(d, packed_grad, Rows(tile_k));
+      gemm_rs<Dtype, 64, kDim / 16, Rows, false>(d, packed_grad, Rows(tile_k));  // (R1)
       if constexpr (kOutput) of_state.send(image);
       // While the GEMM runs: decay of the gradient, scaling of dOut.
       float const decay = load_float(of_tokens + Vectors::decay);
 #pragma unroll
-      for (int i = 0; i < kDim / 2; ++i) grad[i] *= decay;
+      for (int i = 0; i < kDim / 2; ++i) grad[i] *= decay;  // (R4)
       scale_operand<Dtype>(packed_out, of_tokens + Vectors::c);
       bool const careful = load_float(of_tokens + Vectors::growth) > kCarefulGrowth;
       TokenFactors const b(of_tokens + Vectors::b);
-      ptx::mbarrier_wait(queries_barriers(at).full, own.phase());  // Q is loaded
-      gemm_rs<Dtype, kDim, 4>(grad, packed_out, Columns(queries(at)));
+      ptx::mbarrier_wait(queries_barriers(at).full, own.phase());       // Q is loaded
+      gemm_rs<Dtype, kDim, 4>(grad, packed_out, Columns(queries(at)));  // (R5)
       ptx::wgmma_wait<1>();
       ptx::wgmma_fence_operand(d);
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
         float2 const factor = b.pairs[i / 4];
-        d[i] = fmaf(i % 2 == 0 ? factor.x : factor.y, d[i], out_product[i]);
+        d[i] = fmaf(i % 2 == 0 ? factor.x : factor.y, d[i], out_product[i]);  // (R2)
       }
+      // (R3)
       solve<true>(d, workspace.records[indices.record], tile_k + kInverse, of_tokens + kVectorBeta,
                   careful, kStateThreads * warpgroups, [] {});
       ptx::wgmma_fence_operand(grad);
@@ -247,7 +247,7 @@ struct ReverseChain {
       uint32_t packed[4][4];
       if constexpr (kOutput) stage_values(tile_v, d, careful, low);
       pack_removed<Dtype>(packed, d, of_tokens);
-      gemm_rs<Dtype, kDim, 4>(grad, packed, Columns(tile_k));
+      gemm_rs<Dtype, kDim, 4>(grad, packed, Columns(tile_k));  // (R6)
       if constexpr (kOutput) copy_out(problem, problem.grad_v, work, tile_v, row, work.column);
       ptx::wgmma_wait<1>();
       ptx::wgmma_fence_operand(out_product);

@@ -64,23 +64,24 @@ struct WideReverseChain : ReverseChain<Target, Dtype_, kDim_, Extent::kSequence,
       uint32_t packed_out[4][4];
       load_transposed(packed_out, tile_out);
       gemm_triangle<Dtype, true, false>(out_product, packed_out, this->scores(at));
-      gemm_ss<Dtype, 64, kDim / 16>(d, Rows(of_state.staging), Rows(tile_k));
+      gemm_ss<Dtype, 64, kDim / 16>(d, Rows(of_state.staging), Rows(tile_k));  // (R1)
       // While the GEMMs run: decay of the gradient, then scaling of dOut.
       float const decay = load_float(of_tokens + Vectors::decay);
 #pragma unroll
-      for (int i = 0; i < kDim / 2; ++i) grad[i] *= decay;
+      for (int i = 0; i < kDim / 2; ++i) grad[i] *= decay;  // (R4)
       ptx::wgmma_wait<1>();
       ptx::wgmma_fence_operand(out_product);
       warp_arrive(of_out.empty());
       scale_operand<Dtype>(packed_out, of_tokens + Vectors::c);
-      ptx::mbarrier_wait(of_queries.full, buffer.phase());  // Q is loaded
-      gemm_rs<Dtype, kDim, 4>(grad, packed_out, Columns(this->queries(at)));
+      ptx::mbarrier_wait(of_queries.full, buffer.phase());                    // Q is loaded
+      gemm_rs<Dtype, kDim, 4>(grad, packed_out, Columns(this->queries(at)));  // (R5)
       ptx::wgmma_wait<1>();
       ptx::wgmma_fence_operand(d);
-      TokenFactors(of_tokens + Vectors::b).scale(d);
+      TokenFactors(of_tokens + Vectors::b).scale(d);  // (R2)
 #pragma unroll
       for (int i = 0; i < 32; ++i) d[i] += out_product[i];
       bool const careful = growth > kCarefulGrowth;
+      // (R3)
       solve<true>(d, workspace.records[indices.record], tile_k + Base::kInverse,
                   of_tokens + kVectorBeta, careful, kStateThreads, [] {});
       ptx::wgmma_fence_operand(grad);
@@ -89,7 +90,7 @@ struct WideReverseChain : ReverseChain<Target, Dtype_, kDim_, Extent::kSequence,
       uint32_t packed[4][4];
       Base::stage_values(tile_v, d, careful, low);
       pack_removed<Dtype>(packed, d, of_tokens);
-      gemm_rs<Dtype, kDim, 4>(grad, packed, Columns(tile_k));
+      gemm_rs<Dtype, kDim, 4>(grad, packed, Columns(tile_k));  // (R6)
       copy_out(problem, problem.grad_v, work, tile_v, row, work.column);
       ptx::wgmma_wait<0>();
       ptx::wgmma_fence_operand(grad);

@@ -122,6 +122,8 @@ struct RowGradients {
     float const of_q[2] = {rows.c[row], rows.c[row + 8]};
     float const of_k[2] = {-rows.a[row], -rows.a[row + 8]};
     float const of_later[2] = {rows.b[row] * rows.beta[row], rows.b[row + 8] * rows.beta[row + 8]};
+    // Of a row each, of_state and of_read: q . (S dout) and k . (S dv), the gradients of c and of
+    // -a.
     float2 const of_state = row_products<Config>(products.of_q, tile_q(), warpgroup);
     add_scaled(dq, products.of_q, of_q);
     float2 const of_read = row_products<Config>(products.of_k, tile_k(), warpgroup);

@@ -129,8 +129,9 @@ struct StatesChain {
       TokenFactors const a(of_tokens);
       ptx::wgmma_wait<0>();
       ptx::wgmma_fence_operand(residual);
-      values.template subtract<Dtype>(residual, a);
+      values.template subtract<Dtype>(residual, a);  // (S1)
       float const decay = load_float(of_tokens + Vectors::decay);
+      // (S2); while its GEMM runs, the state is decayed (S3)
       solve<false>(residual, workspace.records[indices.record], tile_k + kInverse,
                    of_tokens + kVectorBeta, growth > kCarefulGrowth, kStateThreads * warpgroups,
                    [&] {
@@ -146,7 +147,7 @@ struct StatesChain {
         pack<Dtype>(packed, residual);
         of_residuals.template put<1>(packed);
       }
-      TokenFactors(of_tokens + kVectorBeta).scale(residual);
+      TokenFactors(of_tokens + kVectorBeta).scale(residual);  // (S3)
       TokenFactors(of_tokens + Vectors::b).scale(residual);
       pack<Dtype>(packed, residual);
       gemm_rs<Dtype, kDim, 4>(state, packed, Columns(tile_k));
