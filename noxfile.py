@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,10 +19,8 @@ ROOT = Path(__file__).parent
 SOURCES = ROOT / "src" / "python"
 sys.path.insert(0, str(SOURCES))
 
-from flashvar.errors import FlashvarError  # noqa: E402
 from flashvar_factory.build import example  # noqa: E402
-from flashvar_factory.cli.selected import Selected  # noqa: E402
-from flashvar_factory.config import native, schema, selection_arguments  # noqa: E402
+from flashvar_factory.config import native  # noqa: E402
 from flashvar_factory.errors import ToolchainError  # noqa: E402
 from flashvar_factory.toolchain import container, environment, nvcc  # noqa: E402
 
@@ -76,7 +75,7 @@ FLOOR = [
 @nox.session(name="build-dev", reuse_venv=True)
 def build_dev(session: nox.Session) -> None:
     """Build kernels into a development environment: `-- hdim=64 arch=native ptx=1 jobs=2`."""
-    check_selection(session)
+    check_selection(session, "--development")
     install(session, "dev", editable=True)
     install_toolkit(session)
     session.run("python", "-m", "flashvar_factory", "develop", *session.posargs)
@@ -345,34 +344,24 @@ def distributions(folder: Path) -> list[str]:
     return [str(path) for path in sorted(folder.glob("*")) if path.suffix in {".whl", ".gz"}]
 
 
-def check_selection(session: nox.Session) -> None:
+def check_selection(session: nox.Session, *options: str) -> None:
     """Refuse what the factory would refuse, before minutes are spent on an environment."""
     given = itertools.takewhile(lambda word: not word.startswith("-"), session.posargs)
-    try:
-        config = schema.read(ROOT / schema.FILE_NAME)
-        selected = Selected(ROOT, config, selection_arguments.parse(list(given), config))
-        _ = selected.for_development() if session.name == "build-dev" else selected.for_release()
-    except FlashvarError as error:
-        environment.remove_unless_whole(Path(session.virtualenv.location))
-        session.warn(str(error))
-        sys.exit(error.exit_code)
+    call_check(session, *options, *given)
 
 
 def refuse_selection(session: nox.Session) -> None:
     """Refuse a selection of kernels in a session whose arguments are pytest's."""
-    config = schema.read(ROOT / schema.FILE_NAME)
-    for before, word in itertools.pairwise(["", *session.posargs]):
-        if word.startswith("-") or before.startswith("-") or "::" in word:
-            continue
-        try:
-            selection_arguments.parse([word], config)
-        except FlashvarError:
-            if "=" not in word:  # the name of a file or folder
-                continue
-        session.error(
-            f"{word}: expected arguments of pytest, found a selection of kernels: {session.name} "
-            f"builds its own; `nox -s wheels -- {word}` builds what is selected"
-        )
+    call_check(session, "--tests", session.name, "--", *session.posargs)
+
+
+def call_check(session: nox.Session, *arguments: str) -> None:
+    """Call the factory's command check-selection; end as it does if it fails."""
+    command = [sys.executable, "-m", "flashvar_factory", "--root", str(ROOT), "check-selection"]
+    done = subprocess.run([*command, *arguments], env={**os.environ, **WITH_SOURCES})
+    if done.returncode:
+        environment.remove_unless_whole(Path(session.virtualenv.location))
+        sys.exit(done.returncode)
 
 
 def pinned(group: str) -> tuple[list[str], list[str]]:

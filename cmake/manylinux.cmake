@@ -74,7 +74,7 @@ function(flashvar_hide_symbols target)
     VISIBILITY_INLINES_HIDDEN ON)
 endfunction()
 
-# flashvar_manylinux: everything a target gets at link time, made once per build.
+# flashvar_manylinux: the link options and libraries of a target, made once per build.
 function(flashvar_add_manylinux_interface)
   set(here "${CMAKE_CURRENT_FUNCTION_LIST_DIR}")
   add_library(flashvar_manylinux INTERFACE)

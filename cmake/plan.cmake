@@ -1,5 +1,5 @@
-# Plans the build of a self-contained project (flashvar_factory's command `project`) before CMake looks
-# for compilers, which are among what the plan says.
+# Writes the plan of a self-contained project (flashvar_factory's command `project`) before CMake looks
+# for compilers, because the plan names them.
 #
 #   -DCMAKE_PROJECT_TOP_LEVEL_INCLUDES=cmake/plan.cmake "-DFLASHVAR_SELECTION=sm_80;hdim=64"
 #

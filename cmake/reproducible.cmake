@@ -2,8 +2,8 @@
 #
 #   flashvar_reproducible(my_binary)      # after add_library(my_binary ...), in the same folder
 #
-# Names that compilers make up come from the names of the files, and the folders of sources, build
-# and toolkit are written as relative ones. Line information keeps them: it is for this machine.
+# The random seed of each file is its name, and the folders of sources, build and toolkit are written
+# as relative ones. Line information keeps them: it is for this machine.
 
 include_guard(GLOBAL)
 

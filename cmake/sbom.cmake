@@ -3,7 +3,7 @@
 #   flashvar_install_sbom(manifest.json)  # after flashvar_link_manylinux(...)
 #
 # Only where scikit-build-core builds a wheel: a development build has no .dist-info to hold it. It is
-# written when installing and not by a rule of its own, because its time is SOURCE_DATE_EPOCH.
+# written during installation: a build rule would not notice another SOURCE_DATE_EPOCH.
 
 include_guard(GLOBAL)
 include(${CMAKE_CURRENT_LIST_DIR}/manylinux.cmake)

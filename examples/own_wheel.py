@@ -1,6 +1,6 @@
 """Build a wheel for the GPU of this machine with the head dims of one's own model, and try it.
 
-    python examples/own_wheel.py --head-dim 64 128 --dtype bf16
+    python examples/own_wheel.py --head-dim 64,128 --dtype bf16
 
 Run it in a checkout. It wants torch, nvcc and what a wheel is built with; `nox -s examples --
 own_wheel` makes such an environment. The wheels are left in --output. They are installed into a
@@ -56,11 +56,11 @@ def main() -> int:
     """Build, install, look and call; the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--architecture", default="native", help="sm89, say; this GPU's by default")
-    parser.add_argument("--head-dim", nargs="+", default=["64"], metavar="N")
-    parser.add_argument("--dtype", nargs="+", default=["bf16"], choices=["bf16", "fp16"])
+    parser.add_argument("--head-dim", default="64", metavar="N,...")
+    parser.add_argument("--dtype", default="bf16", metavar="bf16,fp16")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "own-wheel")
     options = parser.parse_args()
-    words = [f"hdim={','.join(options.head_dim)}", f"dtype={','.join(options.dtype)}"]
+    words = [f"hdim={options.head_dim}", f"dtype={options.dtype}"]
     wheels = build([f"arch={options.architecture}", *words], options.output)
 
     with tempfile.TemporaryDirectory() as folder:
@@ -68,7 +68,7 @@ def main() -> int:
         found = run(sys.executable, "-c", FOUND, PYTHONPATH=folder)
         print(found, end="")
         print(run(sys.executable, "examples/first_call.py", PYTHONPATH=folder), end="")
-    return 0 if all(f"hdim{dim}" in found for dim in options.head_dim) else 1
+    return 0 if all(f"hdim{dim}" in found for dim in options.head_dim.split(",")) else 1
 
 
 if __name__ == "__main__":

@@ -69,6 +69,7 @@ GENERATED = {
     "modules of the stand-in": pages.stand_in,
     "command line": pages.command_line,
     "factory": pages.factory,
+    "audit": pages.audit_checks,
     "exit codes": pages.exit_codes,
     "header": pages.header,
 }

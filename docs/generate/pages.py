@@ -7,6 +7,7 @@ import contextlib
 import io
 import os
 import re
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Final
@@ -17,11 +18,14 @@ from tables import table
 from flashvar import cli, errors
 from flashvar.cli.warmup import warmed_ops
 from flashvar.compat.not_served import NAMES_NOT_SERVED, NOT_SERVED
+from flashvar_factory import audit
+from flashvar_factory import cli as factory_cli
 from flashvar_factory import errors as factory_errors
-from flashvar_factory.cli import COMMANDS
 
 # What users import; the modules beside them are parts of these.
 INTEGRATIONS: Final = ("transformers", "torch", "documents", "diffusers", "attend", "xformers")
+# Commands of the factory that only CMake or nox calls.
+INTERNAL: Final = {"plan", "manifest", "write-sbom", "check-selection"}
 
 
 def of_the_root(root: Path) -> dict[str, str]:
@@ -82,38 +86,62 @@ def _exported(path: Path) -> list[str]:
 def command_line(root: Path) -> str:
     """What `flashvar --help` and the help of each command say."""
     del root
-    overview = _help([])
+    overview = _help(cli.main, [])
     commands = re.findall(r"^    ([a-z]+) ", overview, re.MULTILINE)
     if "doctor" not in commands:
         raise ValueError(f"expected the commands in the help, found {commands}: {overview}")
     parts = [f"```text\n{overview}```"]
     for name in commands:
-        parts.append(f"## flashvar {name}\n\n```text\n{_help([name])}```")
+        parts.append(f"## flashvar {name}\n\n```text\n{_help(cli.main, [name])}```")
         if name == "warmup":
             _, *others = warmed_ops()
-            parts += [f"### {name} {op}\n\n```text\n{_help([name, op])}```" for op in others]
+            for op in others:
+                parts.append(f"### {name} {op}\n\n```text\n{_help(cli.main, [name, op])}```")
     return "\n\n".join(parts)
 
 
-def _help(words: list[str]) -> str:
+def _help(main: Callable[[list[str]], int], words: list[str]) -> str:
     output = io.StringIO()
     with (
         contextlib.redirect_stdout(output),
         contextlib.suppress(SystemExit),
         mock.patch.dict(os.environ, COLUMNS="80", NO_COLOR="1"),
     ):
-        cli.main([*words, "--help"])
+        main([*words, "--help"])
     return output.getvalue()
 
 
 def factory(root: Path) -> str:
-    """The commands of the factory and their first lines."""
+    """The commands of the factory that people call: their first lines, then the help of each."""
     del root
-    rows = []
-    for name, module in COMMANDS.items():
+    rows, parts = [], []
+    for name, module in factory_cli.COMMANDS.items():
+        if name in INTERNAL:
+            continue
         text = import_module(f"flashvar_factory.cli.{module}").__doc__ or ""
-        rows.append((f"`{name}`", text.partition("\n")[0]))
-    return table(("command", "does"), rows)
+        rows.append((f"[`{name}`](#flashvar_factory-{name})", text.partition("\n")[0]))
+        text = _help(factory_cli.main, [name])
+        parts.append(f"### flashvar_factory {name}\n\n```text\n{text}```")
+    return "\n\n".join([table(("command", "does"), rows), *parts])
+
+
+def audit_checks(root: Path) -> str:
+    """The checks of the audit, with the wheels that each is made of."""
+    del root
+    wheels: dict[audit.Check, list[str]] = {}
+    groups = {
+        "every wheel": audit.OF_EVERY_WHEEL,
+        "the project's own": audit.OF_THE_PROJECT,
+        "binary": audit.OF_THE_FACTORY,
+    }
+    for group, checks in groups.items():
+        for check in checks:
+            wheels.setdefault(check, []).append(group)
+    rows = [
+        (f"`{check.__name__}`", ", ".join(of), (check.__doc__ or "").partition("\n")[0])
+        for check, of in wheels.items()
+    ]
+    return table(("check", "wheels", "what must be true"), rows)
 
 
 def exit_codes(root: Path) -> str:

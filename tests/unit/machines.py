@@ -111,25 +111,25 @@ def pip(extra: str) -> str:
 CUDA_80, CUDA_86, CUDA_89, CUDA_90 = "cuda sm_80", "cuda sm_86", "cuda sm_89", "cuda sm_90"
 
 MACHINES = {
-    "A100": Machine(sim.system(sim.A100), (CUDA_80,), (CUDA_86, "the device is 8.0")),
+    "A100": Machine(sim.system(sim.A100), (CUDA_80,), (CUDA_86, "this GPU is 8.0")),
     "A100 MIG slice": Machine(sim.system(sim.A100_MIG), (CUDA_80,), (CUDA_80, "serves")),
-    "RTX 3090": Machine(sim.system(sim.RTX_3090), (CUDA_86,), (CUDA_89, "the device is 8.6")),
+    "RTX 3090": Machine(sim.system(sim.RTX_3090), (CUDA_86,), (CUDA_89, "this GPU is 8.6")),
     "RTX 4090": Machine(sim.system(sim.RTX_4090), (CUDA_89,), (CUDA_86, "compiled for 8.6")),
     "L40S": Machine(sim.system(sim.L40S), (CUDA_89,), ("triton", "compiled at the first call")),
-    "H100": Machine(sim.system(sim.H100), (CUDA_90,), (CUDA_89, "the device is 9.0")),
+    "H100": Machine(sim.system(sim.H100), (CUDA_90,), (CUDA_89, "this GPU is 9.0")),
     "H200": Machine(sim.system(sim.H200), (CUDA_90,), (CUDA_90, "serves")),
     "GH200, aarch64": Machine(
         sim.system(sim.GH200, platform="linux_aarch64"), (CUDA_90,), (CUDA_90, "serves")
     ),
     "GB200": Machine(
-        sim.system(sim.GB200, **AARCH64), ("cuda sm_100",), (CUDA_90, "exactly 9.0"), wheels=ARM
+        sim.system(sim.GB200, **AARCH64), ("cuda sm_100",), (CUDA_90, "9.0 alone"), wheels=ARM
     ),
-    "B200": Machine(sim.system(sim.B200), ("cuda sm_100",), (CUDA_90, "runs on exactly 9.0")),
+    "B200": Machine(sim.system(sim.B200), ("cuda sm_100",), (CUDA_90, "capability 9.0 alone")),
     "B300": Machine(
         sim.system(sim.B300), ("cuda sm_100",), ("cuda sm_100", "serves, compiled for 10.0")
     ),
     "RTX 5090": Machine(
-        sim.system(sim.RTX_5090), ("cuda sm_120",), (CUDA_90, "exactly 9.0, the device is 12.0")
+        sim.system(sim.RTX_5090), ("cuda sm_120",), (CUDA_90, "9.0 alone; this GPU is 12.0")
     ),
     "Spark": Machine(
         sim.system(sim.SPARK, **AARCH64),
@@ -147,7 +147,7 @@ MACHINES = {
     "Orin": Machine(
         sim.system(sim.ORIN, **AARCH64),
         ("cuda sm_87",),
-        (CUDA_90, "exactly 9.0, the device is 8.7 inside a Tegra chip"),
+        (CUDA_90, "9.0 alone; this GPU is 8.7 inside a Tegra chip"),
         wheels=ARM,
     ),
     "Orin, JetPack 6": Machine(
@@ -163,7 +163,7 @@ MACHINES = {
     "a card of 8.9 beside an Arm processor": Machine(
         sim.system(sim.L40S, **AARCH64),
         ("triton",),
-        ("cuda sm_87", "runs on exactly 8.7, the device is 8.9"),
+        ("cuda sm_87", "runs on compute capability 8.7 alone; this GPU is 8.9"),
         wheels=ARM,
     ),
     "a later major": Machine(
@@ -178,7 +178,7 @@ MACHINES = {
     "T4, bf16": Machine(
         sim.system(sim.T4),
         (None,),
-        ("triton", "needs capability 8.0 or higher, the device is 7.5"),
+        ("triton", "needs capability 8.0 or higher, this GPU is 7.5"),
         exit_code=1,  # nothing serves gated_delta_rule
     ),
     "T4, fp16": Machine(
@@ -189,7 +189,7 @@ MACHINES = {
         dtype="fp16",
     ),
     "V100": Machine(
-        sim.system(sim.V100), (None,), ("triton", "the device is 7.0"), exit_code=1, dtype="fp16"
+        sim.system(sim.V100), (None,), ("triton", "this GPU is 7.0"), exit_code=1, dtype="fp16"
     ),
     "driver 570": Machine(
         sim.system(sim.L40S, **DRIVER_570),
@@ -230,7 +230,7 @@ MACHINES = {
             driver_display="550.54.15",
         ),
         ("reference",),
-        (CUDA_90, "serves CUDA tensors"),
+        (CUDA_90, "runs only CUDA tensors"),
         fixes=(
             "update the NVIDIA driver to one that serves CUDA 13.0, "
             "or install a torch built for CUDA 12",
@@ -240,28 +240,28 @@ MACHINES = {
     "torch for the CPU on a machine with a GPU": Machine(
         sim.system(torch="2.13.0+cpu", torch_cuda=None),
         ("reference",),
-        ("triton", "serves CUDA tensors"),
+        ("triton", "runs only CUDA tensors"),
         fixes=("install a torch built for CUDA; torch 2.13.0+cpu is CPU-only",),
         exit_code=1,
     ),
     "no torch": Machine(
         System(problem="torch cannot be imported: No module named 'torch'"),
         ("reference",),
-        (CUDA_90, "serves CUDA tensors"),
+        (CUDA_90, "runs only CUDA tensors"),
         fixes=("pip install torch",),
         exit_code=1,
     ),
     "no GPU": Machine(
         sim.system(**NO_DRIVER),
         ("reference",),
-        (CUDA_90, "serves CUDA tensors, the request has CPU tensors"),
+        (CUDA_90, "runs only CUDA tensors, found CPU tensors"),
         exit_code=1,
     ),
     "3090 and 4090": Machine(
-        sim.system(sim.RTX_3090, sim.RTX_4090), (CUDA_86, CUDA_89), (CUDA_89, "the device is 8.6")
+        sim.system(sim.RTX_3090, sim.RTX_4090), (CUDA_86, CUDA_89), (CUDA_89, "this GPU is 8.6")
     ),
     "A100 and H100": Machine(
-        sim.system(sim.A100, sim.H100), (CUDA_80, CUDA_90), (CUDA_90, "the device is 8.0")
+        sim.system(sim.A100, sim.H100), (CUDA_80, CUDA_90), (CUDA_90, "this GPU is 8.0")
     ),
     "A100 and H100, only the sm_80 wheel": Machine(
         sim.system(sim.A100, sim.H100),
@@ -296,7 +296,7 @@ MACHINES = {
     "only the sm_80 wheel on 9.0": Machine(
         sim.system(sim.H100),
         ("triton",),
-        (CUDA_80, "runs on 8.0 and higher minors, the device is 9.0"),
+        (CUDA_80, "runs on compute capability 8.0 and later 8.x; this GPU is 9.0"),
         fixes=(pip("sm90"),),
         wheels=SM80_WHEEL,
     ),

@@ -33,7 +33,7 @@ def test_until_there_is_a_release_wheels_are_made(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("published", "command"),
-    [(False, "pip install . in a checkout"), (True, "pip install flashvar")],
+    [(False, "run `pip install .` in a checkout"), (True, "run `pip install flashvar`")],
 )
 def test_a_missing_runtime_gets_what_works(
     published: bool, command: str, monkeypatch: pytest.MonkeyPatch

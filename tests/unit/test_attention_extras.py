@@ -23,15 +23,18 @@ def offsets(*values: int) -> torch.Tensor:
 
 
 BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
-    "window of one side": ({"window_size": (3,)}, r"two integers \(left, right\), found \(3,\)"),
-    "window is no pair": ({"window_size": 3}, r"two integers \(left, right\), found 3"),
-    "window below -1": ({"window_size": (-2, 0)}, r"-1 \(unbounded\) or more, found -2"),
-    "window of floats": ({"window_size": (1.0, 0)}, r"two integers.*found 1\.0"),
+    "window of one side": (
+        {"window_size": (3,)},
+        r"\(left, right\), each.*found \(3,\)",
+    ),
+    "window is no pair": ({"window_size": 3}, r"two integers \(left, right\), each.*found 3: pass"),
+    "window below -1": ({"window_size": (-2, 0)}, r"-1 \(unbounded\) or more, found \(-2, 0\)"),
+    "window of floats": ({"window_size": (1.0, 0)}, r"two integers.*found \(1\.0, 0\)"),
     "softcap negative": ({"softcap": -1.0}, r"softcap must be a finite number.*found -1\.0"),
     "softcap nan": ({"softcap": float("nan")}, "softcap must be a finite number.*found nan"),
     "softcap is a word": ({"softcap": "1"}, "softcap must be a finite number.*found '1'"),
-    "dropout of all": ({"dropout_p": 1.0}, r"from 0 to less than 1, found 1\.0"),
-    "dropout negative": ({"dropout_p": -0.1}, r"from 0 to less than 1, found -0\.1"),
+    "dropout of all": ({"dropout_p": 1.0}, r"a number from 0 to below 1 .*found 1\.0"),
+    "dropout negative": ({"dropout_p": -0.1}, r"a number from 0 to below 1 .*found -0\.1"),
     "deterministic is a number": ({"deterministic": 1}, "deterministic must be True or False"),
 }
 
@@ -57,7 +60,7 @@ BAD_TENSORS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "bias heads": (
         {"bias": torch.zeros(1, 2, 5, 7)},
         ShapeError,
-        r"\(2 or 1, 4 or 1, 5, 7\), found \(1, 2, 5, 7\)",
+        r"\[2 \(or 1\), 4 \(or 1\), 5, 7\], found \(1, 2, 5, 7\)",
     ),
     "bias of one query": ({"bias": torch.zeros(1, 1, 1, 7)}, ShapeError, r"expand\(\) the query"),
     "bias keys strided": (
@@ -124,22 +127,26 @@ def test_bad_tensors(options: dict[str, Any], error: type[Exception], words: str
 
 
 BAD_PACKING: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "int64": (
-        {"cu_seqlens_q": offsets(0, 9).long()},
+    "int16": (
+        {"cu_seqlens_q": offsets(0, 9).short()},
         DtypeError,
-        r"must be torch.int32, found torch.int64: call .*\.to\(torch.int32\)",
+        r"must be int32 or int64, found torch.int16: cast it with .to\(torch.int32\)",
     ),
     "elsewhere": ({"cu_seqlens_q": offsets(0, 9).to("meta")}, DeviceError, r"found meta: move it"),
     "strided": ({"cu_seqlens_q": offsets(0, 1, 9, 2)[::2]}, LayoutError, "must be contiguous"),
     "rank": ({"cu_seqlens_q": offsets(0, 9)[None]}, ShapeError, r"shape \(batch \+ 1,\)"),
     "nothing": ({"cu_seqlens_q": offsets()}, ShapeError, r"shape \(batch \+ 1,\), found \(0,\)"),
-    "decreasing": ({"cu_seqlens_q": offsets(0, 6, 3, 9)}, InvalidInputError, "must not decrease"),
+    "decreasing": (
+        {"cu_seqlens_q": offsets(0, 6, 3, 9)},
+        ShapeError,
+        r"cu_seqlens_q must start at 0 or later, not decrease, and .*found \[0, 6, 3, 9\]: pass 0",
+    ),
     "beyond the rows": (
         {"cu_seqlens_q": offsets(0, 10)},
-        InvalidInputError,
-        "stay within the 9 packed rows, found 0 to 10",
+        ShapeError,
+        r"not exceed the 9 rows, found \[0, 10\]",
     ),
-    "before the rows": ({"cu_seqlens_q": offsets(-1, 9)}, InvalidInputError, "found -1 to 9"),
+    "before the rows": ({"cu_seqlens_q": offsets(-1, 9)}, ShapeError, r"found \[-1, 9\]"),
     "of another batch": (
         {"cu_seqlens_q": offsets(0, 9), "cu_seqlens_k": offsets(0, 4, 9)},
         ShapeError,
@@ -200,14 +207,39 @@ def test_bad_values_are_found_in_every_call() -> None:
     packing = offsets(0, 4, 9)
     flashvar.attention_varlen(PACKED, PACKED, PACKED, cu_seqlens_q=packing)
     packing[1] = 20
-    with pytest.raises(InvalidInputError, match="must not decrease"):
+    with pytest.raises(ShapeError, match="not decrease"):
         flashvar.attention_varlen(PACKED, PACKED, PACKED, cu_seqlens_q=packing)
+
+
+@pytest.mark.parametrize("packed_keys", [True, False], ids=["packed", "cache"])
+def test_offsets_of_int64_are_those_of_int32(packed_keys: bool) -> None:
+    rows = PACKED.clone().requires_grad_()
+    keys = rows if packed_keys else torch.randn(2, 6, 2, 8)
+    numbers = {"cu_seqlens_q": offsets(0, 4, 8), "seqused_k": offsets(3, 2)}
+
+    def step(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        cast = {name: one.to(dtype) for name, one in numbers.items()}
+        out, lse = flashvar.attention_varlen(rows, keys, keys, **cast, return_lse=True)
+        return out, lse, *torch.autograd.grad(out.square().sum(), [rows])
+
+    for one, other in zip(step(torch.int32), step(torch.int64), strict=True):
+        assert one.equal(other)
+
+
+def test_rows_of_no_sequence_are_padding() -> None:
+    """Before the first sequence, and behind the last."""
+    out, lse = flashvar.attention_varlen(
+        PACKED, PACKED, PACKED, cu_seqlens_q=offsets(2, 5, 7), return_lse=True
+    )
+    of_none = torch.tensor([True] * 2 + [False] * 5 + [True] * 2)
+    assert (out == 0).all((1, 2)).equal(of_none)
+    assert (lse == -torch.inf).all(0).equal(of_none)
 
 
 def test_values_are_not_read_where_that_would_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a CUDA device: the kernels clamp; here the reference does."""
     monkeypatch.setattr(attention_plan, "_plans", Plans())
-    monkeypatch.setattr(attention_plan, "check_offsets", lambda *_: None)
+    monkeypatch.setattr(attention_plan, "check_values", lambda *_: None)
     out = flashvar.attention_varlen(PACKED, PACKED, PACKED, cu_seqlens_q=offsets(0, 6, 3, 40))
     assert out.isfinite().all()
 

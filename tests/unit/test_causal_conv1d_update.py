@@ -184,6 +184,15 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "rank": ({"x": torch.randn(5)}, flashvar.ShapeError, "found (5,): unsqueeze"),
     "states": ({"state": torch.randn(2, 5, 3)}, flashvar.ShapeError, "must be [3, 5, 3 or more"),
     "columns": ({"state": torch.randn(3, 5, 2)}, flashvar.ShapeError, "found (3, 5, 2)"),
+    "state and weight swapped": (
+        {"x": torch.randn(3, 5), "residual": None, "state": torch.randn(5, 4)}
+        | {"weight": torch.randn(3, 5, 3)},
+        flashvar.ShapeError,
+        "for x (3, 5), found (3, 5, 3): pass x, state and weight in this order",
+    ),
+    "conv1d's weight": (
+        {"weight": torch.randn(5, 1, 4)}, flashvar.ShapeError, "found (5, 1, 4): squeeze"
+    ),
     "expanded": (
         {"state": torch.randn(1, 5, 3).expand(3, 5, 3)}, flashvar.LayoutError,
         "found strides (0, 3, 1)",

@@ -49,7 +49,8 @@ def test_a_misspelled_word_gets_a_guess(
     wrong, suggestion, where = refusal(capsys, *words).splitlines()
     assert words[-1].partition("=")[0] in wrong or words[-2] in wrong
     assert suggestion == f"did you mean {guess}?"
-    assert where.endswith("--help` lists the commands and options.")
+    listed = "commands and options" if len(words) == 1 else "options"
+    assert where.endswith(f"--help` lists the {listed}.")
 
 
 @pytest.mark.parametrize(
@@ -98,6 +99,24 @@ def test_help_says_where_the_options_of_other_ops_are() -> None:
     helps = {name: " ".join(of[name].format_help().split()) for name in ("warmup", "tune")}
     assert "`flashvar warmup OP --help` lists the options of another" in helps["warmup"]
     assert "OP --help" not in helps["tune"]  # one op has tiles to measure
+
+
+def test_an_option_of_another_op_is_named_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong, whose, where = refusal(
+        capsys, "warmup", "gated_delta_rule", "--causal", "--head-dim", "64"
+    ).splitlines()
+    assert wrong == "flashvar warmup: unrecognized arguments: --causal"
+    assert whose == "--causal is an option of attention"
+    assert where == "`flashvar warmup gated_delta_rule --help` lists the options."
+
+
+def test_help_lists_commands_without_a_line_of_their_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert "\ncommands:\n    doctor " in shown
 
 
 def test_the_module_is_the_command() -> None:

@@ -135,14 +135,14 @@ def test_text_of_a_machine_with_two_devices() -> None:
         "      cuda sm_89  chosen     serves",
         "      cuda sm_89  no         wheel b: shadowed by wheel a",
         "      triton      available  serves, compiled at the first call",
-        '      reference   no         serves CUDA tensors only when named: backend="reference"',
+        '      reference   no         runs CUDA tensors only when named: backend="reference"',
         "  cuda:1  attention_fwd, attention_bwd bf16, fp16, head dims 32, 64, 128, 256: triton",
         "      cuda sm_100  no      flashvar has no wheel for it, only for "
         "sm_80, sm_86, sm_89, sm_90",
-        "      cuda sm_89   no      runs on 8.9 and higher minors, the device is 10.0",
+        "      cuda sm_89   no      runs on compute capability 8.9 and later 8.x; this GPU is 10.0",
         "      cuda sm_89   no      wheel b: shadowed by wheel a",
         "      triton       chosen  serves, compiled at the first call",
-        '      reference    no      serves CUDA tensors only when named: backend="reference"',
+        '      reference    no      runs CUDA tensors only when named: backend="reference"',
     ]
 
 

@@ -54,7 +54,7 @@ def test_list_for_people(root: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_unknown_word(command: str, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "--root", str(root), command, "hdmi=64")
     assert (code, out) == (2, "")
-    assert err.startswith(f"{command}: hdmi=64: unknown key")
+    assert err.startswith(f"flashvar_factory {command}: hdmi=64: unknown key")
     assert err.count("\n") == 1
 
 
@@ -78,7 +78,8 @@ def test_a_misspelled_word_gets_a_guess(
     assert refused.value.code == 2
     assert wrong.startswith(f"{program}: ")
     assert suggestion == f"did you mean {guess}?"
-    assert where == f"`{program} --help` lists the commands and options."
+    listed = "options" if " " in program else "commands and options"
+    assert where == f"`{program} --help` lists the {listed}."
 
 
 def test_a_root_that_is_left_out_is_an_error_of_the_program(
@@ -121,7 +122,7 @@ def test_what_the_file_system_refuses_is_an_error_of_the_build(
     (root / "build").write_text("in the way", encoding="utf-8")
     code, _, err = run(capsys, "--root", str(root), "configure", "sm80")
     assert code == 4
-    assert err.startswith(f"configure: {root / 'build'}")
+    assert err.startswith(f"flashvar_factory configure: {root / 'build'}")
     assert "found: Not a directory" in err
 
 

@@ -17,6 +17,9 @@ ALIKE = [
     ("a.cc", "f(a,  // one\n  b);\n", "f(a,\n  // two\n  b);\n"),
     ("a.py", '"""One."""\n\n\ndef f():\n    """Two."""\n    return 1  # a\n', "def f(): return 1"),
     ("a.py", '"""Text."""\n', "# Nothing.\n"),
+    ("a.cmake", "# one\n\nset(a 1)  # two\n", "#[[ three\nset(a 2) ]]\nset(a 1)\n"),
+    ("CMakeLists.txt", 'set(a "#")  # "\nset(b)\n', 'set(a "#")\n  # \\\nset(b)\n'),
+    ("a.toml", "# one\na = 1\n", "a = 1  # two\n"),
 ]
 DIFFERENT = [
     ("a.cu", "int a;\n", "int b;\n"),
@@ -43,8 +46,15 @@ DIFFERENT = [
     ("a.cu", "x = a /* - b */ - c;\n", "x = a - b - c;\n"),
     ("a.py", "x = 'one'\n", "x = 'two'\n"),
     ("a.py", "def f(:  # one\n", "def f(:  # two\n"),
-    ("CMakeLists.txt", "# one\n", "# two\n"),
-    ("variants.toml", "# one\n", "# two\n"),
+    ("CMakeLists.txt", "set(a 1)\n", "set(a 2)\n"),
+    ("a.cmake", 'set(a "\\"# one")\n', 'set(a "\\"# two")\n'),
+    ("a.cmake", "set(a [=[\n]]# one]=])\n", "set(a [=[\n]]# two]=])\n"),
+    ("a.cmake", "set(a \\# one)\n", "set(a \\# two)\n"),
+    ("a.cmake", "#[[ one ]] set(a 1)\n", "#[[ one ]] set(a 2)\n"),
+    ("a.cmake", "# [[ one\nset(a 1)\n# ]]\n", "# [[ one\nset(a 2)\n# ]]\n"),
+    ("a.toml", 'a = "# one"\n', 'a = "# two"\n'),
+    ("a.toml", "a = # one\n", "a = # two\n"),
+    ("a.txt", "# one\n", "# two\n"),
 ]
 
 

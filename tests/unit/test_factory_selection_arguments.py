@@ -82,6 +82,8 @@ REFUSED = {
     "hdim=64 80": ["80", "a value of hdim", "did you mean 'hdim=64,80'"],
     "hdim=64, 128": ["did you mean 'hdim=64,128'"],
     "dtype=bf16 fp16": ["did you mean 'dtype=bf16,fp16'"],
+    "op=atention": ["expected attention, ", "attention_fwd", "did you mean 'attention'"],
+    "op=attention_fwd attention": ["a value of op", "did you mean 'op=attention_fwd,attention'"],
     "op=attention_fwd attention_fwd": ["a value of op", "did you mean 'op="],
     "sm89 64,128": ["64,128", "a value of hdim", "did you mean 'hdim=64,128'"],
     "bf16": ["bf16", "a value of dtype", "did you mean 'dtype=bf16'"],
@@ -112,6 +114,29 @@ REFUSED = {
     "shard=1": ["shard=1", "e.g. 1/2"],
     "shard=1/2,2/2": ["shard=1/2,2/2"],
 }
+
+
+def test_an_op_is_all_of_its_functions() -> None:
+    config = schema.read(ROOT / "variants.toml")
+    attention = tuple(op for op in config.default_ops if op.startswith("attention_"))
+    assert len(attention) == 2
+    assert parse(["op=attention"], config).ops == attention
+    assert parse(["op=merge_states_fwd,attention"], config).ops == (*attention, "merge_states_fwd")
+
+
+def test_a_value_that_no_op_takes_with_the_others_is_an_error() -> None:
+    config = schema.read(ROOT / "variants.toml")
+    found = parse(["dtype=fp32,bf16", "hdim=64"], config).axes
+    assert {name: set(values) for name, values in found.items()} == {
+        "dtype": {"bf16", "fp32"},
+        "head_dim": {64},
+    }
+    message = (
+        "head_dim=64: expected an op that takes it together with dtype=fp32, found none: leave one "
+        "of them out"
+    )
+    with pytest.raises(ConfigurationError, match=message):
+        parse(["hdim=64,128", "dtype=fp32"], config)
 
 
 @pytest.mark.parametrize("text", REFUSED)

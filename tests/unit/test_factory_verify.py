@@ -261,7 +261,7 @@ def test_what_is_no_list_of_hashes(
     (wheel.parent / "list").write_bytes(NO_LISTS[content])
     assert main(["verify", str(wheel), "--hashes", "list"]) == ConfigurationError.exit_code
     printed = capsys.readouterr().err
-    assert printed.startswith("verify: --hashes list: expected")
+    assert printed.startswith("flashvar_factory verify: --hashes list: expected")
     assert printed.count("list: ") == 1
 
 

@@ -20,7 +20,7 @@ from flashvar.errors import (
     LayoutError,
     ShapeError,
 )
-from flashvar.ops.attention.cache import as_int32
+from flashvar.ops.sequences import as_int32
 
 B, M, HEADS, HEADS_K, D = 3, 4, 4, 2, 16
 PAGE, CAPACITY = 8, 24

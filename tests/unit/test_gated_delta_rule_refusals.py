@@ -115,12 +115,12 @@ REFUSALS: dict[str, tuple[Change, type[Exception], str]] = {
     "no kernels": (
         lambda x: {"backend": "cuda"},
         flashvar.BackendUnavailableError,
-        "expected backend 'cuda' to serve it, found:\ncuda: no: serves CUDA tensors",
+        "expected backend 'cuda' to run it, found:\ncuda: no: runs only CUDA tensors",
     ),
     "no device": (
         lambda x: {"backend": "triton"},
         flashvar.BackendUnavailableError,
-        "serves CUDA tensors, the request has CPU tensors",
+        "runs only CUDA tensors, found CPU tensors",
     ),
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
-from flashvar.errors import BackendUnavailableError, ConfigurationError, InvalidInputError
+from flashvar.errors import BackendUnavailableError, InvalidInputError
 from flashvar.integrations import fallback
 from flashvar.integrations import torch as ours
 from flashvar.integrations.torch.sdpa import why_not
@@ -192,7 +192,7 @@ def test_the_cpu_is_left_to_torch_unless_a_backend_is_named(
 
 
 def test_an_unknown_backend_changes_nothing() -> None:
-    with pytest.raises(ConfigurationError, match="expected one of"):
+    with pytest.raises(InvalidInputError, match="expected one of"):
         ours.activate(backend="cudnn")  # type: ignore[arg-type]
     assert not ours.active()
 

@@ -433,5 +433,5 @@ def test_warmup_kinds() -> None:
         "merge_states_fwd",
         "merge_states_bwd",
     ]
-    with pytest.raises(flashvar.ConfigurationError, match="at least one part, found 0"):
+    with pytest.raises(flashvar.ConfigurationError, match="--parts: expected 1 or more, found 0"):
         warmup.kinds(parser.parse_args(["--parts", "0"]))

@@ -53,6 +53,11 @@ REFUSALS: dict[str, tuple[Callable[[], dict[str, Any]], type[Exception], str]] =
         flashvar.ShapeError,
         "that is (2, 4, 5), found (2, 5, 4)",
     ),
+    "order of stacked lses": (
+        lambda: {"outs": torch.randn(1, 16, 4, 32), "lses": torch.randn(1, 16, 4)},
+        flashvar.ShapeError,
+        "lses must be [parts, heads, total] with outs (1, 16, 4, 32), that is (1, 4, 16), found",
+    ),
     "dtypes": (
         lambda: bad(outs=[good()["outs"][0], torch.randn(2, 5, 4, 8).half()]),
         flashvar.DtypeError,

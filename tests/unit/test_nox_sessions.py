@@ -8,7 +8,10 @@ from typing import Any
 import loaded_noxfile
 import pytest
 
+from flashvar_factory.cli import main
+
 ROOT = Path(__file__).parents[2]
+CHECK = ("--root", str(ROOT), "check-selection")
 
 
 class RefusedError(Exception):
@@ -42,11 +45,12 @@ def noxfile() -> Any:
     ],
     ids=str,
 )
-def test_a_selection_is_not_for_pytest(arguments: tuple[str, ...], word: str, noxfile: Any) -> None:
-    with pytest.raises(
-        RefusedError, match=f"^{word}: expected arguments of pytest, found a selection"
-    ):
-        noxfile.refuse_selection(Session(*arguments))
+def test_a_selection_is_not_for_pytest(
+    arguments: tuple[str, ...], word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*CHECK, "--tests", "every-wheel", "--", *arguments]) == 2
+    said = f"{word}: expected arguments of pytest, found a selection of kernels: every-wheel builds"
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -59,8 +63,26 @@ def test_a_selection_is_not_for_pytest(arguments: tuple[str, ...], word: str, no
     ],
     ids=str,
 )
-def test_arguments_of_pytest_are_its_own(arguments: tuple[str, ...], noxfile: Any) -> None:
-    noxfile.refuse_selection(Session(*arguments))
+def test_arguments_of_pytest_are_its_own(arguments: tuple[str, ...]) -> None:
+    assert main([*CHECK, "--tests", "every-wheel", "--", *arguments]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("sm_90", "hdim=64"), 0),
+        (("--development", "sm_90", "hdim=64"), 0),
+        (("hdmi=64",), 2),
+        (("--development", "sm_90", "platform=aarch64"), 2),
+        (("sm_90", "platform=aarch64"), 0),
+    ],
+    ids=str,
+)
+def test_a_selection_is_checked_as_the_session_does(
+    arguments: tuple[str, ...], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*CHECK, *arguments]) == code
+    assert (capsys.readouterr().err != "") == bool(code)
 
 
 def test_an_empty_dist_is_an_error_that_says_how_to_fill_it(

@@ -260,6 +260,13 @@ def test_an_equal_call_before_changes_nothing(name: str) -> None:
         dense(**{name: 1})
 
 
+@pytest.mark.parametrize("flag", [1, None, torch.tensor(True)], ids=str)
+def test_return_lse_is_a_bool_as_other_flags_are(flag: Any) -> None:
+    for call in (dense, varlen):
+        with pytest.raises(InvalidInputError, match="return_lse must be True or False, found"):
+            call(return_lse=flag)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -90,7 +90,29 @@ def test_named_backend_that_cannot_serve_is_an_error_with_the_trace(lib_dir: Pat
     message = str(caught.value)
     assert "attention_fwd bf16 head dim 64 on cuda:0: expected backend 'cuda'" in message
     assert "expected an ELF library" in message
-    assert "flashvar doctor" in message
+    assert "triton" not in message
+    assert "reference" not in message
+    assert "\nTo run it, leave backend out. `flashvar doctor` shows" in message
+
+
+@pytest.mark.usefixtures("lib_dir")
+def test_a_backend_without_the_device_is_an_error_that_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    request = replace(BF16_64, device=None)
+    expected = (
+        "attention_fwd bf16 head dim 64 on CPU: expected backend 'triton' to run it, found:\n"
+        "triton: no: runs only CUDA tensors, found CPU tensors\n"
+        'To run it, move the tensors with .to("cuda"), or {}. '
+        "`flashvar doctor` shows the backends for every device and head dim."
+    )
+    with pytest.raises(BackendUnavailableError) as caught:
+        resolve.choose(request, "triton")
+    assert str(caught.value) == expected.format("leave backend out")
+    monkeypatch.setenv("FLASHVAR_BACKEND", "triton")
+    with pytest.raises(BackendUnavailableError) as caught:
+        resolve.choose(request)
+    assert str(caught.value) == expected.format("unset FLASHVAR_BACKEND")
 
 
 @pytest.mark.usefixtures("lib_dir")

@@ -65,9 +65,19 @@ def test_cpu_tensors_run_on_the_reference(system: System) -> None:
 @pytest.mark.parametrize(
     ("system", "candidate", "reason"),
     [
-        pytest.param(sim.system(sim.H100), "cuda sm_80", "runs on 8.0 and higher", id="major"),
-        pytest.param(sim.system(sim.A100), "cuda sm_86", "the device is 8.0", id="minor"),
-        pytest.param(sim.system(sim.GB200), "cuda sm_90", "runs on exactly 9.0", id="specific"),
+        pytest.param(
+            sim.system(sim.H100),
+            "cuda sm_80",
+            "runs on compute capability 8.0 and later 8.x",
+            id="major",
+        ),
+        pytest.param(sim.system(sim.A100), "cuda sm_86", "this GPU is 8.0", id="minor"),
+        pytest.param(
+            sim.system(sim.GB200),
+            "cuda sm_90",
+            "runs on compute capability 9.0 alone",
+            id="specific",
+        ),
         pytest.param(sim.system(sim.ORIN), "cuda sm_80", "8.7 inside a Tegra chip", id="tegra"),
         pytest.param(sim.system(sim.MI210, torch_hip="6.4"), "cuda sm_90", "ROCm 6.4", id="rocm"),
         pytest.param(
@@ -292,7 +302,7 @@ def test_explanation_has_a_line_per_candidate_with_the_fix() -> None:
         f"cuda sm_89: no: not installed -> {advice.install('sm89')}",
         "cuda sm_80: chosen: serves, compiled for 8.0",
         "triton: serves, compiled at the first call, but cuda sm_80 is preferred",
-        'reference: no: serves CUDA tensors only when named: backend="reference"',
+        'reference: no: runs CUDA tensors only when named: backend="reference"',
     ]
 
 

@@ -112,7 +112,7 @@ def test_nothing_found(
 
 def test_what_is_no_architecture_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "hopper"]) == 2
-    assert "expected an architecture such as sm_XY" in capsys.readouterr().err
+    assert "expected an architecture such as sm_89 or 8.9" in capsys.readouterr().err
 
 
 def test_a_refused_binary_is_shown_with_its_reason() -> None:

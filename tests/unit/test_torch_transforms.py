@@ -52,9 +52,10 @@ def test_opcheck_of_extras(extra: str, grad: bool) -> None:
 
 
 @OPCHECK
-def test_opcheck_of_packed_sequences() -> None:
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_opcheck_of_packed_sequences(dtype: torch.dtype) -> None:
     q = torch.randn(9, 2, 8, requires_grad=True)
-    offsets = torch.tensor([0, 4, 9], dtype=torch.int32)
+    offsets = torch.tensor([0, 4, 9], dtype=dtype)
     inputs = Inputs(q, q, q, cu_seqlens_q=offsets, cu_seqlens_k=offsets)
     torch.library.opcheck(attention_fwd, (*inputs, *Options(max_seqlen_q=5)))
 

@@ -233,8 +233,8 @@ def test_machines_that_cannot(wanted: Asked, system: System, words: str) -> None
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["--head-dim", "300"], "from 1 to 256, found 300: correct it"),
-        (["--head-dim", "64x300"], "from 1 to 256, found 64x300: correct it"),
+        (["--head-dim", "300"], "--head-dim: expected 1 to 256, found 300: leave it out"),
+        (["--head-dim", "64x300"], "--head-dim: expected 1 to 256, found 64x300: leave it out"),
         (["--bias", "--varlen"], "--bias and --varlen"),
         (["--arch", "sm_99"], "--arch: expected one of sm_75"),
         (["--arch", "hopper"], "found 'hopper'"),

@@ -59,10 +59,13 @@ def test_kinds(words: str, expected: list[Any], monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        ("causal_conv1d --width 5", "from 2 to 4, found 5"),
+        ("causal_conv1d --width 5", "--width: expected 2 to 4, found 5: leave"),
         ("gated_delta_rule --head-dim 0", "found 0:"),
-        ("merge_states --parts 0", "at least one part, found 0"),
-        ("gated_delta_rule --head-dim 512x64 --backward", "K to 256 for gradients, found 512x64"),
+        ("merge_states --parts 0", "--parts: expected 1 or more, found 0: pass"),
+        (
+            "gated_delta_rule --head-dim 512x64 --backward",
+            "with --backward K up to 256, found 512x64: leave it out",
+        ),
     ],
 )
 def test_calls_that_cannot_be(words: str, found: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,8 @@ Arguments of all functions:
 * `return_attn_probs`: Return (out, softmax_lse, S_dmask): softmax_lse is float32 [batch, heads_q,
   seqlen_q], packed [heads_q, total_q]. S_dmask is for tests: empty without dropout, otherwise
   [batch, heads_q, seqlen_q, seqlen_k] with both lengths rounded up to a multiple of 128. Negative
-  entries were dropped; `flashvar.ops.attention.dropout_mask` describes the magnitudes.
+  entries were dropped. The magnitude of an entry is exp(s - m): s is the score, m the running
+  maximum of its query in FlashAttention's kernel, which starts with the last keys.
 
 Errors are those of `flashvar.attention`. The batch must not be empty.
 """
@@ -159,8 +160,8 @@ def flash_attn_varlen_func(
     """Attention within each of many sequences, packed in q [total_q, heads_q, head_dim], k and v.
 
     Sequence b is rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] of q, and likewise of k and v; both
-    are int32 [batch + 1] on the device of q. max_seqlen_q and max_seqlen_k bound the lengths.
-    Returns out [total_q, heads_q, head_dim of v].
+    are int32 or int64 [batch + 1] on the device of q. max_seqlen_q and max_seqlen_k bound the
+    lengths. Returns out [total_q, heads_q, head_dim of v].
 
     With block_table [batch, pages] k and v are pages, [pages of all, page_size, heads_kv, .], of
     which max_seqlen_k rows of each sequence are copied; cu_seqlens_k then has the lengths.

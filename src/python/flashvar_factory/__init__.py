@@ -1,1 +1,1 @@
-"""Builds binaries and wheels from `variants.toml`: in the sdist, never in a wheel."""
+"""Builds binaries and wheels from `variants.toml`: not in the wheel of flashvar."""

@@ -1,7 +1,7 @@
 """The command `wheel-factory`: flashvar's factory for projects of other kernels.
 
 The distribution `flashvar-factory` holds, in the folder `home`, the part of flashvar's checkout
-that builds. Nothing of it is on the import path of an environment, so it lies beside any flashvar.
+that builds. It is not importable from outside, so any version of flashvar may be installed too.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ def install(extra: str) -> str:
 def install_runtime() -> str:
     """The command that installs flashvar itself, without a binary."""
     if PUBLISHED:
-        return "pip install flashvar"
-    return "pip install . in a checkout"
+        return "`pip install flashvar`"
+    return "`pip install .` in a checkout"
 
 
 def install_again(distribution: str, architecture: str) -> str:

@@ -7,16 +7,27 @@ name it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from flashvar.binaries.variant import BinaryKind
 from flashvar.machine import distributions
 
-# Markers of the requirements that flashvar_factory.config.extras writes, all for Linux.
-EXTRA: Final = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")
-MACHINE: Final = re.compile(r"""\bplatform_machine\s*==\s*['"]([^'"]+)['"]""")
+# Markers of the requirements that flashvar_factory.config.extras writes, all for Linux, and
+# `flashvar-sm89 ==0.1.0 ; marker`, as build backends write them.
+_EXTRA: Final = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")
+_MACHINE: Final = re.compile(r"""\bplatform_machine\s*==\s*['"]([^'"]+)['"]""")
+_PINNED: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*\(?==\s*([^;,\s)]+)")
+
+
+class Pin(NamedTuple):
+    """What an extra installs: exactly one version of a distribution."""
+
+    extra: str
+    distribution: str
+    version: str
+    platforms: frozenset[str]  # such as "linux_x86_64"; empty: every platform
 
 
 @dataclass(frozen=True)
@@ -49,16 +60,24 @@ def read(extras: Iterable[str], requirements: Iterable[str], platform: str) -> E
     """
     served: dict[str, set[str]] = {}
     installed: dict[str, str] = {}
-    for requirement in requirements:
-        platforms = {f"linux_{machine}" for machine in MACHINE.findall(requirement)}
-        for extra in EXTRA.findall(requirement):
-            served.setdefault(extra, set()).update(platforms)
-            installed[extra] = requirement.partition(";")[0].strip()
+    for pin in pins(requirements):
+        served.setdefault(pin.extra, set()).update(pin.platforms)
+        installed[pin.extra] = pin.distribution
     binaries = sorted(filter(_names_binary, extras), key=BinaryKind.parse, reverse=True)
     every = frozenset({installed.get(extra, extra): extra for extra in binaries}.values())
     # An extra without a marker is for every platform.
     here = frozenset(extra for extra in every if platform in (served.get(extra) or {platform}))
     return Extras(here, every - here)
+
+
+def pins(requirements: Iterable[str]) -> Iterator[Pin]:
+    """What extras install, from the lines Requires-Dist of a distribution's metadata."""
+    for requirement in requirements:
+        pinned = _PINNED.match(requirement)
+        if pinned is not None:
+            platforms = frozenset(f"linux_{name}" for name in _MACHINE.findall(requirement))
+            for extra in _EXTRA.findall(requirement):
+                yield Pin(extra, pinned[1], pinned[2], platforms)
 
 
 def _names_binary(extra: str) -> bool:

@@ -50,12 +50,18 @@ def joined(axes: Iterable[tuple[str, str | int]]) -> dict[str, str | int | tuple
     return found
 
 
+def dotted(version: Iterable[int]) -> str:
+    """The text of a version, e.g. `12.4`."""
+    return ".".join(map(str, version))
+
+
 @dataclass(frozen=True, order=True)
 class Architecture:
     """A compute capability, as in the compiler's names.
 
     Architecture-specific code (a trailing `a` in `code`) and code for Tegra run on exactly their
-    own capability; other code also runs on higher minors of the same major, but not on Tegra.
+    own capability; other code also runs on later minor versions of the same major version, but not
+    on Tegra.
     """
 
     major: int
@@ -67,7 +73,7 @@ class Architecture:
         """Read `sm_XY`, `smXY`, `XY` or `X.Y`, with an optional `a`; ValueError on others."""
         match = _PATTERN.fullmatch(text)
         if match is None:
-            raise ValueError(f"expected an architecture such as sm_XY or XYa, found {text!r}")
+            raise ValueError(f"expected an architecture such as sm_89 or 8.9, found {text!r}")
         return cls(int(match["major"]), int(match["minor"]), bool(match["specific"]))
 
     @property

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from flashvar import ops
 from flashvar._version import __version__
 from flashvar.cli.parser import Command, Parser
+
+if TYPE_CHECKING:
+    from flashvar.cli.tune import OpTune
+    from flashvar.cli.warmup import OpWarmup
 
 _EPILOG: Final = """\
 start here:
@@ -109,8 +114,7 @@ def _show(parser: Parser, _op: str) -> None:
 def _warmup(parser: Parser, op: str) -> None:
     from flashvar.cli.warmup import warmed_ops
 
-    modules = warmed_ops()
-    modules[_op(parser, op, modules)].add_options(parser)
+    _options_of_op(parser, op, warmed_ops())
     where = parser.add_argument_group("where")
     where.add_argument(
         "--arch",
@@ -129,16 +133,15 @@ def _warmup(parser: Parser, op: str) -> None:
 def _tune(parser: Parser, op: str) -> None:
     from flashvar.cli.tune import tuned_ops
 
-    modules = tuned_ops()
-    modules[_op(parser, op, modules)].add_options(parser)
+    _options_of_op(parser, op, tuned_ops())
     parser.add_argument(
         "--device", type=int, default=0, metavar="N", help="CUDA device (default: 0)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _op(parser: Parser, op: str, modules: Iterable[str]) -> str:
-    """Add the positional argument `op`, which decides the other options; returns the op."""
+def _options_of_op(parser: Parser, op: str, modules: Mapping[str, OpWarmup | OpTune]) -> None:
+    """Add the positional argument `op`, and the options of that op."""
     names = tuple(modules)
     chosen = op if op in names else names[0]
     others = f"; `{parser.prog} OP --help` lists the options of another" if names[1:] else ""
@@ -147,9 +150,25 @@ def _op(parser: Parser, op: str, modules: Iterable[str]) -> str:
         nargs="?",
         default=chosen,
         choices=names,
-        help=f"the op (default: {names[0]}){others}",
+        metavar="op",
+        help=f"one of {', '.join(sorted(names))} (default: {names[0]}){others}",
     )
-    return chosen
+    modules[chosen].add_options(parser)
+    if chosen != names[0]:
+        parser.help_of = f"{parser.prog} {chosen}"
+    parser.elsewhere = partial(_of_other_ops, parser, modules)
+
+
+def _of_other_ops(parser: Parser, modules: Mapping[str, OpWarmup | OpTune]) -> dict[str, str]:
+    """The options that a parser lacks, each with the ops that have it."""
+    found: dict[str, list[str]] = {}
+    for name, module in modules.items():
+        other = Parser(add_help=False)
+        module.add_options(other)
+        for option in other.option_names():
+            if option not in parser.option_names():
+                found.setdefault(option, []).append(name)
+    return {option: ", ".join(ops) for option, ops in found.items()}
 
 
 def _op_of(arguments: list[str]) -> str:
@@ -170,9 +189,10 @@ _COMMANDS: Final[dict[str, tuple[str, str, Callable[[Parser, str], None]]]] = {
     "install": (
         "check and install the binaries for the GPUs of this machine",
         "Exit code 0 when they are installed; `flashvar doctor` then shows what runs.\n"
-        "Otherwise nothing was changed: 12 the environment is incomplete, 13 no GPU or\n"
-        "no binary for it, 14 the driver is too old, 15 no source has the wheel, 16 a\n"
-        "hash differs.",
+        "12: the environment is not usable, or pip or uv failed while installing; then it\n"
+        "may be incomplete. After every other code nothing was changed: 2 an option is\n"
+        "not valid, 13 no GPU or no binary for it, 14 the driver is too old, 15 no source\n"
+        "has the wheel, 16 a hash differs. 130 or 143: it was interrupted.",
         _install,
     ),
     "show": (

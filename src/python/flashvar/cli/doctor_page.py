@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from flashvar import ops
 from flashvar.binaries.manifest import KernelRow, Rule
-from flashvar.binaries.variant import BinaryKind
+from flashvar.binaries.variant import BinaryKind, dotted
 from flashvar.cli.diagnosis import Report, rules_of
 from flashvar.cli.page import BAD, GOOD, PLAIN, QUIET, Page, Row, Section, Table, rows
 from flashvar.cli.speed import OURS, Result, Speed, timed_ops
 from flashvar.machine.system import System
 from flashvar.selection.candidates import CandidateResult, Decision
-from flashvar.selection.compatibility import dotted, values_of
+from flashvar.selection.compatibility import values_of
 from flashvar.selection.request import Request, kind_text
 
 # Below this fraction of the recorded rate the GPU is slow; noise of the measurement is smaller.

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from flashvar.binaries import registry
 from flashvar.binaries.manifest import Manifest
 from flashvar.binaries.registry import Binary
+from flashvar.binaries.variant import dotted
 from flashvar.errors import DriverError, InstallError, UnservedDeviceError
 from flashvar.installing import (
     destination,
@@ -30,7 +31,7 @@ from flashvar.installing.source import Source
 from flashvar.machine import driver
 from flashvar.machine.driver import Gpu
 from flashvar.machine.system import System, is_tegra, platform_tag
-from flashvar.selection.compatibility import dotted, driver_rejection, driver_text
+from flashvar.selection.compatibility import driver_rejection, driver_text
 
 _MEGABYTE = 1_000_000
 
@@ -204,7 +205,7 @@ def _fetch(need: Need, where: Source, tool: Installer, folder: Path) -> Wheel:
 
 
 def _check_found(installed: Iterable[Offer]) -> None:
-    """Whether the loader finds what was installed."""
+    """Check that the loader finds what was installed."""
     importlib.invalidate_caches()
     registry.installed.cache_clear()
     inventory = registry.installed()

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
+
+
+# How alike a word and what was given must be, from 0 to 1, for a suggestion.
+CUTOFF: Final = 0.6
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Help that lists commands without a line of their metavar above them."""
+
+    def _format_action(self, action: argparse.Action) -> str:
+        text = super()._format_action(action)
+        is_list = isinstance(action, argparse._SubParsersAction)
+        return text.partition("\n")[2] if is_list else text
 
 
 class Parser(argparse.ArgumentParser):
@@ -18,11 +31,13 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         # An abbreviation that works today may become ambiguous with a new option.
         settings["allow_abbrev"] = False
-        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        settings.setdefault("formatter_class", _Help)
         if sys.version_info >= (3, 14):
             settings["suggest_on_error"] = False  # it suggests only values
         super().__init__(**settings)
         self.arguments: list[str] = []  # of the command line that is parsed
+        self.help_of = self.prog  # what the help that lists the options is of
+        self.elsewhere: Callable[[], dict[str, str]] = dict  # options it lacks: who has them
 
     def parse_known_args(  # type: ignore[override]  # of its overloads, one
         self, args: Sequence[str] | None = None, namespace: Any = None
@@ -35,9 +50,16 @@ class Parser(argparse.ArgumentParser):
         """Print the message, a suggestion if there is one, and where to look; exit code 2."""
         suggestion = _suggestion(self.arguments, self._known())
         lines = [f"{self.prog}: {message}"]
-        if suggestion is not None:
+        others = self.elsewhere()
+        given = [word.partition("=")[0] for word in self.arguments]
+        if misplaced := [
+            f"{name} is an option of {others[name]}" for name in given if name in others
+        ]:
+            lines += misplaced
+        elif suggestion is not None:
             lines.append(f"did you mean {suggestion}?")
-        lines.append(f"`{self.prog} --help` lists the commands and options.")
+        listed = "options" if isinstance(self, Command) else "commands and options"
+        lines.append(f"`{self.help_of} --help` lists the {listed}.")
         self.exit(2, "\n".join(lines) + "\n")
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
@@ -49,11 +71,14 @@ class Parser(argparse.ArgumentParser):
 
     def _known(self) -> list[str]:
         """The options, commands and values of this parser."""
-        known: list[str] = []
+        known = self.option_names()
         for action in self._actions:
-            known += action.option_strings
             known += map(str, action.choices or ())
         return known
+
+    def option_names(self) -> list[str]:
+        """The options of this parser."""
+        return [name for action in self._actions for name in action.option_strings]
 
 
 class Command(Parser):
@@ -77,7 +102,7 @@ def _suggestion(arguments: Iterable[str], known: list[str]) -> str | None:
             continue
         # Their dashes do not make two options alike.
         words = {one.lstrip("-"): one for one in known if one[:1] == "-" or bare[:1] != "-"}
-        near = get_close_matches(bare.lstrip("-"), words, n=1, cutoff=0.6)
+        near = get_close_matches(bare.lstrip("-"), words, n=1, cutoff=CUTOFF)
         if near:
             return words[near[0]]
     return None

@@ -1,4 +1,4 @@
-"""The functions of ops that a device serves worse than what is installed there should."""
+"""Finds functions that run on a slower backend although an installed binary should run them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def has_kernel(decision: Decision) -> bool:
 
 
 def _not_by_binary(decisions: list[Decision]) -> Iterator[tuple[Decision, CandidateResult]]:
-    """Calls that another candidate serves than a binary that should, and their results of it."""
+    """The calls that a binary should run but another backend runs, with the binary's results."""
     in_use = {
         one.chosen.binary.library
         for one in decisions

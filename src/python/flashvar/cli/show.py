@@ -14,11 +14,10 @@ from flashvar._version import __version__
 from flashvar.binaries import registry
 from flashvar.binaries.manifest import KernelRow, Toolkit
 from flashvar.binaries.registry import Binary, Inventory, Refusal
-from flashvar.binaries.variant import BinaryKind, Kernel
+from flashvar.binaries.variant import BinaryKind, Kernel, dotted
 from flashvar.cli import screen
 from flashvar.cli.page import BAD, GOOD, Page, Row, Section, Table, counted, rows
 from flashvar.errors import ConfigurationError
-from flashvar.selection.compatibility import dotted
 
 _SCHEMA = 1
 
@@ -66,7 +65,9 @@ def _only(inventory: Inventory, named: Sequence[str]) -> Inventory:
     try:
         wanted = {BinaryKind.parse(one) for one in named}
     except ValueError as error:
-        raise ConfigurationError(f"show: {error}") from None
+        raise ConfigurationError(
+            f"show: {error}; `flashvar show` alone lists what is installed"
+        ) from None
     if not wanted:
         return inventory
     names = {one.name for one in wanted}

@@ -8,7 +8,13 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["Rebinding", "rebindable"]
+__all__ = ["Rebinding", "rebindable", "words_of"]
+
+
+def words_of(error: Exception, package: str) -> str:
+    """What was found in place of a package, from the error of its import."""
+    missing = isinstance(error, ModuleNotFoundError) and error.name == package
+    return "none" if missing else str(error)
 
 
 class Rebinding:

@@ -21,7 +21,7 @@ def folders() -> tuple[Path, ...]:
 
 
 def require_writable() -> None:
-    """Whether files can be added to the folders.
+    """Check that files can be added to the folders.
 
     Raises:
         InstallError: one is missing, or is somebody else's.
@@ -36,7 +36,7 @@ def require_writable() -> None:
 
 
 def require_room(size: int) -> None:
-    """Whether so many bytes can be added; an older version is removed only after that.
+    """Check that so many bytes can be added; an older version is removed only after that.
 
     Raises:
         InstallError: the disk has less.

@@ -8,14 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from flashvar.binaries import advice
-from flashvar.binaries.extras import EXTRA, MACHINE
-from flashvar.binaries.variant import CUDA, Architecture, BinaryKind
+from flashvar.binaries.extras import pins
+from flashvar.binaries.variant import CUDA, Architecture, BinaryKind, dotted
 from flashvar.errors import InstallError, UnservedDeviceError
 from flashvar.machine import distributions
-from flashvar.selection.compatibility import dotted
-
-# `flashvar-sm89 ==0.1.0 ; marker`, as build backends write requirements.
-_REQUIREMENT: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*\(?==\s*([^;,\s)]+)")
 
 _CUDA: Final = re.compile(r"-cu([0-9]{1,4})$")
 _EVERY: Final = re.compile(r"all(?:-cu([1-9][0-9]{0,3}))?")
@@ -55,10 +51,10 @@ def of_installed(platform: str) -> tuple[Offer, ...]:
     if installed is None:
         raise InstallError(
             "expected flashvar to be installed in this environment, found no metadata of it: "
-            f"{advice.install_runtime()} first"
+            f"run {advice.install_runtime()} first"
         )
     required = distributions.fields(installed).get_all("Requires-Dist") or []
-    if not any(EXTRA.search(one) for one in required):
+    if not any(pins(required)):
         raise InstallError(
             "expected the metadata of flashvar to name its binaries in extras, found none: it is "
             "damaged, cut short, or of a build without them; install flashvar here again"
@@ -73,19 +69,16 @@ def read(requirements: Iterable[str], platform: str) -> tuple[Offer, ...]:
     comes first.
     """
     found: dict[Offer, bool] = {}  # whether an extra is the architecture alone
-    for requirement in requirements:
-        pinned = _REQUIREMENT.match(requirement)
-        machines = {f"linux_{machine}" for machine in MACHINE.findall(requirement)}
-        if pinned is None or platform not in (machines or {platform}):
+    for pin in pins(requirements):
+        if platform not in (pin.platforms or {platform}):
             continue
-        for extra in EXTRA.findall(requirement):
-            words = extra.split("-")
-            for count in range(len(words), 0, -1):
-                architecture = _architecture("-".join(words[:count]))
-                if architecture is not None:
-                    offer = Offer(architecture, pinned[1], pinned[2])
-                    found[offer] = found.get(offer, False) or count == len(words)
-                    break
+        words = pin.extra.split("-")
+        for count in range(len(words), 0, -1):
+            architecture = _architecture("-".join(words[:count]))
+            if architecture is not None:
+                offer = Offer(architecture, pin.distribution, pin.version)
+                found[offer] = found.get(offer, False) or count == len(words)
+                break
     return tuple(
         sorted(
             found,

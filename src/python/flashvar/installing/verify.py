@@ -9,10 +9,11 @@ from pathlib import Path
 from flashvar.binaries import registry
 from flashvar.binaries.advice import public
 from flashvar.binaries.manifest import Manifest
+from flashvar.binaries.variant import dotted
 from flashvar.errors import DriverError, IntegrityError, UnservedDeviceError
 from flashvar.installing.offers import Offer
 from flashvar.machine.system import System
-from flashvar.selection.compatibility import dotted, driver_rejection
+from flashvar.selection.compatibility import driver_rejection
 
 
 def contents(tree: Path, files: Mapping[str, bytes], offer: Offer) -> Manifest:
@@ -45,7 +46,7 @@ def contents(tree: Path, files: Mapping[str, bytes], offer: Offer) -> Manifest:
 def fits(
     manifest: Manifest, capabilities: Sequence[tuple[int, int]], system: System | None
 ) -> None:
-    """Whether a binary runs on devices; with `system`, under its driver.
+    """Check that a binary runs on devices; with `system`, also under its driver.
 
     Raises:
         UnservedDeviceError: its machine code does not run on one of them.

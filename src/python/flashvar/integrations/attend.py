@@ -19,9 +19,9 @@ from flashvar.integrations.torch.attribute import REPLACED, is_replaced_by_other
 from flashvar.integrations.torch.sdpa import attend, attend_fast
 from flashvar.integrations.torch.sdpa import why_not as why_not_served
 from flashvar.ops.arguments import as_bool, check_scale, check_tensor, is_number
-from flashvar.ops.attention.api import BackendName
 from flashvar.ops.attention.options import DEFAULT_SCALE
 from flashvar.ops.dispatch_modes import is_compiling
+from flashvar.selection.request import BackendName
 
 __all__ = ["Attend"]
 

@@ -54,7 +54,7 @@ def check_operand(name: str, tensor: Any, to: str = _PACKED) -> None:
 
 
 def check_layout(layout: Any, layouts: Collection[str], dimensions: str) -> None:
-    """Refuse a layout that is none of `layouts`; `dimensions` says what their letters mean."""
+    """Refuse a layout that is not in `layouts`; `dimensions` says what their letters mean."""
     if type(layout) is not str or layout not in layouts:
         raise LayoutError(
             f"layout must be one of {', '.join(map(repr, layouts))}, found {layout!r}: "
@@ -101,8 +101,17 @@ def refuses_unknown_kinds(
     return wrapped
 
 
+def check_flag(name: str, flag: Any) -> None:
+    """Refuse a flag that is not a bool, as flashvar's own functions do.
+
+    Plans are found by equality, and 1 equals True.
+    """
+    if flag is not True and flag is not False:
+        raise InvalidInputError(f"{name} must be True or False, found {flag!r}: pass a bool")
+
+
 def as_bool(name: str, flag: Any) -> bool:
-    """A flag as Python reads it; also a numpy bool or a tensor of one element.
+    """A flag of a function of another package: also a number, a numpy bool or a tensor of one.
 
     Raises:
         InvalidInputError: the flag has no single truth value.

@@ -1,4 +1,4 @@
-"""Checks that ops of sequences with states have in common: cu_seqlens, and indices of states."""
+"""What ops of sequences have in common: checks of cu_seqlens and of indices of states."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from flashvar.ops.dispatch_modes import as_list
 # What torch says of a tensor that is neither dense nor expanded.
 _TOO_HARD: Final = 2
 _INTEGERS: Final = (torch.int32, torch.int64)
+_INT32: Final = -(2**31), 2**31 - 1
 
 
 def check_cu_seqlens(cu_seqlens: Any, name: str, x: Any, batch: int) -> None:
@@ -30,18 +31,27 @@ def check_cu_seqlens(cu_seqlens: Any, name: str, x: Any, batch: int) -> None:
 
 
 def check_offsets(cu_seqlens: torch.Tensor, rows: int) -> None:
-    """Refuse values that are no offsets of so many rows.
+    """Refuse values that are not the offsets of so many rows.
 
     On the CPU only: reading them elsewhere would wait for a device.
     """
-    if not cu_seqlens.is_cpu:
-        return
-    ends = as_list(cu_seqlens)
-    if ends[0] != 0 or ends[-1] != rows or sorted(ends) != ends:
+    if cu_seqlens.is_cpu:
+        check_ends("cu_seqlens", as_list(cu_seqlens), rows)
+
+
+def check_ends(name: str, ends: list[int], rows: int, *, padding: bool = False) -> None:
+    """Refuse a list that is not the offsets of so many rows.
+
+    With `padding`, rows before the first and after the last offset may belong to no sequence.
+    """
+    fits = ends[0] >= 0 and ends[-1] <= rows if padding else (ends[0], ends[-1]) == (0, rows)
+    if not fits or sorted(ends) != ends:
         shown = str(ends) if len(ends) <= 8 else f"[{ends[0]}, ..., {ends[-1]}]"
+        rule = f"start at 0, not decrease, and end at the number of rows, {rows}"
+        if padding:
+            rule = f"start at 0 or later, not decrease, and not exceed the {rows} rows"
         raise ShapeError(
-            f"cu_seqlens must start at 0, not decrease, and end at the number of rows, {rows}, "
-            f"found {shown}: pass 0 and the cumulative sum of the lengths"
+            f"{name} must {rule}, found {shown}: pass 0 and the cumulative sum of the lengths"
         )
 
 
@@ -79,6 +89,13 @@ def check_integers(name: str, x: Any) -> None:
         raise DtypeError(
             f"{name} must be int32 or int64, found {x.dtype}: cast it with .to(torch.int32)"
         )
+
+
+def as_int32(lengths: torch.Tensor) -> torch.Tensor:
+    """Offsets or lengths as kernels take them, which limit them: large ones must not wrap."""
+    if lengths.dtype == torch.int64:
+        lengths = lengths.clamp(*_INT32)
+    return lengths.int()
 
 
 def check_own_memory(name: str, x: Any) -> None:

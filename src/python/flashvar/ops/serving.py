@@ -52,7 +52,7 @@ def serving(
     while (found := takeover(chosen.backend)) is not None:
         if asked:
             raise BackendUnavailableError(
-                f"{function}: expected backend {chosen.backend!r} to serve it, found that "
+                f"{function}: expected backend {chosen.backend!r} to run it, found that "
                 f'{found.reason}: {found.fix}, leave backend out, or name "{found.backend}"'
             )
         other = choose(request, found.backend)

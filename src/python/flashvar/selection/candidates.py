@@ -53,9 +53,10 @@ class Decision:
             return None
         return f"FLASHVAR_STRICT=1 makes this an error: {binary.skew}"
 
-    def explain(self) -> str:
-        """One line per candidate: its result, the reason, and the fix."""
-        return "\n".join(self._line(result) for result in self.results)
+    def explain(self, backend: str = "auto") -> str:
+        """One line per candidate, of a backend or of all: its result, the reason, and the fix."""
+        shown = (one for one in self.results if backend in ("auto", one.backend))
+        return "\n".join(self._line(result) for result in shown)
 
     def _line(self, result: CandidateResult) -> str:
         if not result.accepted:

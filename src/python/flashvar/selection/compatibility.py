@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from flashvar.binaries.manifest import KernelRow, Manifest
 from flashvar.binaries.registry import Binary
-from flashvar.binaries.variant import Architecture, short_axis
+from flashvar.binaries.variant import Architecture, dotted, short_axis
 from flashvar.machine.system import Device, System
 from flashvar.ops import specs
 from flashvar.ops.op import OpSpec, Value, value_text
@@ -68,7 +68,9 @@ def rejections(
         runs = architecture.capability == device.capability
     if not translated and not runs:
         of_device = dotted(device.capability) + (" inside a Tegra chip" if device.tegra else "")
-        yield Rejection(f"runs on {_served(architecture)}, the device is {of_device}")
+        yield Rejection(
+            f"runs on compute capability {_capabilities(architecture)}; this GPU is {of_device}"
+        )
     too_old = driver_rejection(manifest, system, device.tegra)
     if too_old is not None:
         yield too_old
@@ -91,10 +93,10 @@ def rejections(
         )
 
 
-def _served(architecture: Architecture) -> str:
+def _capabilities(architecture: Architecture) -> str:
     """The capabilities that machine code of an architecture runs on, in words."""
     own = dotted(architecture.capability)
-    return f"exactly {own}" if architecture.exact else f"{own} and higher minors"
+    return f"{own} alone" if architecture.exact else f"{own} and later {architecture.major}.x"
 
 
 def driver_rejection(manifest: Manifest, system: System, tegra: bool = False) -> Rejection | None:
@@ -186,8 +188,3 @@ def driver_text(system: System) -> str:
         return "no NVIDIA driver"
     display = system.driver_display or "a driver"
     return f"{display} (CUDA {dotted(system.driver_cuda)})"
-
-
-def dotted(version: tuple[int, int]) -> str:
-    """The text of a version, e.g. `12.4`."""
-    return f"{version[0]}.{version[1]}"

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, get_args
 
 from flashvar import ops
 from flashvar.binaries.variant import BinaryKind
 from flashvar.errors import ConfigurationError, InvalidInputError
 from flashvar.ops.op import Axis, OpSpec, Value, value_text
 
-BACKENDS: Final = ("auto", "cuda", "triton", "reference")
+BackendName = Literal["auto", "cuda", "triton", "reference"]
+BACKENDS: Final[tuple[str, ...]] = get_args(BackendName)
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,8 @@ class Overrides:
         if named and backend == "auto" and environ.get("FLASHVAR_BACKEND"):
             source, backend = "FLASHVAR_BACKEND", environ["FLASHVAR_BACKEND"]
         if not named or backend not in BACKENDS:
-            raise ConfigurationError(
+            error = InvalidInputError if source == "backend" else ConfigurationError
+            raise error(
                 f"{source}: expected one of {', '.join(BACKENDS)}, found {backend!r}: leave it out "
                 "for auto"
             )

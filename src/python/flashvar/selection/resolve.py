@@ -9,7 +9,6 @@ from functools import cache
 from flashvar.binaries import loader, registry
 from flashvar.errors import BackendUnavailableError, BinaryError, ManifestError
 from flashvar.machine.system import System, gather, gather_for_cpu
-from flashvar.ops.op import OpSpec
 from flashvar.selection.candidates import CandidateResult, Decision
 from flashvar.selection.request import Overrides, Request
 from flashvar.selection.rules import NOT_INSTALLED, select
@@ -28,22 +27,16 @@ def choose(request: Request, backend: str = "auto") -> CandidateResult:
     the log says why no better candidate does, and how to change that.
 
     Raises:
-        InvalidInputError: no op has the function.
+        InvalidInputError: no op has the function, or `backend` is not the name of a backend.
         BackendUnavailableError: no candidate serves the request; the message lists them all.
-        ConfigurationError: an environment variable or `backend` has no valid value.
+        ConfigurationError: an environment variable has no valid value.
         ManifestError: FLASHVAR_STRICT=1 and the chosen binary has another version.
     """
-    spec = request.spec
     overrides = Overrides.from_environment(backend)
     system = gather_for_cpu() if request.device is None else gather()
     decision = _decide(request, system, overrides)
     if decision.chosen is None:
-        named = overrides.backend
-        wanted = "a backend that serves it" if named == "auto" else f"backend {named!r} to serve it"
-        raise BackendUnavailableError(
-            f"{request}: expected {wanted}, found:\n{decision.explain()}\n"
-            f"`flashvar doctor` shows this for every device{_axes_text(spec)}."
-        )
+        raise BackendUnavailableError(_no_backend(decision, overrides.backend, backend != "auto"))
     _report(decision, decision.chosen)
     return replace(decision.chosen, asked=overrides.backend != "auto")
 
@@ -71,8 +64,21 @@ def _decide(request: Request, system: System, overrides: Overrides) -> Decision:
             return decision
 
 
-def _axes_text(spec: OpSpec) -> str:
-    return "".join(f" and {axis.label}" for axis in spec.axes)
+def _no_backend(decision: Decision, backend: str, is_argument: bool) -> str:
+    """The message of a call that nothing can run; `is_argument`: the call names `backend`."""
+    request = decision.request
+    wanted, others = "a backend that runs it", ""
+    if backend != "auto":
+        wanted = f"backend {backend!r} to run it"
+        others = "leave backend out" if is_argument else "unset FLASHVAR_BACKEND"
+        if request.device is None:
+            others = f'move the tensors with .to("cuda"), or {others}'
+        others = f"To run it, {others}. "
+    axes = "".join(f" and {axis.label}" for axis in request.spec.axes)
+    return (
+        f"{request}: expected {wanted}, found:\n{decision.explain(backend)}\n"
+        f"{others}`flashvar doctor` shows the backends for every device{axes}."
+    )
 
 
 def _report(decision: Decision, chosen: CandidateResult) -> None:

@@ -16,11 +16,11 @@ from typing import Final
 from flashvar.binaries import advice
 from flashvar.binaries.manifest import KernelRow
 from flashvar.binaries.registry import Binary, Inventory, Refusal
-from flashvar.binaries.variant import Architecture, BinaryKind
+from flashvar.binaries.variant import Architecture, BinaryKind, dotted
 from flashvar.machine.system import Device, System
 from flashvar.ops.op import value_text
 from flashvar.selection.candidates import CandidateResult, Decision, Rejection
-from flashvar.selection.compatibility import dotted, nearest_kernel, rejections, values_of
+from flashvar.selection.compatibility import nearest_kernel, rejections, values_of
 from flashvar.selection.request import Overrides, Request
 
 NOT_INSTALLED: Final = "not installed"
@@ -83,7 +83,7 @@ def _other_backend_named(backend: str, overrides: Overrides) -> Rejection | None
 def _no_cuda(request: Request, device: Device | None, system: System) -> Rejection | None:
     """The reason why no binary at all can serve, or None."""
     if request.device is None:
-        return Rejection("serves CUDA tensors, the request has CPU tensors")
+        return Rejection("runs only CUDA tensors, found CPU tensors")
     if system.torch_hip is not None:
         return Rejection(f"serves NVIDIA devices, torch is built for ROCm {system.torch_hip}")
     if device is None:
@@ -191,7 +191,7 @@ def _triton_rejections(
     if overrides.backend == "auto" and overrides.architecture is not None:
         yield Rejection(f"FLASHVAR_FORCE_ARCH={overrides.architecture} was set")
     if request.device is None and not (system.interpreted and overrides.backend == "triton"):
-        yield Rejection("serves CUDA tensors, the request has CPU tensors")
+        yield Rejection("runs only CUDA tensors, found CPU tensors")
     if request.device is not None and device is None:
         yield Rejection(f"expected a device cuda:{request.device}, found {len(system.devices)}")
     dtypes = request.spec.in_triton(request.function)
@@ -207,7 +207,7 @@ def _triton_rejections(
     if device is not None and system.torch_hip is None and device.capability < lowest:
         yield Rejection(
             f"{request.dtype} needs capability {dotted(lowest)} or higher, "
-            f"the device is {dotted(device.capability)}"
+            f"this GPU is {dotted(device.capability)}"
         )
     for axis, asked in request.by_axis:
         if axis.off_step(asked) or axis.too_large(asked):
@@ -237,7 +237,7 @@ def _judge_reference(request: Request, overrides: Overrides) -> CandidateResult:
     rejection = _other_backend_named("reference", overrides)
     unnamed = request.device is not None and overrides.backend == "auto"
     if rejection is None and unnamed and spec.has_kernels(request.function):
-        rejection = Rejection('serves CUDA tensors only when named: backend="reference"')
+        rejection = Rejection('runs CUDA tensors only when named: backend="reference"')
     if rejection is None and request.dtype not in spec.reference:
         rejection = Rejection(f"serves {', '.join(spec.reference)}, not {request.dtype}")
     if rejection is not None:

@@ -53,13 +53,13 @@ def budget(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
         )
 
 
-_OF_EVERY_WHEEL: Final[tuple[Check, ...]] = (
+OF_EVERY_WHEEL: Final[tuple[Check, ...]] = (
     archive_checks.archive,
     archive_checks.record,
     platform_checks.platform,
     budget,
 )
-_OF_THE_PROJECT: Final[tuple[Check, ...]] = (
+OF_THE_PROJECT: Final[tuple[Check, ...]] = (
     member_checks.modes,
     metadata_checks.metadata,
     metadata_checks.wheel_file,
@@ -67,7 +67,7 @@ _OF_THE_PROJECT: Final[tuple[Check, ...]] = (
     source_checks.declared,
     variant_checks.variant,
 )
-_OF_THE_FACTORY: Final[tuple[Check, ...]] = (
+OF_THE_FACTORY: Final[tuple[Check, ...]] = (
     member_checks.members,
     member_checks.modes,
     member_checks.licenses,
@@ -94,11 +94,11 @@ def audit(path: Path, expected: Expectations | None = None) -> Report:
     """Judge the wheel at `path`; PackagingError when there is no file of a wheel's name."""
     expected = expected or Expectations()
     wheel = facts.gather(path)
-    checks = _OF_EVERY_WHEEL
+    checks = OF_EVERY_WHEEL
     if expected.is_projects_own(wheel.name):
-        checks += _OF_THE_PROJECT
+        checks += OF_THE_PROJECT
     if _is_ours(wheel, expected):
-        checks += tuple(check for check in _OF_THE_FACTORY if check not in checks)
+        checks += tuple(check for check in OF_THE_FACTORY if check not in checks)
     return Report(
         wheel=wheel,
         findings=tuple(_findings(wheel, expected, checks)),

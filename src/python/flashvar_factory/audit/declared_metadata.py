@@ -26,7 +26,7 @@ def differences(
 ) -> Iterator[tuple[str, object, object]]:
     """What is equal in metadata that is right: its name, what [project] says, what is found.
 
-    `folder` is that of pyproject.toml. PackagingError where the metadata is none.
+    `folder` is that of pyproject.toml. PackagingError if the metadata cannot be read.
     """
     read = core_metadata.read(content, where)
     release = version.read(config, root)

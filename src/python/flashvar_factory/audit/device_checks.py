@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from flashvar.binaries.manifest import Manifest
-from flashvar.binaries.variant import Architecture
+from flashvar.binaries.variant import Architecture, dotted
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Library, Wheel
-from flashvar_factory.audit.finding import Finding, dotted, some
+from flashvar_factory.audit.finding import Finding, some
 from flashvar_factory.audit.manifests import pairs
 from flashvar_factory.errors import PackagingError
 from flashvar_factory.inspect import device_code, fatbin, json_text

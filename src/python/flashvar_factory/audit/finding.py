@@ -54,8 +54,3 @@ def where_they_differ(wanted: object, found: object) -> tuple[object, object]:
     dots = "..." if start else ""
     part = slice(start, start + _PART)
     return f"{dots}{wanted[part]}", f"{dots}{found[part]}"
-
-
-def dotted(version: tuple[int, int]) -> str:
-    """A version as people write it."""
-    return ".".join(map(str, version))

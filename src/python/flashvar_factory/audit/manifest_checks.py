@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from flashvar.binaries.advice import public
 from flashvar.binaries.manifest import FILE_NAME, Manifest
+from flashvar.binaries.variant import dotted
 from flashvar.errors import FlashvarError, ManifestError
 from flashvar.machine.driver import BRANCHES
 from flashvar_factory.audit import library_facts
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Library, Wheel
-from flashvar_factory.audit.finding import Finding, dotted
+from flashvar_factory.audit.finding import Finding
 from flashvar_factory.audit.manifests import manifests, pairs
 from flashvar_factory.build import source
 from flashvar_factory.build import wheel as wheels
@@ -68,7 +70,7 @@ def _rows(
         tag = wheels.tag(one.dynamic.machine).rpartition("-")[2]
         yield "tag", tag, tag if tag in wheel.platforms else ".".join(wheel.platforms)
     if expected.is_variant(wheel.name):  # it of the project has the project's version
-        yield "version", wheel.name.version, described.version.partition("+")[0]
+        yield "version", wheel.name.version, public(described.version)
     else:
         yield "version", wheel.name.version, described.version
         yield "distribution", wheel.name.distribution, described.distribution.replace("-", "_")
@@ -180,7 +182,7 @@ def _configured(
             build.platform,
         )
     yield "family", [target.family], sorted({row.family for row in described.kernels})
-    release = described.version.partition("+")[0]
+    release = public(described.version)
     if expected.root is not None:
         release = version.read(config, expected.root)
     try:

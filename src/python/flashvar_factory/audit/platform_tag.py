@@ -27,7 +27,7 @@ _SYMBOL = re.compile(r"GLIBC_(?P<major>\d{1,4})\.(?P<minor>\d{1,4})(?:\.\d+)?")
 class Policy:
     """auditwheel's answer."""
 
-    tag: str  # the most portable one the wheel may carry; "linux_x86_64" is none of PyPI's
+    tag: str  # the most portable one the wheel may carry; PyPI refuses "linux_x86_64"
     outside: tuple[str, ...]  # libraries that no policy lets a wheel take from the system
 
 

@@ -134,7 +134,7 @@ def declared(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
 def _declared(
     content: bytes, where: str, check: str, folder: Path, config: Config, root: Path
 ) -> Iterator[Finding]:
-    """What metadata says that pyproject.toml does not; of what is no metadata, nothing."""
+    """Differences between METADATA and pyproject.toml; none if METADATA cannot be read."""
     project = toml_table.plain(folder / "pyproject.toml")["project"]
     try:
         rows = list(declared_metadata.differences(content, where, project, folder, config, root))

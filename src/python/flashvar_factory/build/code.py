@@ -11,6 +11,9 @@ import re
 from pathlib import PurePath
 from typing import Final
 
+from flashvar.errors import ConfigurationError
+from flashvar_factory.config import toml_table
+
 __all__ = ["CPP", "is_same"]
 
 CPP: Final = frozenset({".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp"})
@@ -28,14 +31,24 @@ _CPP_TOKEN: Final = re.compile(
 )
 _COMMENT: Final = re.compile(rb"/\*.*?\*/|//(?:\\[ \t]*\n|[^\n])*", re.DOTALL)
 # Files with // in a header's name, or with a message of the preprocessor, are compared whole.
+# Of CMake, too, tokens in which # begins no comment come first: escapes, and arguments in quotes or
+# brackets.
+_CMAKE_TOKEN: Final = re.compile(
+    rb"""
+    (?P<kept> \\. | "(?:\\.|[^"\\])*" | (?<!\#)\[(?P<level>=*)\[.*?\](?P=level)\] )
+    | (?: \s | \#\[(?P<hidden>=*)\[.*?\](?P=hidden)\] | \#[^\n]* )+
+    """,
+    re.VERBOSE | re.DOTALL,
+)
 _UNREAD: Final = re.compile(rb"include[^\"]{0,80}?<[^>\n]*/[/*]|#[ \t]*(?:error|warning)")
 
 
 def is_same(name: str, one: bytes, other: bytes) -> bool:
     """Whether two contents of a file are the same code.
 
-    Of C++ and CUDA, comments, empty lines and indentation may differ; of Python also docstrings,
-    and all that syntax trees do not have. Any other file is compared as it is.
+    Of C++, CUDA and CMake, comments, empty lines and indentation may differ; of Python also
+    docstrings, and all that syntax trees do not have; of TOML all but the values. Any other file is
+    compared as it is.
     """
     return one == other or _code(name, one) == _code(name, other)
 
@@ -48,6 +61,13 @@ def _code(name: str, content: bytes) -> bytes:
         try:
             return _of_python(content)
         except (SyntaxError, ValueError):
+            return content
+    if suffix == ".cmake" or PurePath(name).name == "CMakeLists.txt":
+        return _CMAKE_TOKEN.sub(_shortened, content).strip()
+    if suffix == ".toml":
+        try:
+            return repr(toml_table.loads(content.decode(), name)).encode()
+        except (UnicodeDecodeError, ConfigurationError):
             return content
     return content
 

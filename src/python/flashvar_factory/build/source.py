@@ -36,7 +36,7 @@ def stated(root: Path) -> tuple[str | None, bool | None]:
 
 
 def identity(build: Build, labelled: str, toolkit: Toolkit, *, lineinfo: bool) -> str:
-    """What of the plan reaches the binary: no paths."""
+    """The parts of the plan that affect the binary, without paths."""
     names = [kernel.name for kernel in build.kernels]
     parts = [labelled, build.code, build.family, build.shared_memory, build.code_kinds, names]
     coupled = [] if build.torch is None else [build.torch]

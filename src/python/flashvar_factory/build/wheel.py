@@ -13,22 +13,19 @@ from typing import Final
 from flashvar_factory.build import binary_project, cmake, process, source
 from flashvar_factory.build.binary_project import string
 from flashvar_factory.build.configure import Plan, configure, write_if_changed
+from flashvar_factory.config import toml_table
 from flashvar_factory.config.expand import Build
 from flashvar_factory.config.schema import Config
 from flashvar_factory.errors import PackagingError
 from flashvar_factory.toolchain import older_cuda
 from flashvar_factory.toolchain.nvcc import Toolchain
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 FOLDER: Final = "build/wheels"
-BACKEND: Final = "scikit-build-core==1.1.2"
-SBOM: Final = "cyclonedx-python-lib==11.12.0"  # what CMake calls when it installs asks for it
+# What a build imports from the environment that it runs in, in the versions that are there: the
+# backend, and what `write-sbom` needs, which CMake calls when it installs.
+REQUIRED: Final = ("scikit-build-core", "cyclonedx-python-lib")
 
-# What the build frontend calls a thing, and how its file ends.
+# The option of the build frontend, and how the file that it makes ends.
 WHEEL: Final = ("--wheel", ".whl")
 SDIST: Final = ("--sdist", ".tar.gz")
 
@@ -69,8 +66,7 @@ def packages(root: Path) -> dict[str, Path]:
     """The folders of distributions beside the project's own, by name: pure, of its version."""
     found = {}
     for file in sorted((root / "packages").glob("*/pyproject.toml")):
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
-        found[str(document["project"]["name"])] = file.parent
+        found[str(toml_table.plain(file)["project"]["name"])] = file.parent
     return found
 
 
@@ -117,7 +113,7 @@ def pyproject(plan: Plan, config: Config, toolchain: Toolchain, root: Path) -> s
         plan.build,
         config,
         plan.version,
-        requires=(BACKEND, SBOM),
+        requires=REQUIRED,
         licenses=binary_project.license_files(root),
     )
     return f"""\

@@ -50,6 +50,7 @@ COMMANDS: Final = {
     "manifest": "write_manifest",
     "toolkit": "show_toolkit",
     "devices": "show_devices",
+    "check-selection": "check_selection",
 }
 INTERRUPTED: Final = 130
 _EPILOG: Final = """\
@@ -102,10 +103,10 @@ def _call(command_line: list[str], program: str) -> int:
         _run(parsed)
     except FlashvarError as error:
         lines = (plain(line) for line in str(error).split("\n"))
-        output.complain(f"{parsed.name}: " + "\n".join(lines))
+        output.complain(f"{program} {parsed.name}: " + "\n".join(lines))
         return error.exit_code
     except KeyboardInterrupt:
-        output.complain(f"{parsed.name}: interrupted")
+        output.complain(f"{program} {parsed.name}: interrupted")
         return INTERRUPTED
     return 0
 

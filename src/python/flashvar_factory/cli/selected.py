@@ -59,7 +59,7 @@ class Selected:
         return expand(config, select_all(given, config, here))
 
     def first_shard(self) -> bool:
-        """Whether this is the shard that makes what is not of an architecture."""
+        """Whether this shard also builds the pure wheels."""
         return self.given.shard[0] == 1
 
     def _shard(self, builds: tuple[Build, ...]) -> tuple[Build, ...]:

@@ -39,6 +39,11 @@ def why_not(word: str) -> str | None:
     return "no word that C++ has a meaning for" if word in _CPP.split() else None
 
 
+def op_of(function: str) -> str:
+    """The op of a function: attention of attention_fwd."""
+    return function.rpartition("_")[0] or function
+
+
 def why_no_axis(word: str, ops: Iterable[str]) -> str | None:
     """The same of the name of an axis, beside the names of all ops."""
     reserved = {*SELECTION, *_KEYS, *FIXED_KERNEL_KEYS, *ops}

@@ -41,7 +41,7 @@ _DISTRIBUTION = r"[a-z][a-z0-9]*(-[a-z0-9]+)*"
 
 @dataclass(frozen=True)
 class Project:
-    """Whose kernels these are."""
+    """The project that the kernels belong to."""
 
     name: str  # of the C++ namespace, of the files and of the entry-point group
     abi: int  # of the libraries' C interface
@@ -309,7 +309,7 @@ def _check_named_once(top: Table, targets: Iterable[Target]) -> None:
 
 
 def _also(table: Table, architecture: Architecture) -> tuple[Architecture, ...]:
-    """The key `also`: higher minors of the major, which plain code runs on."""
+    """The key `also`: later minor versions of the major version, which plain code runs on."""
     found = []
     for value in table.values("also") if "also" in table.rest else ():
         try:

@@ -43,6 +43,11 @@ def parse(arguments: Sequence[str], config: Config) -> SelectionArguments:
     """Read the arguments; ConfigurationError that lists what is valid on anything else."""
     given = _by_key(arguments, config)
     ops = _ops(given.pop("op", None), config)
+    axes = {
+        axis: _values(axis, given.pop(axis), ops or config.default_ops, config)
+        for axis in [key for key in given if key in config.axes]
+    }
+    _check_together(axes, ops or config.default_ops, config)
     return SelectionArguments(
         architectures=_architectures(given.pop("arch", None), config),
         ops=ops,
@@ -57,10 +62,7 @@ def parse(arguments: Sequence[str], config: Config) -> SelectionArguments:
         ),
         shard=_shard(given.pop("shard", ["1/1"])),
         platform=_platform(given.pop("platform", None)),
-        axes={
-            axis: _values(axis, parts, ops or config.default_ops, config)
-            for axis, parts in given.items()
-        },
+        axes=axes,
     )
 
 
@@ -158,7 +160,8 @@ def _axis_of(parts: list[str], config: Config) -> str | None:
 def _is_value(key: str, part: str, config: Config) -> bool:
     """Whether a key that lists what is compiled takes this value."""
     axes = (axis for op in config.ops.values() for axis in op.axes if axis.name == key)
-    return part in config.default_ops if key == "op" else any(axis.parse(part) for axis in axes)
+    ops = {*config.default_ops, *map(names.op_of, config.default_ops)}
+    return part in ops if key == "op" else any(axis.parse(part) for axis in axes)
 
 
 def _check_parts(word: str, parts: list[str]) -> None:
@@ -227,6 +230,30 @@ def _values(axis: str, parts: list[str], ops: Sequence[str], config: Config) -> 
     return tuple(sorted(ranks, key=ranks.__getitem__))
 
 
+def _check_together(
+    axes: Mapping[str, tuple[Value, ...]], ops: Sequence[str], config: Config
+) -> None:
+    """Refuse a value that no op takes together with the values of the other axes."""
+
+    def takes(op: str, name: str, value: Value) -> bool:
+        given = {**axes, name: (value,)}
+        asked = [(kind, given[kind.name]) for kind in config.ops[op].axes if given.get(kind.name)]
+        return name in (kind.name for kind, _ in asked) and all(
+            any(map(kind.accepts, values)) for kind, values in asked
+        )
+
+    for name, values in axes.items():
+        for value in values:
+            if not any(takes(op, name, value) for op in ops):
+                others = [
+                    f"{one}={listed(given)}" for one, given in axes.items() if one != name and given
+                ]
+                raise ConfigurationError(
+                    f"{name}={value}: expected an op that takes it together with "
+                    f"{' and '.join(others)}, found none: leave one of them out"
+                )
+
+
 def _advice(part: str, kinds: Sequence[Axis]) -> str:
     """What serves the number that was given, or is spelled like the word."""
     if any(kind.is_number(part) for kind in kinds):
@@ -253,13 +280,18 @@ def _limits(axis: str, ops: Sequence[str], config: Config) -> str:
 def _ops(parts: list[str] | None, config: Config) -> tuple[str, ...] | None:
     if parts is None or parts == [ALL]:
         return None if parts is None else config.default_ops
+    chosen: set[str] = set()
     for part in parts:
-        if part not in config.default_ops:
+        found = [op for op in config.default_ops if part in (op, names.op_of(op))]
+        if not found:
+            ops = dict.fromkeys(map(names.op_of, config.default_ops))
+            valid = dict.fromkeys([*ops, *config.default_ops, ALL])
             raise ConfigurationError(
-                f"op={part}: not built by variants.toml, expected "
-                f"{listed([*config.default_ops, ALL])}{did_you_mean(part, config.default_ops)}"
+                f"op={part}: not built by variants.toml, expected {listed(valid)}"
+                f"{did_you_mean(part, valid)}"
             )
-    return tuple(op for op in config.default_ops if op in parts)
+        chosen.update(found)
+    return tuple(op for op in config.default_ops if op in chosen)
 
 
 def _one(key: str, parts: list[str], valid: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable
 from importlib import import_module
@@ -12,7 +11,7 @@ from typing import Any, Final
 
 from flashvar.errors import ConfigurationError
 from flashvar_factory.config import names as naming
-from flashvar_factory.config.suggestions import did_you_mean, listed
+from flashvar_factory.config.suggestions import did_you_mean, listed, nearest
 from flashvar_factory.errors import ToolchainError
 
 Value = str | int
@@ -52,15 +51,16 @@ def read(path: Path) -> str:
 
 def document(text: str, file: str) -> Table:
     """The whole of a TOML document; `file` is what errors call it."""
-    return Table(_load(text, file), "", file)
+    return Table(loads(text, file), "", file)
 
 
 def plain(path: Path) -> dict[str, Any]:
     """The document at `path` as it is."""
-    return _load(read(path), path.name)
+    return loads(read(path), path.name)
 
 
-def _load(text: str, file: str) -> dict[str, Any]:
+def loads(text: str, file: str) -> dict[str, Any]:
+    """The values of a TOML document; `file` is what errors call it."""
     for number, line in enumerate(text.split("\n"), start=1):
         if (dots := line.count(".")) > _DOTS:
             raise ConfigurationError(
@@ -116,8 +116,8 @@ class Table:
         """The value of a key that must be there."""
         self.taken.append(key)
         if key not in self.rest:
-            near = difflib.get_close_matches(key, self.rest, n=1, cutoff=0.7)
-            found = f"the unknown key {near[0]!r}" if near else "none"
+            near = nearest(key, self.rest)
+            found = "none" if near is None else f"the unknown key {near!r}"
             raise ConfigurationError(f"{self.path(key)}: expected this key, found {found}")
         return self.rest.pop(key)
 

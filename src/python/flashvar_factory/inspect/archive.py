@@ -43,7 +43,7 @@ class Name(NamedTuple):
 
 
 def parse_name(file: str) -> Name:
-    """Take a wheel's file name apart; PackagingError when it is none."""
+    """Take a wheel's file name apart; PackagingError if it is not one."""
     parts = file.removesuffix(".whl").split("-")
     # Name, version, a build number which starts with a digit, three tags, the label of a variant.
     numbered = len(parts) > 5 and parts[2][:1].isdigit()
@@ -73,7 +73,7 @@ def read(path: Path) -> dict[str, bytes]:
 
 
 def parse(content: bytes, where: Path) -> dict[str, bytes]:
-    """The same of the bytes of a wheel that came from `where`."""
+    """Like `read`, from the bytes of a wheel; `where` is what errors call it."""
     try:
         return _files(zip_file.parse(content, where), where)
     except PackagingError as error:

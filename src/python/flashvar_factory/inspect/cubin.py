@@ -76,7 +76,7 @@ class Cubin(NamedTuple):
 
 
 def read(data: memoryview, where: str) -> Cubin:
-    """Read a cubin; BuildError when it is none."""
+    """Read a cubin; BuildError if it is not one."""
     file = elf.parse(data, where)
     if file.machine != MACHINE:
         raise BuildError(f"{where}: expected a cubin, found an ELF file for machine {file.machine}")

@@ -43,7 +43,7 @@ class Ptx(NamedTuple):
 
 
 def read(text: memoryview, where: str) -> Ptx:
-    """Read PTX; BuildError when it is none, no whole text, or has more than a driver compiles."""
+    """Read PTX; BuildError if it is not PTX, is cut off, or has more than a driver compiles."""
     match = _HEAD.match(text)
     if match is None:
         raise BuildError(

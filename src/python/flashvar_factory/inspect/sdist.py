@@ -73,7 +73,7 @@ def _folded(name: str) -> str:
 
 
 def _why_not(member: tar_file.Member, stem: str) -> str | None:
-    """Why a member is none of an sdist; None where it is."""
+    """Why a member does not belong in an sdist; None if it does."""
     name = f"{member.name}/" if member.is_folder else member.name
     if not name.startswith(f"{stem}/"):
         return f"elsewhere than below {stem}/"

@@ -120,7 +120,7 @@ def _frames(section: elf.Section) -> Iterator[Frame]:
 
 
 def _has_handlers(content: memoryview) -> bool:
-    """Whether the frames with this common part state handlers; ValueError where it is none."""
+    """Whether the frames with this common part state handlers; ValueError if it is not one."""
     match = _COMMON.match(content[: _LETTERS + _POINTER])
     if match is None:
         raise ValueError("an unknown form")

@@ -11,7 +11,7 @@ _SHOWN = 10
 
 
 def revision(root: Path) -> str:
-    """The commit of the checkout at `root`; CheckoutError where it is none, or not as committed."""
+    """The commit of the checkout at `root`; CheckoutError if it is none, or has changes."""
     found, dirty = source.stated(root)
     if found is None:
         raise CheckoutError(

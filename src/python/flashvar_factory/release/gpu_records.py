@@ -1,11 +1,17 @@
 """Finds the records of GPU runs that a release relies on: those of the kernels that are released.
 
-A record of all tests counts if since its commit only files of single ops got other code
-(own_sources.py). Each such op then needs a record of a run of its own test files, all of them and
-whole: of a binary of the same architecture, nvcc and platform, run in the same way (natively or
-translated), without a failure, with at least as many passed tests per file, and of a commit since
-which neither that op's own files nor any that are no single op's got other code. Any other change
-of `Need.sources` makes a record stale, and so does an unknown or dirty commit of its binary.
+A record of all tests counts as long as only files of single ops changed since its commit
+(own_sources.py; comments do not count as changes). For each such op there must be a record of that
+op's tests:
+
+* all of its test files ran, none in part, without a failure, and in each at least as many tests
+  passed,
+* the binary has the same architecture, nvcc and platform, and ran in the same way: natively, or
+  translated from PTX,
+* since the commit of that record, neither the op's own files changed nor any file of no single op.
+
+Any other change of `Need.sources` makes a record stale, and so does an unknown or dirty commit of
+its binary.
 """
 
 from __future__ import annotations
@@ -21,6 +27,7 @@ from flashvar.binaries.manifest import Manifest
 from flashvar.binaries.variant import short_axis
 from flashvar_factory.build import source
 from flashvar_factory.config import schema
+from flashvar_factory.config.names import op_of
 from flashvar_factory.errors import ReleaseError
 from flashvar_factory.release import gpu_runs, own_sources
 from flashvar_factory.release.gpu_runs import CUDA, FOLDER, TRITON, Binary, Record
@@ -41,7 +48,7 @@ class Need:
     @property
     def ops(self) -> list[str]:
         """What is released, without its direction: attention of attention_fwd."""
-        return sorted({_op(row.op) for one in self.released for row in one.kernels})
+        return sorted({op_of(row.op) for one in self.released for row in one.kernels})
 
     def concerns(self, record: Record) -> bool:
         """Whether the record is of this."""
@@ -50,7 +57,7 @@ class Need:
         return record.architecture == self.name and record.passed.get(CUDA, 0) > 0
 
     def binaries(self, record: Record) -> tuple[Binary, ...]:
-        """Those whose commit is that of what ran."""
+        """The binaries in the record that ran."""
         if self.name == TRITON:
             return record.binaries
         return tuple(one for one in record.binaries if one.architecture == self.name)
@@ -81,10 +88,10 @@ class Since:
 
 @dataclass(frozen=True)
 class Judged:
-    """What a record says of what is released."""
+    """Whether a record covers a released binary, and why not."""
 
     record: Record
-    reason: str | None  # why nothing; None: it counts
+    reason: str | None  # why it does not count; None: it counts
     parts: tuple[Record, ...] = ()  # those of single ops that it counts with
     again: tuple[str, ...] = ()  # ops whose own tests are all that has to run again
 
@@ -104,7 +111,7 @@ def choose(root: Path, wanted: Sequence[Need]) -> dict[str, list[Record]]:
 
 
 def judged(root: Path, need: Need, records: Sequence[Record]) -> list[Judged]:
-    """What each record of a need says of what is released."""
+    """Whether each record of a need covers what is released, and why not."""
     mine = [one for one in records if need.concerns(one)]
     commits = {binary.revision for one in mine for binary in need.binaries(one)} - {None}
     since = {commit: _since(root, need, commit) for commit in commits if commit is not None}
@@ -136,16 +143,11 @@ def owners(root: Path, need: Need, touched: Iterable[str] = ()) -> dict[str, str
     lines = source.lines(root, own_sources.INCLUDES, need.sources)
     declared = schema.read(root / schema.FILE_NAME).ops
     included = own_sources.includes(lines, ops) | {
-        own_sources.Include(_op(name), f"{op.launcher}.cuh") for name, op in declared.items()
+        own_sources.Include(op_of(name), f"{op.launcher}.cuh") for name, op in declared.items()
     }
     # A file that is gone may be what a line meant.
     names = {*source.files(root, "HEAD", *need.sources), *touched}
     return own_sources.owners(names, included, ops)
-
-
-def _op(function: str) -> str:
-    """The op of a function: attention of attention_fwd."""
-    return function.rpartition("_")[0] or function
 
 
 def judge(

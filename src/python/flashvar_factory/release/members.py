@@ -11,6 +11,7 @@ from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist
 from packaging.version import InvalidVersion
 
 from flashvar.binaries import manifest
+from flashvar.binaries.advice import public
 from flashvar.binaries.manifest import Manifest
 from flashvar_factory.build import wheel
 from flashvar_factory.config import version
@@ -121,9 +122,9 @@ def complaints(
 
 
 def extras_complaints(pure: Path, config: Config, members: Sequence[Member]) -> list[str]:
-    """What the extras of the project's wheel ask for and no wheel is.
+    """Requirements of the extras of the project's wheel that no wheel of the release satisfies.
 
-    An architecture that variants.toml has and this release was not asked for is none of them.
+    An architecture of variants.toml that this release does not build is no complaint.
     """
     versions = {member.distribution: member.version for member in members}
     known = {target.distribution for target in config.targets.values()}
@@ -140,7 +141,7 @@ def extras_complaints(pure: Path, config: Config, members: Sequence[Member]) -> 
             found.append(
                 f"{pure.name}: the extra {extra} names {name}, which variants.toml does not build"
             )
-        elif name in versions and wanted != versions[name].partition("+")[0]:
+        elif name in versions and wanted != public(versions[name]):
             found.append(
                 f"{pure.name}: the extra {extra} wants {name} {wanted}, the release has "
                 f"{versions[name]}"

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from flashvar.binaries.advice import public
 from flashvar.binaries.manifest import Manifest
 from flashvar.errors import FlashvarError
 from flashvar_factory import audit, index
@@ -362,7 +363,7 @@ def read(path: Path) -> dict[str, str]:
 def _is_of(name: str, release: str) -> bool:
     """Whether a file's name is of a version, whatever its label."""
     member = members.read(Path(name))
-    return member is not None and member.version.partition("+")[0] == release
+    return member is not None and public(member.version) == release
 
 
 def require(files: Sequence[Path], hashes: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Compares files with those an index has: a name that is there has the same bytes, or is refused.
+"""Compares files with an index: refuses a file if the index has its name with other bytes.
 
 Read by the JSON form of the simple API (PEP 691).
 """

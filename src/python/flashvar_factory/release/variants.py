@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashvar.binaries import manifest
+from flashvar.binaries.advice import public
 from flashvar.binaries.manifest import Manifest
 from flashvar_factory.errors import PackagingError
 from flashvar_factory.inspect import archive, variant_metadata
@@ -125,8 +126,8 @@ def _below(files: Mapping[str, bytes], folder: str) -> dict[str, bytes]:
 
 
 def _check_version(binary: Binary, version: str) -> None:
-    found = binary.manifest.version.partition("+")[0]
-    if found != version.partition("+")[0]:
+    found = public(binary.manifest.version)
+    if found != public(version):
         raise PackagingError(
             f"{binary.wheel}: expected version {version}, the project's own, found {found}; "
             "nox -s wheels -- all"

@@ -33,7 +33,7 @@ def python(folder: Path, session: str) -> Path:
 
 
 def remove_unless_whole(folder: Path) -> None:
-    """Leave nothing of an environment into which nothing was installed."""
+    """Remove an environment whose installation did not finish."""
     if not is_whole(folder):
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from flashvar.binaries.variant import dotted
 from flashvar_factory.config.selection_arguments import ToolkitChoice
 from flashvar_factory.errors import ToolchainError
 from flashvar_factory.toolchain.cross import Cross
@@ -75,7 +76,7 @@ def find(choice: ToolkitChoice, environ: Mapping[str, str], root: Path) -> Toolc
         if candidate.named:
             break
     raise ToolchainError(
-        f"expected nvcc {_dotted(MINIMUM)} or newer ({_dotted(MINIMUM_NAMED)} when CUDACXX names "
+        f"expected nvcc {dotted(MINIMUM)} or newer ({dotted(MINIMUM_NAMED)} when CUDACXX names "
         f"it), found:\n" + ("\n".join(looked) or "  nothing") + "\n"
         "from PyPI: `nox -s build-dev` in a checkout of flashvar, or pip install "
         '"flashvar-factory[cuda]"'
@@ -114,10 +115,6 @@ def _version(nvcc: Path) -> str | None:
 
 def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:2])
-
-
-def _dotted(release: tuple[int, ...]) -> str:
-    return ".".join(map(str, release))
 
 
 def _library_dir(nvcc: Path) -> Path | None:

@@ -21,7 +21,7 @@ import torch
 from flashvar.compat.causal_conv1d.recorded_update import update
 from flashvar.compat.distribution import Finder
 from flashvar.compat.not_served import Refusal
-from flashvar.compat.rebinding import Rebinding, rebindable
+from flashvar.compat.rebinding import Rebinding, rebindable, words_of
 from flashvar.compat.stand_in import StandIn, modules_of
 from flashvar.errors import IntegrationError
 from flashvar.ops.arguments import as_bool, check_tensor, count
@@ -172,8 +172,8 @@ def _replacements() -> Iterator[tuple[Any, Any]]:
             module = importlib.import_module(f"{_NAME}.{_NAME}_{part}")
         except ImportError as error:
             raise IntegrationError(
-                f"install() needs causal-conv1d 1.4 or newer, found: {error}; call provide(), "
-                "which needs no such package"
+                f"install() needs causal-conv1d 1.4 or newer, found {words_of(error, _NAME)}: call "
+                "provide(), which needs no such package"
             ) from error
         for name in names:
             yield getattr(module, name), rebindable(_FUNCTIONS[name])

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from flashvar.compat.fla import convolution, delta_rule
+from flashvar.compat.rebinding import words_of
 from flashvar.errors import BackendUnavailableError, IntegrationError
 from flashvar.integrations.fallback import report_fallback
 from flashvar.ops.dispatch_modes import is_compiling
@@ -40,15 +41,15 @@ def replacements(strict: bool) -> Iterator[tuple[Any, Any]]:
             theirs = [getattr(module, function) for function in named]
         except (ImportError, AttributeError) as error:
             raise IntegrationError(
-                "install() needs flash-linear-attention 0.5.1 or newer, found: "
-                f"{error}; pip install --upgrade flash-linear-attention, or call provide(), which "
-                "needs no such package"
+                "install() needs flash-linear-attention 0.5.1 or newer, found "
+                f"{words_of(error, 'fla')}: pip install --upgrade flash-linear-attention, or call "
+                "provide(), which needs no such package"
             ) from error
         for function, original in zip(named, theirs, strict=True):
-            yield original, over(original, getattr(ours, function), ours.unserved, strict)
+            yield original, with_fallback(original, getattr(ours, function), ours.unserved, strict)
 
 
-def over(
+def with_fallback(
     original: Callable[..., Any],
     ours: Callable[..., Any],
     unserved: Callable[[dict[str, Any]], str | None],

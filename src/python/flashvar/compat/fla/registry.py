@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 
 from flashvar.compat.fla import convolution, delta_rule
+from flashvar.compat.rebinding import words_of
 from flashvar.errors import IntegrationError
 
 __all__ = ["register_backends"]
@@ -80,8 +81,8 @@ def register_backends() -> None:
             _register_before_0_6(importlib.import_module("fla.ops.backends"))
     except (ImportError, AttributeError) as error:
         raise IntegrationError(
-            "register() needs flash-linear-attention 0.5.1 or newer, found: "
-            f"{error}; pip install --upgrade flash-linear-attention"
+            "register() needs flash-linear-attention 0.5.1 or newer, found "
+            f"{words_of(error, 'fla')}: pip install --upgrade flash-linear-attention"
         ) from error
 
 

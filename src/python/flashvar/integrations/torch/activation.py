@@ -27,9 +27,10 @@ from flashvar.integrations.torch import attribute as torch_attribute
 from flashvar.integrations.torch import causal_bias as torch_causal_bias
 from flashvar.integrations.torch import flash as torch_flash
 from flashvar.integrations.torch.sdpa import attend, attend_fast, non_plain_type, why_not
-from flashvar.ops.attention.api import BackendName, attention
+from flashvar.ops.attention.api import attention
 from flashvar.ops.attention.options import plain_scale
 from flashvar.ops.dispatch_modes import active_mode, is_compiling, no_dispatch_mode_active
+from flashvar.selection.request import BackendName
 
 __all__ = [
     "SERVED",
@@ -111,7 +112,7 @@ def activate(backend: BackendName = "auto") -> Activation:
         until `deactivate`.
 
     Raises:
-        ConfigurationError: `backend` is not the name of a backend.
+        InvalidInputError: `backend` is not the name of a backend.
     """
     activation = Activation(backend)
     _stack.append(activation)

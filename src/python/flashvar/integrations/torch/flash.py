@@ -21,8 +21,8 @@ from flashvar.errors import BackendUnavailableError
 from flashvar.integrations.serving import unserved
 from flashvar.integrations.tally import Tally
 from flashvar.ops.attention import plan as plans
-from flashvar.ops.attention.api import BackendName
 from flashvar.ops.attention.problem import Inputs, Options, Wanted
+from flashvar.selection.request import BackendName
 
 __all__ = ["NAME", "SERVED", "Implementation", "serve_dtensors", "switch_off", "switch_on"]
 

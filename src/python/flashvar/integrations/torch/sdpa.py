@@ -13,7 +13,7 @@ import torch
 from torch.autograd import forward_ad
 
 from flashvar.integrations.serving import unserved
-from flashvar.ops.attention.api import BackendName, Layout, attention
+from flashvar.ops.attention.api import Layout, attention
 from flashvar.ops.attention.call import call_plain, run_plan
 from flashvar.ops.attention.options import plain_scale
 from flashvar.ops.attention.plan import Plan, plan
@@ -26,6 +26,7 @@ from flashvar.ops.dispatch_modes import (
     no_dispatch_mode_active,
 )
 from flashvar.ops.plans import Plans
+from flashvar.selection.request import BackendName
 
 __all__ = ["attend", "attend_fast", "attend_with_lse", "non_plain_type", "why_not"]
 

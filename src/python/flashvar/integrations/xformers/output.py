@@ -12,7 +12,7 @@ __all__ = ["check_dtype"]
 
 
 def check_dtype(output_dtype: Any, default: str) -> None:
-    """Refuse an output_dtype that is none; without it the output has that of `default`."""
+    """Check that output_dtype, if given, is a dtype; the default is that of `default`."""
     if output_dtype is not None and not isinstance(output_dtype, torch.dtype):
         raise DtypeError(
             f"output_dtype must be a torch.dtype, found {output_dtype!r}: leave it out for that of "

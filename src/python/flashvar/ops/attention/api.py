@@ -6,13 +6,13 @@ from typing import Literal, overload
 
 import torch
 
-from flashvar.ops.arguments import as_bool, is_number
+from flashvar.ops.arguments import check_flag, is_number
 from flashvar.ops.attention.call import call, rng_state_of
 from flashvar.ops.attention.options import window_pair
 from flashvar.ops.attention.problem import NO_TENSORS, pack_options, pack_tensors
+from flashvar.selection.request import BackendName
 
 Layout = Literal["bshd", "bhsd", "bhsd->bshd"]
-BackendName = Literal["auto", "cuda", "triton", "reference"]
 
 
 @overload
@@ -153,7 +153,7 @@ def attention(
     usual = type(window_size) is tuple and len(window_size) == 2
     left, right = window_size if usual else window_pair(window_size)
     if return_lse is not False and return_lse is not True:
-        return_lse = as_bool("return_lse", return_lse)
+        check_flag("return_lse", return_lse)
     options = pack_options(
         causal,
         scale,

@@ -12,11 +12,9 @@ import torch
 from flashvar.errors import InvalidInputError, ShapeError
 from flashvar.ops.arguments import check_strided, count
 from flashvar.ops.dispatch_modes import as_list, can_be_read
-from flashvar.ops.sequences import check_integers
+from flashvar.ops.sequences import as_int32, check_integers
 
-__all__ = ["Cache", "as_int32", "read"]
-
-_INT32 = -(2**31), 2**31 - 1
+__all__ = ["Cache", "read"]
 
 
 class Cache(NamedTuple):
@@ -142,13 +140,6 @@ def read(
             f"{int(lengths.max())}: pass int(lengths.max())"
         )
     return *cache.read(begins, lengths, min(room, cache.capacity())), as_int32(lengths)
-
-
-def as_int32(lengths: torch.Tensor) -> torch.Tensor:
-    """Lengths as kernels take them, which limit them to the cache: large ones must not wrap."""
-    if lengths.dtype == torch.int64:
-        lengths = lengths.clamp(*_INT32)
-    return lengths.int()
 
 
 def _check(

@@ -132,8 +132,8 @@ def _attend(
     options = pack_options(
         as_bool("causal", arguments.causal),
         plain_scale(arguments.softmax_scale),
-        window_side(left),
-        window_side(right),
+        window_side(left, arguments.window_size),
+        window_side(right, arguments.window_size),
         arguments.softcap,
         arguments.dropout_p,
         as_bool("deterministic", arguments.deterministic),

@@ -13,7 +13,7 @@ from flashvar.errors import (
     ShapeError,
 )
 from flashvar.ops.arguments import as_bool, check_strided, count
-from flashvar.ops.attention.cache import Cache, as_int32, check_slots
+from flashvar.ops.attention.cache import Cache, check_slots
 from flashvar.ops.attention.call import call
 from flashvar.ops.attention.options import plain_scale, window_pair, window_side
 from flashvar.ops.attention.problem import pack_options, pack_tensors
@@ -28,7 +28,7 @@ from flashvar.ops.dispatch_modes import (
     is_faking,
     is_mapped,
 )
-from flashvar.ops.sequences import check_integers, check_own_memory
+from flashvar.ops.sequences import as_int32, check_integers, check_own_memory
 
 __all__ = ["Arguments", "Rotate", "with_kv_cache"]
 
@@ -136,7 +136,7 @@ def _computed(given: Arguments, rotate: Rotate) -> tuple[torch.Tensor, torch.Ten
     k = given.k if given.k is None else rows_contiguous(given.k)
     v = given.v if given.v is None else rows_contiguous(given.v)
     batch, rows, heads = q.shape[:3]
-    left, right = (window_side(side) for side in window_pair(given.window_size))
+    left, right = (window_side(side, given.window_size) for side in window_pair(given.window_size))
     causal = as_bool("causal", given.causal)
     cache = Cache(given.k_cache, given.v_cache, given.cache_batch_idx, given.block_table)
     used = _as_lengths(given, cache.capacity())
@@ -298,7 +298,7 @@ def _check_lengths(given: Arguments, before: torch.Tensor, new: int, capacity: i
     if bool(((before < 0) | (used < begins)).any()):
         raise ShapeError(
             "cache_seqlens must not be negative and, with the new keys, not below cache_leftpad, "
-            f"found {as_list(before)}: correct it"
+            f"found {as_list(before)}: pass how many rows of the cache are in use, padding included"
         )
     slots, size = given.cache_batch_idx, given.k_cache.shape[1]
     if slots is not None and new and len(slots.unique()) < len(slots):

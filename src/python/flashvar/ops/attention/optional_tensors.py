@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Final
 
 import torch
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
-from flashvar.ops.attention.problem import BiasStrides, Inputs, Options
+from flashvar.ops.attention.problem import BiasStrides
 from flashvar.ops.dtypes import DTYPES
+from flashvar.ops.sequences import check_integers
 
 _SINKS: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def check_integers(name: str, tensor: torch.Tensor, length: int, device: torch.device) -> None:
-    """Check offsets or lengths: int32, contiguous, `length` entries."""
-    if tensor.dtype != torch.int32:
-        raise DtypeError(
-            f"{name} must be torch.int32, found {tensor.dtype}: call {name}.to(torch.int32)"
-        )
+def check_numbers(name: str, tensor: torch.Tensor, length: int, device: torch.device) -> None:
+    """Check offsets or lengths: integers, contiguous, `length` entries."""
+    check_integers(name, tensor)
     _check_device(name, tensor, device)
     if tensor.dim() != 1 or tensor.shape[0] != length:
         raise ShapeError(
@@ -102,8 +99,8 @@ def check_bias(
         )
     _check_device("bias", bias, q.device)
     batch, heads_q, seqlen_q, seqlen_k = sizes
-    broadcast = (str(size) if size == 1 else f"{size} or 1" for size in (batch, heads_q))
-    wanted = f"({', '.join(broadcast)}, {seqlen_q}, {seqlen_k})"
+    broadcast = ("1" if size == 1 else f"{size} (or 1)" for size in (batch, heads_q))
+    wanted = f"[{', '.join(broadcast)}, {seqlen_q}, {seqlen_k}]"
     if (
         bias.dim() != 4
         or bias.shape[0] not in (1, batch)
@@ -150,56 +147,6 @@ def bias_strides(bias: torch.Tensor) -> BiasStrides:
         for stride, size in zip(bias.stride()[:3], bias.shape[:3], strict=True)
     )
     return BiasStrides(batch, heads, query)
-
-
-def check_offsets(inputs: Inputs, options: Options) -> None:
-    """Read packed offsets and lengths; refuse those that decrease or leave the tensor.
-
-    On a CUDA device this waits for the device, so it is done only with FLASHVAR_STRICT=1. Otherwise
-    kernels clamp the offsets to stay inside the tensors.
-    """
-    for name, offsets, rows, bound in (
-        ("cu_seqlens_q", inputs.cu_seqlens_q, inputs.q, options.max_seqlen_q),
-        ("cu_seqlens_k", inputs.cu_seqlens_k, inputs.k, options.max_seqlen_k),
-    ):
-        if offsets is None:
-            continue
-        values = offsets.tolist()
-        lengths = [stop - start for start, stop in pairwise(values)]
-        if min(lengths, default=0) < 0:
-            raise InvalidInputError(
-                f"{name} must not decrease, found {_some(values)}: pass 0 and the cumulative sum "
-                "of the lengths"
-            )
-        if values[0] < 0 or values[-1] > rows.shape[0]:
-            raise InvalidInputError(
-                f"{name} must stay within the {rows.shape[0]} packed rows, found "
-                f"{values[0]} to {values[-1]}: pass 0 and the cumulative sum of the lengths"
-            )
-        if bound is not None and max(lengths, default=0) > bound:
-            raise InvalidInputError(
-                f"max_seqlen_{name[-1]} must be at least the longest sequence, found {bound} and a "
-                f"sequence of {max(lengths)}: pass int(lengths.max())"
-            )
-    if inputs.seqused_k is not None:
-        _check_used(inputs.seqused_k.tolist(), inputs, options.layout)
-
-
-def _check_used(used: list[int], inputs: Inputs, layout: str) -> None:
-    if inputs.cu_seqlens_k is None:
-        lengths = [inputs.k.shape[2 if layout == "bhsd" else 1]] * len(used)
-    else:
-        lengths = inputs.cu_seqlens_k.diff().tolist()
-    for number, (one, length) in enumerate(zip(used, lengths, strict=False)):
-        if not 0 <= one <= length:
-            raise InvalidInputError(
-                f"seqused_k must be from 0 to the keys of each sequence, found {one} in sequence "
-                f"{number} of {length} keys: pass how many keys to use"
-            )
-
-
-def _some(values: list[int]) -> str:
-    return str(values) if len(values) <= 8 else f"{values[:8]} and {len(values) - 8} more"
 
 
 def _check_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:

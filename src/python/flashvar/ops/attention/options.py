@@ -10,6 +10,7 @@ from flashvar.errors import InvalidInputError
 from flashvar.ops.arguments import (
     as_traceable,
     check_backend,
+    check_flag,
     check_layout,
     check_scale,
     float32_scale,
@@ -37,18 +38,14 @@ def check_options(options: Options) -> None:
     Raises:
         InvalidInputError: with what was expected, what was found and what to do.
     """
-    for name in ("causal", "deterministic"):
-        if type(getattr(options, name)) is not bool:
-            raise InvalidInputError(
-                f"{name} must be True or False, found {getattr(options, name)!r}: pass a bool"
-            )
+    check_flag("causal", options.causal)
+    check_flag("deterministic", options.deterministic)
     check_layout(options.layout, LAYOUTS, "b batch, s sequence, h heads, d head dim")
     check_backend(options.backend)
     check_scale(options.scale, DEFAULT_SCALE)
-    sides: tuple[object, ...] = (options.window_left, options.window_right)
-    for side in sides:
-        if not is_integer(side) or side < -1:  # type: ignore[operator]
-            raise _window_error(side)
+    sides: tuple[Any, ...] = (options.window_left, options.window_right)
+    if not all(is_integer(side) and side >= -1 for side in sides):
+        raise _window_error(sides)
     softcap, dropout_p = options.softcap, options.dropout_p
     if not is_number(softcap) or not (
         softcap == 0 or _FLOAT32_SMALLEST <= softcap <= _FLOAT32_LIMIT
@@ -59,8 +56,8 @@ def check_options(options: Options) -> None:
         )
     if not is_number(dropout_p) or not 0 <= dropout_p < _ALL_DROPPED:
         raise InvalidInputError(
-            "dropout_p must be a float32 probability from 0 to less than 1, found "
-            f"{dropout_p!r}: pass 0.0 for none"
+            f"dropout_p must be a number from 0 to below 1 (in float32), found {dropout_p!r}: pass "
+            "0.0 for none"
         )
     for name in ("max_seqlen_q", "max_seqlen_k"):
         bound = getattr(options, name)
@@ -80,31 +77,28 @@ def window_pair(window_size: Any) -> tuple[Any, Any]:
     try:
         left, right = window_size
     except (TypeError, ValueError, RuntimeError):
-        raise InvalidInputError(
-            f"window_size must be two integers (left, right), found {window_size!r}: "
-            "pass (-1, -1) for no window"
-        ) from None
+        raise _window_error(window_size) from None
     return left, right
 
 
-def window_side(side: Any) -> Any:
+def window_side(side: Any, window_size: Any = None) -> Any:
     """One side of a window as FlashAttention 2 reads it: any negative number is unbounded.
 
-    The integer may be a tensor, as in FlashAttention's own tests.
+    The integer may be a tensor, as in FlashAttention's own tests. An error shows `window_size`.
 
     Raises:
         InvalidInputError: the side is not an integer.
     """
     found = whole_number(side)
     if found is None:
-        raise _window_error(side)
+        raise _window_error(side if window_size is None else window_size)
     return max(found, -1)
 
 
-def _window_error(side: object) -> InvalidInputError:
+def _window_error(found: object) -> InvalidInputError:
     return InvalidInputError(
-        f"window_size must be two integers, each -1 (unbounded) or more, found {side!r}: "
-        "pass how many keys a query sees on each side of its own"
+        "window_size must be two integers (left, right), each -1 (unbounded) or more, found "
+        f"{found!r}: pass how many keys a query sees on each side of its own, (-1, -1) for all"
     )
 
 

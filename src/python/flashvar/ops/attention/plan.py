@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 
 from flashvar.errors import InvalidInputError
-from flashvar.ops.attention.optional_tensors import check_offsets
+from flashvar.ops.attention.offsets import are_int32, cast_launch, check_values
 from flashvar.ops.attention.options import check_options
 from flashvar.ops.attention.padding import (
     needs_padding,
@@ -68,7 +68,7 @@ class Plan:
         """
         inputs = inputs_of(given)
         if self.reads_offsets:
-            check_offsets(inputs, self.options)
+            check_values(inputs, self.options)
         out = self.make_out()
         lse = self.make_lse() if with_lse else None
         if self.launch is not None:
@@ -366,6 +366,8 @@ def _make(inputs: Inputs, options: Options) -> Plan:
         launch = None
         if not problem.empty and not q.is_meta:
             launch = backend.prepare_forward(problem, chosen)
+            if not are_int32(inputs):
+                launch = cast_launch(launch)
             launch = logged_forward(launch, problem, chosen)
     out = q.new_empty(problem.out_shape)
     lse = q.new_empty(problem.lse_shape, dtype=problem.lse_dtype)
@@ -388,6 +390,8 @@ def _make_backward(
     if not forward.empty and not pads and not inputs.q.is_meta:
         chosen, backend = serving(BACKWARD, inputs.q, options.backend, forward)
         launch = backend.prepare_backward(problem, chosen)
+        if not are_int32(inputs):
+            launch = cast_launch(launch)
         launch = logged_backward(launch, problem, chosen)
     q, k, v, bias = inputs[:4]
     grad_bias = None

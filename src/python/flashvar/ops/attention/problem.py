@@ -36,9 +36,9 @@ class Inputs(NamedTuple):
     sinks: torch.Tensor | None = None  # [heads_q]
     alibi_slopes: torch.Tensor | None = None  # float32 [heads_q] or [batch, heads_q]
     rng_state: torch.Tensor | None = None  # int64 [2]: seed and offset of the dropout mask
-    cu_seqlens_q: torch.Tensor | None = None  # int32 [batch + 1]
-    cu_seqlens_k: torch.Tensor | None = None  # int32 [batch + 1]
-    seqused_k: torch.Tensor | None = None  # int32 [batch]
+    cu_seqlens_q: torch.Tensor | None = None  # [batch + 1], int32 in launches, else also int64
+    cu_seqlens_k: torch.Tensor | None = None  # the same
+    seqused_k: torch.Tensor | None = None  # [batch], the same
 
 
 # `Inputs._make`, three times as fast.

@@ -48,18 +48,18 @@ def inspect(inputs: Inputs, options: Options) -> Problem:
             )
     else:
         batch = optional_tensors.sequences(inputs.cu_seqlens_q)
-        optional_tensors.check_integers("cu_seqlens_q", inputs.cu_seqlens_q, batch + 1, device)
+        optional_tensors.check_numbers("cu_seqlens_q", inputs.cu_seqlens_q, batch + 1, device)
         total_q, heads_q, head_dim = packed_sizes("q", q)
         seqlen_q = bound_of(options.max_seqlen_q, total_q)
     if inputs.cu_seqlens_k is None:
         batch_k, seqlen_k, heads_kv, head_dim_k = dense_sizes("k", k, layout)
     else:
         batch_k = batch
-        optional_tensors.check_integers("cu_seqlens_k", inputs.cu_seqlens_k, batch + 1, device)
+        optional_tensors.check_numbers("cu_seqlens_k", inputs.cu_seqlens_k, batch + 1, device)
         total_k, heads_kv, head_dim_k = packed_sizes("k", k)
         seqlen_k = bound_of(options.max_seqlen_k, total_k)
     if inputs.seqused_k is not None:
-        optional_tensors.check_integers("seqused_k", inputs.seqused_k, batch, device)
+        optional_tensors.check_numbers("seqused_k", inputs.seqused_k, batch, device)
     head_dim_v = v.shape[-1]
     check_fit(batch, batch_k, head_dim, head_dim_k, options.layout)
     check_heads(heads_q, heads_kv, options.layout)

@@ -7,11 +7,11 @@ from typing import Literal, overload
 import torch
 
 from flashvar.errors import InvalidInputError
-from flashvar.ops.arguments import as_bool
-from flashvar.ops.attention.api import BackendName
+from flashvar.ops.arguments import check_flag
 from flashvar.ops.attention.call import call, rng_state_of
 from flashvar.ops.attention.options import window_pair
 from flashvar.ops.attention.problem import pack_options, pack_tensors
+from flashvar.selection.request import BackendName
 
 
 @overload
@@ -95,16 +95,19 @@ def attention_varlen(
         k: [total_k, heads_kv, head_dim], packed as cu_seqlens_k says; or, if cu_seqlens_k is None,
             dense [batch, seqlen_k, heads_kv, head_dim], for example a static KV cache.
         v: Like k; its head dim may differ.
-        cu_seqlens_q: int32 [batch + 1] on the device of q: 0, then the end of each sequence, at
-            most total_q. Two equal neighbors mean an empty sequence.
+        cu_seqlens_q: Offsets, not lengths: int32 or int64 [batch + 1] on the device of q, the start
+            of the first sequence, usually 0, then the end of each, at most total_q. Two equal
+            neighbors mean an empty sequence. Rows outside of every sequence, before the first and
+            after the last, are padding: their output is 0 and their log-sum-exp -inf. Kernels take
+            int32; int64 is cast at every call.
         cu_seqlens_k: The same for k and v; cu_seqlens_q by default if k is packed.
         max_seqlen_q: An upper bound of the lengths of q; total_q by default. It may be larger than
             the longest sequence, but not smaller. On the CPU a smaller one is an error. On a GPU
             lengths are not read, so the results are undefined and may be NaN. If it is 1, as in
             decoding, keys are read once for all query heads of a group.
         max_seqlen_k: The same for k and v.
-        seqused_k: int32 [batch] on the device of q: only the first seqused_k[b] keys of sequence b
-            are used.
+        seqused_k: int32 or int64 [batch] on the device of q: only the first seqused_k[b] keys of
+            sequence b are used.
         causal: As in attention, with the lengths of each sequence.
         scale: As in attention.
         window_size: As in attention.
@@ -119,7 +122,7 @@ def attention_varlen(
 
     Returns:
         The output [total_q, heads_q, head_dim_v]; with `return_lse` also the natural log-sum-exp
-        [heads_q, total_q] in float32, -inf in rows of no sequence.
+        [heads_q, total_q] in float32. Rows outside of every sequence have 0 and -inf.
 
     Raises:
         InvalidInputError: as in attention. Offsets that decrease or exceed the tensor, and
@@ -142,7 +145,7 @@ def attention_varlen(
     )
     left, right = window_pair(window_size)
     if return_lse is not False and return_lse is not True:
-        return_lse = as_bool("return_lse", return_lse)
+        check_flag("return_lse", return_lse)
     options = pack_options(
         causal,
         scale,

@@ -90,7 +90,8 @@ def kinds(chosen: argparse.Namespace) -> list[Kind]:
     for pair in dims:
         if not all(1 <= dim <= HEAD_DIM_MAX for dim in pair):
             raise ConfigurationError(
-                f"a head dim must be from 1 to {HEAD_DIM_MAX}, found {value_text(pair)}: correct it"
+                f"--head-dim: expected 1 to {HEAD_DIM_MAX}, found {value_text(pair)}: leave it "
+                'out, larger head dims run only with backend="reference"'
             )
     features = frozenset(one for one in FEATURES if getattr(chosen, one))
     if {"bias", "varlen"} <= features:

@@ -32,10 +32,10 @@ from flashvar.ops.dispatch_modes import are_plain, is_compiling, no_dispatch_mod
 from flashvar.ops.dispatched import dispatched
 from flashvar.ops.profiling import recorded
 from flashvar.ops.sharding import are_dtensors
+from flashvar.selection.request import BackendName
 
 Activation = Literal["silu", "swish"] | None
 Layout = Literal["btd", "bdt"]
-BackendName = Literal["auto", "cuda", "triton", "reference"]
 
 
 def causal_conv1d(

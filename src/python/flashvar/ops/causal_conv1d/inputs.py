@@ -76,7 +76,7 @@ def check_update(
     of_one = x if x.dim() == 3 else x.unsqueeze(1 if layout == "btd" else 2)
     if residual is not None and residual.shape != x.shape:
         raise _residual_error(x, residual)
-    check_channels(of_one, weight, bias, None, layout)
+    check_channels(of_one, weight, bias, None, layout, x)
     check_state("state", state, of_one, weight, layout, x.shape[0] if indices is None else None)
     for name, one in (("state_indices", indices), ("state_positions", positions)):
         if one is not None:
@@ -96,14 +96,24 @@ def check_named(x: Any, weight: Any, bias: Any, residual: Any, state: Any, layou
         _check_alike(x, {"initial_state": state}, {})
 
 
-def check_channels(x: Any, weight: Any, bias: Any, residual: Any, layout: str) -> None:
-    """Refuse weights, biases and residuals of other shapes than x asks for."""
+def check_channels(
+    x: Any, weight: Any, bias: Any, residual: Any, layout: str, of_update: Any = None
+) -> None:
+    """Refuse weights, biases and residuals of other shapes than x asks for.
+
+    `of_update` is the x that was given, if the call is an update.
+    """
     dim = channels(x, layout)
     if weight.dim() != 2 or weight.shape[0] != dim:
+        given = tuple((x if of_update is None else of_update).shape)
+        advice = f"check that layout={layout!r} is the order of your dimensions"
+        if weight.dim() == 3 and weight.shape[1] == 1:
+            advice = "squeeze the middle dimension of a Conv1d's weight"
+        elif of_update is not None:
+            advice = f"pass x, state and weight in this order, or {advice}"
         raise ShapeError(
-            f"weight must be [dim, width] with dim {dim} for x {tuple(x.shape)}, found "
-            f"{tuple(weight.shape)}: squeeze the middle dimension of a Conv1d's weight, or check "
-            f"that layout={layout!r} is the order of your dimensions"
+            f"weight must be [dim, width] with dim {dim} for x {given}, found "
+            f"{tuple(weight.shape)}: {advice}"
         )
     if weight.shape[1] not in WIDTHS:
         raise ShapeError(

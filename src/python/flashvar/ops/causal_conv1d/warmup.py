@@ -68,7 +68,10 @@ def kinds(chosen: argparse.Namespace) -> list[Kind]:
     widths = unique(chosen.width)
     for width in widths:
         if width not in _WIDTHS:
-            raise ConfigurationError(f"expected a width from 2 to 4, found {width}: correct it")
+            raise ConfigurationError(
+                f"--width: expected 2 to 4, found {width}: leave it out, other widths run only "
+                'with backend="reference"'
+            )
     return [
         Kind(dtype, width, chosen.bias, chosen.varlen, gradients)
         for width, dtype, gradients in product(widths, unique(chosen.dtype), training(chosen))

@@ -21,6 +21,7 @@ from flashvar.ops.gated_delta_rule.torch_library import (
 )
 from flashvar.ops.profiling import recorded
 from flashvar.ops.sharding import are_dtensors
+from flashvar.selection.request import BackendName
 
 _TENSORS: Final = (
     *("q", "k", "v", "g", "beta", "A_log", "dt_bias", "cu_seqlens"),
@@ -46,7 +47,7 @@ def gated_delta_rule(
     allow_neg_eigval: bool = False,
     A_log: torch.Tensor | None = None,  # noqa: N803  as models name the parameter
     dt_bias: torch.Tensor | None = None,
-    backend: Literal["auto", "cuda", "triton", "reference"] = "auto",
+    backend: BackendName = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Linear attention by the gated delta rule.
 

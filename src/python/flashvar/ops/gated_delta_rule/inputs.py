@@ -13,7 +13,13 @@ from flashvar.errors import (
     LayoutError,
     ShapeError,
 )
-from flashvar.ops.arguments import check_backend, check_operand, check_scale, float32_scale
+from flashvar.ops.arguments import (
+    check_backend,
+    check_flag,
+    check_operand,
+    check_scale,
+    float32_scale,
+)
 from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.gated_delta_rule.problem import Inputs
 from flashvar.ops.sequences import (
@@ -38,10 +44,7 @@ def check_kinds(
             continue
         check_operand(name, x, "sequences packed as [1, total, ...], and pass cu_seqlens")
     for name, value in switches.items():
-        if not isinstance(value, bool):
-            raise InvalidInputError(
-                f"{name} must be True or False, found {value!r}: leave it out for False"
-            )
+        check_flag(name, value)
     check_scale(scale, _DEFAULT_SCALE)
     if scale is not None:
         float32_scale(scale, _DEFAULT_SCALE)

@@ -83,8 +83,9 @@ def kinds(chosen: argparse.Namespace) -> list[Kind]:
     for k, v in dims:
         if min(k, v) < 1 or (chosen.backward and k > MAX_BACKWARD_HEAD_DIM):
             raise ConfigurationError(
-                f"expected K and V from 1, and K to {MAX_BACKWARD_HEAD_DIM} for gradients, "
-                f"found {value_text((k, v))}: correct it"
+                "--head-dim: expected K and V from 1, and with --backward K up to "
+                f"{MAX_BACKWARD_HEAD_DIM}, found {value_text((k, v))}: leave it out, "
+                'gradients of larger K run only with backend="reference"'
             )
     return [
         Kind(dtype, k, v, chosen.raw, chosen.varlen, gradients)

@@ -14,6 +14,7 @@ from flashvar.ops.merge_states.inputs import check, check_kinds, given
 from flashvar.ops.merge_states.sharding import register_sharding_rules
 from flashvar.ops.merge_states.torch_library import merge_states_fwd
 from flashvar.ops.sharding import are_dtensors
+from flashvar.selection.request import BackendName
 
 
 def merge_states(
@@ -21,7 +22,7 @@ def merge_states(
     lses: Sequence[torch.Tensor] | torch.Tensor,
     *,
     layout: Literal["bshd", "bhsd", "bhsd->bshd"] = "bshd",
-    backend: Literal["auto", "cuda", "triton", "reference"] = "auto",
+    backend: BackendName = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Merge attention results of the same queries over disjoint sets of keys.
 

@@ -113,7 +113,8 @@ def check(outs: Sequence[Any], lses: Sequence[Any], stacked: bool, layout: str) 
     if layout == "bshd":
         expected = (*expected[:-2], expected[-1], expected[-2])
     if tuple(lses[0].shape) != expected:
-        form = "[heads, total]" if packed else "[batch, heads, seqlen]"
+        ahead = "parts, " if stacked else ""
+        form = f"[{ahead}{'heads, total' if packed else 'batch, heads, seqlen'}]"
         raise ShapeError(
             f"lses must be {form} with outs {tuple(first.shape)}, that is {expected}, found "
             f"{tuple(lses[0].shape)}: transpose it, or check that layout={layout!r} is the order "

@@ -100,9 +100,11 @@ def kinds(chosen: argparse.Namespace) -> list[Kind]:
     """
     dtypes = unique(chosen.dtype)
     head_dims, parts = unique(chosen.head_dim), unique(chosen.parts)
-    for name, number in (*(("head dim", n) for n in head_dims), *(("part", n) for n in parts)):
-        if number < 1:
-            raise ConfigurationError(f"expected at least one {name}, found {number}: correct it")
+    for option, given in (("--head-dim", head_dims), ("--parts", parts)):
+        if min(given) < 1:
+            raise ConfigurationError(
+                f"{option}: expected 1 or more, found {min(given)}: pass the numbers of your calls"
+            )
     numbers_of_parts = [(count, False) for count in parts]
     if chosen.stacked:
         numbers_of_parts.append((_STACKED, True))

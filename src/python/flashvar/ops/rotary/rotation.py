@@ -17,9 +17,8 @@ from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutEr
 from flashvar.ops.arguments import as_bool, check_strided, count, whole_number
 from flashvar.ops.dispatch_modes import are_plain, can_be_read, is_compiling
 from flashvar.ops.dtypes import DTYPES
-from flashvar.ops.sequences import shares_memory
+from flashvar.ops.sequences import check_integers, shares_memory
 
-_INTEGERS: Final = (torch.int32, torch.int64)
 _transforms: Final = torch._C._functorch.peek_interpreter_stack
 
 
@@ -121,11 +120,7 @@ def check_tables(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
 
 def _check_integers(name: str, tensor: object, x: torch.Tensor) -> None:
     check_strided(name, tensor)
-    if tensor.dtype not in _INTEGERS:  # type: ignore[attr-defined]
-        raise DtypeError(
-            f"{name} must be int32 or int64, found {tensor.dtype}: "  # type: ignore[attr-defined]
-            "cast it with .to(torch.int32)"
-        )
+    check_integers(name, tensor)
     if tensor.device != x.device:  # type: ignore[attr-defined]
         raise DeviceError(
             f"{name} must be on the device of x, {x.device}, found "

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from flashvar_factory.build import wheel
+from flashvar_factory.build.self_contained import group_of
 from flashvar_factory.config.expand import Build
 from flashvar_factory.release import members, merge
 from flashvar_factory.release.pipeline import Release
@@ -18,7 +19,7 @@ from flashvar_factory.toolchain.nvcc import Toolchain
 def steps(release: Release, done: Mapping[str, Outcome]) -> Iterator[Step]:
     """One step per file, then one that looks at all of them."""
     _remove_others(release)
-    sources = {"revision": release.revision, "version": release.version, "backend": wheel.BACKEND}
+    sources = {"revision": release.revision, "version": release.version, "tools": group_of("build")}
     for name, make in wheel.makers(release.config, release.root).items():
         yield Step(f"wheels/{name}", sources, partial(_own, release, make))
     for build, compiler in release.builds:
