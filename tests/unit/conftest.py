@@ -23,6 +23,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 VARIABLES = ("BACKEND", "FORCE_ARCH", "LIB_DIR", "STRICT", "LOG")
 
+# Lines of sources in compiled kernels take a tenth of their compilation.
+os.environ.setdefault("TRITON_DISABLE_LINE_INFO", "1")
+
 # Garbage is looked for after each file, and not in what was there before it: to look through torch
 # again and again took a tenth of all tests.
 gc.disable()
