@@ -1,8 +1,9 @@
 """Compile the Triton kernels of causal_conv1d for a device that is not here.
 
-    python compiled_causal_conv1d.py 90
+    python compiled_causal_conv1d.py 90 "btd batch" "bdt packed"
 
-prints one JSON object: call -> kernel -> instruction that moves memory -> how often it occurs.
+compiles the kernels of these calls, and prints one JSON object: call -> kernel -> instruction that
+moves memory -> how often it occurs.
 """
 
 from __future__ import annotations
@@ -53,10 +54,8 @@ def call(layout: str, packed: bool, begin: Begin) -> None:
 if __name__ == "__main__":
     number = int(sys.argv[1])
     set_target((number // 10, number % 10))
-    answers = {}
-    for layout in ("btd", "bdt"):
-        for packed in (False, True):
-            moves: dict[str, dict[str, int]] = {}
-            call(layout, packed, compiling(moves))
-            answers[f"{layout} {'packed' if packed else 'batch'}"] = moves
+    answers: dict[str, dict[str, dict[str, int]]] = {name: {} for name in sys.argv[2:]}
+    for name, moves in answers.items():
+        layout, kind = name.split()
+        call(layout, kind == "packed", compiling(moves))
     print(json.dumps(answers))

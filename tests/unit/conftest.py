@@ -17,10 +17,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from _pytest.runner import runtestprotocol
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 VARIABLES = ("BACKEND", "FORCE_ARCH", "LIB_DIR", "STRICT", "LOG")
+
+# Lines of sources in compiled kernels take a tenth of their compilation.
+os.environ.setdefault("TRITON_DISABLE_LINE_INFO", "1")
 
 # Garbage is looked for after each file, and not in what was there before it: to look through torch
 # again and again took a tenth of all tests.
@@ -50,6 +54,21 @@ def pytest_collection_finish() -> None:
         # And it looks for garbage after each: 17 ms.
         sys.modules["torch._dynamo.config"].run_gc_after_compile = False  # type: ignore[attr-defined]
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Send one message a test to pytest-xdist, not one for its start, each phase and its end.
+
+    They took as long as pytest itself. A phase that did not pass is sent, and all of them where
+    their durations are asked for.
+    """
+    if not hasattr(item.config, "workerinput") or item.config.option.durations is not None:
+        return None
+    for report in runtestprotocol(item, log=False, nextitem=nextitem):
+        if report.when == "call" or not report.passed:
+            item.ihook.pytest_runtest_logreport(report=report)
+    return True
 
 
 @pytest.fixture(scope="module", autouse=True)

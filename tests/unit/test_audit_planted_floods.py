@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import fabricated
@@ -19,7 +19,7 @@ import pytest
 from audited import Fault, check_found_at_once, rows
 from fabricated import Wheel
 from fabricated_elf import Section
-from planted import described
+from planted import Plant, described
 from test_audit_planted_loading import packed
 from test_audit_planted_readers import changed, header
 
@@ -28,6 +28,11 @@ from flashvar_factory.inspect import elf
 pytestmark = pytest.mark.usefixtures("auditwheel")
 
 TIMES = 90  # what repeats itself may be longer than noise
+
+
+def later(make: Callable[..., Wheel], *given: object) -> Plant:
+    """The wheel, made where its test runs: it takes as long as many tests."""
+    return lambda folder: make(*given).write(folder)
 
 
 def noise(size: int) -> Section:
@@ -67,27 +72,42 @@ def sections(count: int) -> Wheel:
     return changed(change, noise(64 * count), segments=(*fabricated_elf.LOADED, *many))
 
 
-COMMENT = b"//" + b".target//" * 21 + b"\n"
-RELOCATED = b"\xff" * 4_000_000
-EMPTY = fabricated.fatbin() * 1_000_000
+def comments() -> Wheel:
+    """The wheel with the beginning of PTX again and again."""
+    comment = b"//" + b".target//" * 21 + b"\n"
+    return planted.library(more=(Section(".x", 1, comment * 20_000, 0, 2), noise(4_000_000)))
+
+
+def relocated() -> Wheel:
+    """The wheel with packed relocations, 63 in each number."""
+    table = b"\xff" * 4_000_000
+    return packed(*struct.unpack("<500000Q", table), more=(noise(len(table)),))
+
+
 FLOODS: Mapping[str, Fault] = {
-    "40,000,000 zeros": (behind(bytes(40_000_000)), "expected at most 4,096 zeros between"),
-    "1,000,000 containers": (behind(EMPTY), "expected at most 4,096 containers of device code"),
+    "40,000,000 zeros": (
+        later(lambda: behind(bytes(40_000_000))),
+        "expected at most 4,096 zeros between",
+    ),
+    "1,000,000 containers": (
+        later(lambda: behind(fabricated.fatbin() * 1_000_000)),
+        "expected at most 4,096 containers of device code",
+    ),
     "names of 160 MB": (
-        symbols(20_000, "a" * 8000),
+        later(symbols, 20_000, "a" * 8000),
         "expected at most 67,108,864 bytes of names in .dynsym",
     ),
     "50,000 faults": (
-        symbols(50_000, "evil"),
+        later(symbols, 50_000, "evil"),
         "expected at most 200 errors of one kind to list, found more",
     ),
-    "60,000 sections": (sections(60_000), "expected at most 1,024 sections, found 60,0"),
+    "60,000 sections": (later(sections, 60_000), "expected at most 1,024 sections, found 60,0"),
     "beginnings of PTX": (
-        planted.library(more=(Section(".x", 1, COMMENT * 20_000, 0, 2), noise(4_000_000))),
+        later(comments),
         "expected PTX in .nv_fatbin alone, found it at byte",
     ),
     "30,000,000 packed relocations": (
-        packed(*struct.unpack("<500000Q", RELOCATED), more=(noise(len(RELOCATED)),)),
+        later(relocated),
         "expected at most 262,144 packed relocations, found more",
     ),
 }

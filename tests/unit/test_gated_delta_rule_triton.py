@@ -106,8 +106,11 @@ def compiled(capability: int, inputs: Inputs, direction: str = "forward") -> dic
     return kernels
 
 
-@pytest.mark.parametrize("capability", [(8, 0), (9, 0)], ids=str)
-@pytest.mark.parametrize("dims", [(128, 128), (256, 64), (40, 7)], ids=str)
+@pytest.mark.parametrize(
+    ("dims", "capability"),
+    [((128, 128), (8, 0)), ((128, 128), (9, 0)), ((256, 64), (9, 0)), ((40, 7), (8, 0))],
+    ids=str,
+)
 def test_the_recurrence_compiles(
     dims: tuple[int, int], capability: tuple[int, int], tmp_path: Path
 ) -> None:
@@ -129,8 +132,7 @@ KERNELS = {
     [
         ("backward", (8, 6), (128, 128), torch.bfloat16, True),
         ("forward", (8, 6), (128, 64), torch.float32, False),
-        ("forward", (9, 0), (128, 128), torch.bfloat16, False),
-        ("backward", (9, 0), (64, 64), torch.bfloat16, False),
+        ("backward", (9, 0), (32, 32), torch.bfloat16, False),
     ],
     ids=str,
 )

@@ -335,17 +335,26 @@ def test_an_integer_of_any_kind(four: Any) -> None:
 @pytest.mark.parametrize(
     ("call", "option", "plain"),
     [
-        (dense, {"window_size": (np.int64(2), np.int32(0))}, {"window_size": (2, 0)}),
-        (fa_dense, {"window_size": (np.int32(2), np.uint8(0))}, {"window_size": (2, 0)}),
+        (
+            dense,
+            {
+                "window_size": (np.int64(2), np.int32(0)),
+                "scale": 1 / np.sqrt(16),
+                "softcap": np.float64(20),
+                "dropout_p": np.float64(0),
+            },
+            {"window_size": (2, 0), "scale": 0.25, "softcap": 20.0},
+        ),
+        (
+            fa_dense,
+            {"window_size": (np.int32(2), np.uint8(0)), "softmax_scale": 1 / np.sqrt(16)},
+            {"window_size": (2, 0), "softmax_scale": 0.25},
+        ),
         (fa_varlen, {"max_seqlen_q": np.int32(4)}, {}),
         (conv1d, {"state_len": np.int64(4)}, {"state_len": 4}),
-        (dense, {"scale": 1 / np.sqrt(16)}, {"scale": 0.25}),
-        (fa_dense, {"softmax_scale": 1 / np.sqrt(16)}, {"softmax_scale": 0.25}),
         (delta_rule, {"scale": 1 / np.sqrt(16)}, {"scale": 0.25}),
-        (dense, {"softcap": np.float64(20)}, {"softcap": 20.0}),
-        (dense, {"dropout_p": np.float64(0)}, {}),
     ],
-    ids=lambda value: value.__name__ if callable(value) else str(value),
+    ids=lambda value: value.__name__ if callable(value) else "",
 )
 def test_numbers_of_numpy_enter_a_graph(
     call: Call, option: dict[str, Any], plain: dict[str, Any]

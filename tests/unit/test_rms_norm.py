@@ -98,7 +98,9 @@ def compiled_for(capability: int, kernel: Any, given: Any, arguments: dict[str, 
 def test_compiles_to_wide_moves_and_spills_nothing(
     direction: str, capability: int, tmp_path: Path
 ) -> None:
-    for dim, dtype in product((128, 1024, 8192), (torch.bfloat16, torch.float32)):
+    # Of other dims, what one dtype compiles to is what the other does.
+    wide = product((8192,), (torch.bfloat16, torch.float32))
+    for dim, dtype in ((128, torch.bfloat16), (1024, torch.float32), *wide):
         x = torch.empty(4, dim, dtype=dtype)
         weight = torch.empty(dim)
         residual = x if dim == 8192 else None

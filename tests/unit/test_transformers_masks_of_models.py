@@ -153,8 +153,8 @@ def test_a_bool_mask_is_joined_to_other_masks(how: str, own: str, cross: str) ->
         model = joining(implementation, layers=1 if how == "compiled" else 2)
         if how == "compiled" and implementation == "flashvar":
             torch._dynamo.reset()
-            # The decoder joins; the encoder has each mask with other masks of the decoder.
-            part = model.decoder if own == "a mask for each kind" else model
+            # The decoder joins; the encoder has one mask while compiled, and each in eager code.
+            part = model if cross == "padding" else model.decoder
             part.compile(backend="eager")
         with torch.no_grad():
             found.append(model(**given).last_hidden_state)

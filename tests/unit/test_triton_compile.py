@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Iterator
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -32,6 +33,13 @@ OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 TENSOR_CORES = {8: "mma.sync", 9: "wgmma.mma_async", 10: "tcgen05.mma", 12: "mma.sync"}
 FLOATS = ("p_lse", "p_lse_log2", "p_delta", "p_sinks", "p_slopes", "p_grad_bias")
 ABSENT = ("p_grad_lse", "p_slopes", "p_offsets_q", "p_offsets_k", "p_used_k")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _not_fused_by_default() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_DEFAULT_FP_FUSION", "0")
+        yield
 
 
 @cache
@@ -171,12 +179,10 @@ def test_fits_without_tensor_cores(
 
 
 @pytest.mark.parametrize("direction", tiles.DIRECTIONS)
-def test_products_are_fused_whatever_the_default_is(
-    direction: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "0")
+def test_products_are_fused_whatever_the_default_is(direction: str) -> None:
     features = "bias" if direction == "backward_bias" else ""
-    kernel = compiled.__wrapped__(direction, (8, 0), 32, features=features)
+    head_dim = 64 if direction == "forward" else 32  # of a kernel that is compiled anyway
+    kernel = compiled(direction, (8, 0), head_dim, "bf16", True, features=features)
     assert kernel.metadata.enable_fp_fusion
     assert "fma.rn.f32" in kernel.asm["ptx"]
 
