@@ -17,7 +17,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from _pytest.runner import runtestprotocol
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -54,21 +53,6 @@ def pytest_collection_finish() -> None:
         # And it looks for garbage after each: 17 ms.
         sys.modules["torch._dynamo.config"].run_gc_after_compile = False  # type: ignore[attr-defined]
     gc.freeze()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """Send one message a test to pytest-xdist, not one for its start, each phase and its end.
-
-    They took as long as pytest itself. A phase that did not pass is sent, and all of them where
-    their durations are asked for.
-    """
-    if not hasattr(item.config, "workerinput") or item.config.option.durations is not None:
-        return None
-    for report in runtestprotocol(item, log=False, nextitem=nextitem):
-        if report.when == "call" or not report.passed:
-            item.ihook.pytest_runtest_logreport(report=report)
-    return True
 
 
 @pytest.fixture(scope="module", autouse=True)
