@@ -95,7 +95,7 @@ GRADIENTS = [
     ),
     Case(grads=True, seqlen=70, dtype="float", gate=-torch.inf, state="none"),
     Case(grads=True, batch=2, seqlen=130, dtype="float", equal_keys=True),
-    Case(grads=True, seqlen=20, dims=(200, 16), heads=(1, 1), gate=-1.0),
+    Case(grads=True, seqlen=20, dims=(200, 30), heads=(1, 1), gate=-1.0),
     Case(grads=True, packed=(0, 70, 1, 0, 64, 0), gate=-1.0, dtype="float"),
     Case(grads=True, packed=(33, 3), raw=True, gate=0.5, heads=(2, 4)),
     Case(grads=True, packed=(0, 0), gate=-1.0),

@@ -69,7 +69,11 @@ class Chunks:
             "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
         }
         block_v = min(max(power_of_2(v), 16), _STATE_COLUMNS)
-        self.values: dict[str, int] = {"V": v, "BLOCK_V": min(block_v, _STATE_ELEMENTS // block_k)}
+        block_v = min(block_v, _STATE_ELEMENTS // block_k)
+        self.values: dict[str, int] = {"V": v, "BLOCK_V": block_v}
+        # One iteration over columns holds more at a time than each of two: 117 KiB with K 128.
+        one_is_large = v <= block_v and block_v * block_k == _STATE_ELEMENTS
+        self.values_of_rows = {"V": v, "BLOCK_V": block_v // 2 if one_is_large else block_v}
         self.norm = {"L2NORM": inputs.qk_l2norm, "EPS": L2NORM_EPS}
         self.beta = {
             "SIGMOID": inputs.beta_sigmoid,
@@ -207,7 +211,7 @@ def backward(
                 ),
                 *chunks.search_arguments,
                 **chunks.norm,
-                **chunks.values,
+                **chunks.values_of_rows,
                 **chunks.constants,
                 num_warps=_BACKWARD_WARPS,
                 enable_fp_fusion=True,
