@@ -260,9 +260,11 @@ def dirty(case: Case) -> None:
     (case.root / "notes.txt").write_text("more", encoding="utf-8")
 
 
-def changelog(old: str, new: str) -> Fault:
+def replaced(name: str, old: str, new: str) -> Fault:
+    """A file in which something else stands; `{version}` is the release's."""
+
     def plant(case: Case) -> None:
-        path = case.root / "CHANGELOG.md"
+        path = case.root / name
         text = path.read_text(encoding="utf-8")
         old_here, new_here = (one.format(version=case.release) for one in (old, new))
         assert old_here in text
@@ -278,19 +280,6 @@ def changed(name: str, text: str) -> Fault:
     def plant(case: Case) -> None:
         with (case.root / name).open("a", encoding="utf-8") as opened:
             opened.write(text)
-        case.commit()
-
-    return plant
-
-
-def replaced(name: str, old: str, new: str) -> Fault:
-    """Sources in which something else stands than in those of the record."""
-
-    def plant(case: Case) -> None:
-        file = case.root / name
-        text = file.read_text(encoding="utf-8")
-        assert old in text
-        file.write_text(text.replace(old, new), encoding="utf-8")
         case.commit()
 
     return plant
@@ -336,12 +325,12 @@ TREES: dict[str, tuple[str, Fault, str]] = {
     "no such tag": ("tag", no_tag, "found none; git fetch --tags"),
     "changelog without the version": (
         "changelog",
-        changelog("## {version} - 2026-01-31", "## Unreleased"),
+        replaced("CHANGELOG.md", "## {version} - 2026-01-31", "## Unreleased"),
         "found headings of Unreleased",
     ),
     "changelog without a date": (
         "changelog",
-        changelog("## {version} - 2026-01-31", "## {version}"),
+        replaced("CHANGELOG.md", "## {version} - 2026-01-31", "## {version}"),
         "expected a date",
     ),
     "no record": ("GPU records", no_record, "found none; renew it"),

@@ -30,7 +30,7 @@ struct BwdArgs : BwdProblem {
 struct KeyTile {
   uint32_t batch, head_kv;
   int32_t first_head, heads;  // query heads [first_head, first_head + heads)
-  int32_t query_part;         // of query_splits
+  int32_t query_part;         // which of the query_splits parts of its query blocks
   int32_t first_key;          // within its sequence; past its end: the block has no work
   int32_t key_rows;           // keys of the sequence, in use or not
   Span queries, keys;         // of the sequence; keys: the keys in use

@@ -12,8 +12,7 @@
 namespace flashvar::sm90::attention {
 
 // Sets the arguments of the dK and dV kernel: its group, and work units, which are tiles of split
-// heads (KeyTileSplits). Returns the
-// number of CTAs, or none where unit numbers do not fit 31 bits.
+// heads (KeyTileSplits). Returns the number of CTAs, or none where unit numbers do not fit 31 bits.
 template <class Config>
 std::optional<int64_t> schedule_key_tiles(BwdArgs& args, int multiprocessors) {
   args.problem.group /= args.splits.count / args.splits.queries;

@@ -72,6 +72,7 @@ struct VarlenKeyTile {
     end = first + args.splits.by_queries(count * (part + 1));
   }
 
+  // As KeyTile's. Parts of the query blocks of the same heads have the same.
   __device__ __forceinline__ uint32_t part_of_heads() const { return heads; }
 
   // Always from the last query block to the first: the first keys, which have the most work under a

@@ -100,7 +100,8 @@ struct KeyTile {
     end = (mask.query_end(last) + Config::kBlockQ - 1) / Config::kBlockQ;
   }
 
-  // The number of its query heads, in units of those of a part. Query blocks are not divided.
+  // The tile has query heads [n group, (n + 1) group), where n is this index and group that of the
+  // arguments. It is the split head, because dense kernels do not divide query blocks.
   __device__ __forceinline__ uint32_t part_of_heads() const { return split_head; }
 
   // Whether query blocks are visited from the last to the first (query_iterator.cuh).
