@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from device_call import DEVICE, replace_inputs
+from device_call import DEVICE, check_gradients, replace_inputs
 from oracle import Call
 
 SEED_AND_OFFSET = (2**45 + 17, 12)
@@ -26,6 +26,17 @@ class Case:
     max_seqlen: int | None = None  # None: the longest
     lse_gradient: bool = False
     deterministic: bool = False
+
+    def check_gradients(self, backend: str) -> None:
+        """Differentiate the call on `backend` and compare with the oracle."""
+        check_gradients(
+            self.call,
+            backend,
+            layout=self.layout,
+            max_seqlen=self.max_seqlen,
+            deterministic=self.deterministic,
+            lse_gradient=self.lse_gradient,
+        )
 
 
 def normal(*shape: int, dtype: torch.dtype) -> torch.Tensor:

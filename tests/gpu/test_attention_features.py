@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from device_call import check, check_gradients
+from device_call import check
 from features import FEATURES
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -22,12 +22,4 @@ def test_forward(feature: str, head_dim: int, dtype: str, backend: str) -> None:
 
 
 def test_backward(feature: str, head_dim: int, dtype: str, backend: str) -> None:
-    case = FEATURES[feature](head_dim, DTYPES[dtype])
-    check_gradients(
-        case.call,
-        backend,
-        layout=case.layout,
-        max_seqlen=case.max_seqlen,
-        deterministic=case.deterministic,
-        lse_gradient=case.lse_gradient,
-    )
+    FEATURES[feature](head_dim, DTYPES[dtype]).check_gradients(backend)

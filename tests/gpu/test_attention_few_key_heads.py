@@ -142,15 +142,7 @@ GRADIENTS: dict[str, Callable[[int, torch.dtype, Group], Case]] = {
 def test_gradients_of_groups(
     feature: str, head_dim: int, dtype: torch.dtype, heads: Group, backend: str
 ) -> None:
-    case = GRADIENTS[feature](head_dim, dtype, heads)
-    check_gradients(
-        case.call,
-        backend,
-        layout=case.layout,
-        max_seqlen=case.max_seqlen,
-        deterministic=case.deterministic,
-        lse_gradient=case.lse_gradient,
-    )
+    GRADIENTS[feature](head_dim, dtype, heads).check_gradients(backend)
 
 
 @pytest.mark.parametrize("wanted", ["q", "k", "v", "kv"])

@@ -138,15 +138,7 @@ FEATURES: dict[str, Callable[[int, torch.dtype], Case]] = {
 )
 @pytest.mark.parametrize("feature", FEATURES)
 def test_features(feature: str, head_dim: int, dtype: torch.dtype, backend: str) -> None:
-    case = FEATURES[feature](head_dim, dtype)
-    check_gradients(
-        case.call,
-        backend,
-        layout=case.layout,
-        max_seqlen=case.max_seqlen,
-        deterministic=case.deterministic,
-        lse_gradient=case.lse_gradient,
-    )
+    FEATURES[feature](head_dim, dtype).check_gradients(backend)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256], ids=lambda d: f"d{d}")

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from device_call import check, check_gradients
+from device_call import check
 from random_cases import RandomCase
 
 
 def test_random(random_case: RandomCase, backend: str) -> None:
     case = random_case.make()
     check(case.call, backend, case.layout)
-    check_gradients(
-        case.call,
-        backend,
-        layout=case.layout,
-        deterministic=case.deterministic,
-        lse_gradient=case.lse_gradient,
-    )
+    case.check_gradients(backend)

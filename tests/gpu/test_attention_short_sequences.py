@@ -137,15 +137,7 @@ FEATURES: dict[str, Callable[[int, torch.dtype, Lengths], Case]] = {
 def test_features(
     feature: str, head_dim: int, dtype: torch.dtype, lengths: Lengths, backend: str
 ) -> None:
-    case = FEATURES[feature](head_dim, dtype, lengths)
-    check_gradients(
-        case.call,
-        backend,
-        layout=case.layout,
-        max_seqlen=case.max_seqlen,
-        deterministic=case.deterministic,
-        lse_gradient=case.lse_gradient,
-    )
+    FEATURES[feature](head_dim, dtype, lengths).check_gradients(backend)
 
 
 @pytest.mark.parametrize("length", [49, 64, 100, 128])
