@@ -24,14 +24,14 @@ alignas(128) static unsigned char stored[kTriangleBytes];
 int main() {
   std::memset(stored, 0xee, sizeof stored);
   for (uint32_t row = 0; row < 64; ++row) {
-    for (uint32_t chunk = 0; chunk < (row < 32 ? 4 : 8); ++chunk) {
+    for (uint32_t unit = 0; unit < (row < 32 ? 4 : 8); ++unit) {
       uint16_t elements[8];
       for (uint32_t i = 0; i < 8; ++i) {
-        uint32_t const column = 8 * chunk + i;
+        uint32_t const column = 8 * unit + i;
         elements[i] = column > row ? 0 : 64 * row + column + 1;
       }
       uint32_t const offset =
-          Triangle::chunk_offset(row, chunk % 4) + chunk / 4 * Triangle::kColBlockBytes;
+          Triangle::unit_offset(row, unit % 4) + unit / 4 * Triangle::kColBlockBytes;
       std::memcpy(stored + offset, elements, 16);
     }
   }
@@ -41,8 +41,8 @@ int main() {
     std::printf("%d ", word);
   }
   for (uint32_t row = 0; row < 64; ++row) {
-    for (int chunk = 0; chunk < 8; ++chunk) {
-      std::printf("%u ", Triangle::advance(Triangle::chunk_offset(row, chunk % 2), chunk / 2 * 2));
+    for (int unit = 0; unit < 8; ++unit) {
+      std::printf("%u ", Triangle::advance(Triangle::unit_offset(row, unit % 2), unit / 2 * 2));
     }
   }
 }
@@ -85,7 +85,7 @@ def test_offsets_of_chunks(printed: tuple[list[int], list[int]]) -> None:
     for row in range(CHUNK):
         for chunk in range(row // 16 * 2 + 2):
             first = offsets[8 * row + chunk] // 2
-            eight = expected[row, 8 * chunk : 8 * chunk + 8].tolist()
+            eight = expected[row, 8 * unit : 8 * unit + 8].tolist()
             assert words[first : first + 8] == eight, (row, chunk)
 
 

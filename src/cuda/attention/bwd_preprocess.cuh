@@ -132,8 +132,8 @@ __global__ void __launch_bounds__(kPreprocessThreads)
       };
       const uint16_t* const out = of(problem.out);
       const uint16_t* const grad_out = of(problem.grad_out);
-      for (int column = threadIdx.x % kLanesPerRow * kChunkElements; column < problem.head_dim_v;
-           column += kLanesPerRow * kChunkElements) {
+      for (int column = threadIdx.x % kLanesPerRow * kUnitElements; column < problem.head_dim_v;
+           column += kLanesPerRow * kUnitElements) {
         auto load = [&](const uint16_t* from) {
           return args.aligned ? *reinterpret_cast<const uint4*>(from + column)
                               : load_unaligned(from + column);

@@ -124,9 +124,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
     load_past<Dtype>(args, segment, channel, past);
     auto* to = first_row<Dtype>(args.grad_x, segment, channel);
     auto write = [&](const float (&grad)[kElements]) {
-      Chunk<Dtype, kElements> chunk;
-      chunk.pack(grad);
-      chunk.template store<true>(to, 1);
+      Vec<Dtype, kElements> vec;
+      vec.pack(grad);
+      vec.template store<true>(to, 1);
       to += args.grad_x.strides[1];
     };
     auto finish = [&](float (&grad)[kElements], int row) {

@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksPerSM)
   constexpr int kWidth = Config::kWidth, kPast = Config::kPast, kElements = Config::kElements;
   constexpr int kAhead = Config::kAhead;
   using Dtype = typename Config::Dtype;
-  using C = Chunk<Dtype, kElements>;
+  using V = Vec<Dtype, kElements>;
   using Word = typename Dtype::Word;
   using Tiles = typename Config::Tiles;
   using Reader = typename Config::Reader;
@@ -269,8 +269,8 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksPerSM)
           RowElements const of_row = table.row_elements(args, number);
           if constexpr (kElements > 1) {
             TokenCoordinate const coordinate = table.thread_coordinate(number);
-            load_last<C, kPast>(args.x, coordinate, at.channel, of_row, values);
-            load_last<C, 0>(args.grad_y, coordinate, at.channel, of_row, grads);
+            load_last<V, kPast>(args.x, coordinate, at.channel, of_row, values);
+            load_last<V, 0>(args.grad_y, coordinate, at.channel, of_row, grads);
           }
           for_each_token<kPast, kElements>(
               args, table, at, number, marks, values,
@@ -296,15 +296,15 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksPerSM)
         if ((marks & Tiles::kFlag) != 0) {
           add_grad_final<kElements>(args, table, at, number, results);
         }
-        C chunk;
-        chunk.pack(results);
+        V vec;
+        vec.pack(results);
         // Equivalent to `exists`, but needs no register of its own.
         if ((ptx::pin(marks) & Tiles::kNone) == 0) {
           Word* const to = grad_x + tile.offset(Config::kGradX, stage);
           if (kElements == 1 || plain) {
-            chunk.template store<true>(to, 1);
+            vec.template store<true>(to, 1);
           } else {
-            store_row_elements(chunk, table.row_elements(args, number), to);
+            store_row_elements(vec, table.row_elements(args, number), to);
           }
         }
       }

@@ -5,7 +5,7 @@
 
 #include "causal_conv1d/sequences.cuh"
 #include "causal_conv1d/tiles.h"
-#include "core/chunk.cuh"
+#include "core/vec.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/prefetch.cuh"
 
@@ -98,18 +98,18 @@ __device__ __forceinline__ typename Dtype::Word* first_row(const Tensor& tensor,
 }
 
 // Reads a thread's channels of consecutive rows, with kStages rows in flight: by cp.async into
-// slots of shared memory that are the thread's own, or into registers where chunks are smaller than
-// the 4 bytes of cp.async. The kernel commits one cp.async group for each row that it starts or
-// reads.
+// slots of shared memory that are the thread's own, or into registers where they have fewer bytes
+// than the 4 bytes of cp.async. The kernel commits one cp.async group for each row that it starts
+// or reads.
 template <class Dtype, int kElements, int kStages>
 class RowReader {
-  using C = Chunk<Dtype, kElements>;
+  using V = Vec<Dtype, kElements>;
   using Word = typename Dtype::Word;
-  static constexpr bool kCopies = C::kBytes >= 4;
+  static constexpr bool kCopies = V::kBytes >= 4;
 
  public:
   struct alignas(16) Shared {
-    uint32_t words[kCopies ? kStages * kThreads * C::kBytes / 4 : 1];
+    uint32_t words[kCopies ? kStages * kThreads * V::kBytes / 4 : 1];
   };
 
   __device__ __forceinline__ RowReader(Shared& shared, const Tensor& tensor, const Segment& segment,
@@ -125,20 +125,20 @@ class RowReader {
 
   // Reads the next row, number `stage` modulo kStages. `left`: rows from it on.
   __device__ __forceinline__ void read(int stage, int left, float (&values)[kElements]) {
-    C chunk;
+    V vec;
     if constexpr (kCopies) {
-      memcpy(chunk.words, slot(stage), C::kBytes);
+      memcpy(vec.words, slot(stage), V::kBytes);
     } else {
       if (stage == 0) {
 #pragma unroll
         for (int i = 0; i < kStages; ++i) {
-          chunks_[i].template load<true>(next_, left - i);
+          vecs_[i].template load<true>(next_, left - i);
           next_ += stride_;
         }
       }
-      chunk = chunks_[stage];
+      vec = vecs_[stage];
     }
-    chunk.unpack(values);
+    vec.unpack(values);
   }
   // Starts the load kStages rows after the row that was read.
   __device__ __forceinline__ void start_next(int stage, int left) {
@@ -147,18 +147,18 @@ class RowReader {
 
  private:
   __device__ __forceinline__ uint32_t* slot(int stage) const {
-    uint32_t* const words = shared_ + (stage * kThreads + threadIdx.x) * (C::kBytes / 4);
-    return static_cast<uint32_t*>(__builtin_assume_aligned(words, C::kBytes));
+    uint32_t* const words = shared_ + (stage * kThreads + threadIdx.x) * (V::kBytes / 4);
+    return static_cast<uint32_t*>(__builtin_assume_aligned(words, V::kBytes));
   }
   __device__ __forceinline__ void copy(int stage, bool exists) {
-    if (exists) ptx::cp_async<C::kBytes>(slot(stage), next_);
+    if (exists) ptx::cp_async<V::kBytes>(slot(stage), next_);
     next_ += stride_;
   }
 
   uint32_t* shared_;
   const Word* next_;
   int64_t stride_;
-  C chunks_[kCopies ? 1 : kStages];
+  V vecs_[kCopies ? 1 : kStages];
 };
 
 // Loads the kPast tokens before a segment, oldest first: of the sequence, else of its state, else
@@ -166,18 +166,18 @@ class RowReader {
 template <class Dtype, int kPast, int kElements>
 __device__ __forceinline__ void load_past(const Problem& problem, const Segment& segment,
                                           int64_t channel, float (&past)[kPast][kElements]) {
-  Chunk<Dtype, kElements> chunks[kPast];
+  Vec<Dtype, kElements> vecs[kPast];
   int64_t const seen = segment.first - segment.span.begin;
   const auto* const first = first_row<Dtype>(problem.x, segment, channel);
 #pragma unroll
   for (int k = 0; k < kPast; ++k) {
     int const back = kPast - k;
-    chunks[k].template load<true>(first - back * problem.x.strides[1], seen >= back);
+    vecs[k].template load<true>(first - back * problem.x.strides[1], seen >= back);
   }
 #pragma unroll
   for (int k = 0; k < kPast; ++k) {
     int const back = kPast - k;
-    chunks[k].unpack(past[k]);
+    vecs[k].unpack(past[k]);
     if (seen >= back || problem.state.data == nullptr) continue;
 #pragma unroll
     for (int e = 0; e < kElements; ++e) {

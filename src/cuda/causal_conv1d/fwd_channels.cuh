@@ -21,10 +21,10 @@ __device__ __forceinline__ void add_residual(const FwdProblem& problem, int64_t 
                                              float (&y)[kElements]) {
   float added[kElements];
   if constexpr (kElements > 1) {
-    Chunk<Dtype, kElements> chunk;
-    chunk.template load<true>(
-        static_cast<const typename Dtype::Word*>(problem.residual.data) + index, 1);
-    chunk.unpack(added);
+    Vec<Dtype, kElements> vec;
+    vec.template load<true>(static_cast<const typename Dtype::Word*>(problem.residual.data) + index,
+                            1);
+    vec.unpack(added);
   } else {
     added[0] = load(problem.residual, index);
   }
@@ -82,9 +82,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
           add_residual<Dtype>(args, of_residual, y);
           of_residual += args.residual.strides[1];
         }
-        Chunk<Dtype, kElements> chunk;
-        chunk.pack(y);
-        chunk.template store<true>(to, 1);
+        Vec<Dtype, kElements> vec;
+        vec.pack(y);
+        vec.template store<true>(to, 1);
         to += args.y.strides[1];
         shift(past, newest);
       }

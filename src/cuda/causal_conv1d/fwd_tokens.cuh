@@ -20,7 +20,7 @@ template <class Dtype, int kWidth, int kElements, int kAhead, int kTiles, int kB
 __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
     fwd_tokens_kernel(const __grid_constant__ FwdTokensArgs args) {
   constexpr int kPast = kWidth - 1;
-  using C = Chunk<Dtype, kElements>;
+  using V = Vec<Dtype, kElements>;
   using Word = typename Dtype::Word;
   enum { kX, kY, kResidual, kTensors };
   using Tiles = TileTable<kPast, kElements, 0, kTiles, kAhead, kTensors, false>;
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
       bool const plain = !__any_sync(0xffffffffu, (marks & Tiles::kByToken) != 0);
       if (!plain) {
         if (kElements > 1 && exists) {
-          load_last<C, kPast>(args.x, table.thread_coordinate(number), at.channel,
+          load_last<V, kPast>(args.x, table.thread_coordinate(number), at.channel,
                               table.row_elements(args, number), values);
         }
         for_each_token<kPast, kElements>(args, table, at, number, marks, values,
@@ -109,12 +109,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
             table.offset(kResidual, stage) + offset(args.residual, 0, first, at.channel);
         float more[kElements];
         if constexpr (kElements > 1) {
-          C added;
+          V added;
           auto const* const from = static_cast<const Word*>(args.residual.data) + index;
           if (plain) {
             added.template load<true>(from, 1);
           } else {
-            added = load_row_elements<C>(table.row_elements(args, number), from);
+            added = load_row_elements<V>(table.row_elements(args, number), from);
           }
           added.unpack(more);
         } else {
@@ -123,13 +123,13 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
 #pragma unroll
         for (int e = 0; e < kElements; ++e) y_values[e] += more[e];
       }
-      C chunk;
-      chunk.pack(y_values);
+      V vec;
+      vec.pack(y_values);
       Word* const to = y + table.offset(kY, stage);
       if (kElements == 1 || plain) {
-        chunk.template store<true>(to, exists);
+        vec.template store<true>(to, exists);
       } else if (exists) {
-        store_row_elements(chunk, table.row_elements(args, number), to);
+        store_row_elements(vec, table.row_elements(args, number), to);
       }
     }
   }

@@ -58,7 +58,8 @@ struct TileNumber {
   int32_t tile;
 };
 
-// A tile's batch entry, and its first token there: negative where the row starts within a chunk.
+// A tile's batch entry, and its first token there: negative where the row starts within a thread's
+// elements.
 struct TokenCoordinate {
   int64_t batch, token;
 };
@@ -68,9 +69,9 @@ struct RowElements {
   int32_t first, end;
 
   __device__ __forceinline__ bool contain(int e) const { return first <= e && e < end; }
-  template <class Chunk>
+  template <class V>
   __device__ __forceinline__ bool are_all_of() const {
-    return first == 0 && end == Chunk::kElements;
+    return first == 0 && end == V::kElements;
   }
 };
 

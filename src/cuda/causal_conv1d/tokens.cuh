@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "causal_conv1d/tile_table.cuh"
-#include "core/chunk.cuh"
+#include "core/vec.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/pin.cuh"
 #include "ptx/shared_pointer.cuh"
@@ -26,8 +26,8 @@ class TokenReader {
   // Elements before a thread's own that one access reads: kPast, rounded up to a size of accesses.
   static constexpr int kPower = kPast == 3 ? 4 : kPast, kMinAccess = 4 / sizeof(Word);
   static constexpr int kBefore = kSingle ? 1 : kPower > kMinAccess ? kPower : kMinAccess;
-  using Own = Chunk<Dtype, kElements>;
-  using Before = Chunk<Dtype, kBefore>;
+  using Own = Vec<Dtype, kElements>;
+  using Before = Vec<Dtype, kBefore>;
   static constexpr int kPerSlot = kSingle ? 1 : kThreads, kWords = kSingle ? 1 : 4;
 
  public:
@@ -82,22 +82,22 @@ class TokenReader {
   // warps, when all of their copies of it are complete.
   __device__ __forceinline__ void read(int stage, int number, uint32_t marks,
                                        float (&values)[kPast + kElements]) {
-    Own chunk;
+    Own vec;
     float before[kBefore], own[kElements];
     if constexpr (kSingle) {
-      chunk = own_[stage];
+      vec = own_[stage];
     } else {
-      static_assert(sizeof(chunk.words) == sizeof(uint4));
+      static_assert(sizeof(vec.words) == sizeof(uint4));
       uint4 const words = own_slots_[slot(number)];
-      memcpy(chunk.words, &words, sizeof(words));
+      memcpy(vec.words, &words, sizeof(words));
       if constexpr (kPast > 0) {
-        Before chunk_before{};
+        Before vec_before{};
         if ((marks & (TileTable::kNone | TileTable::kAtFirst)) == 0) {
           BeforeBits const bits = before_slots_[before_slot_ * (16 / Before::kBytes)];
-          memcpy(chunk_before.words, &bits, sizeof(bits));
+          memcpy(vec_before.words, &bits, sizeof(bits));
         }
         skip();
-        chunk_before.unpack(before);
+        vec_before.unpack(before);
       }
     }
 #pragma unroll
@@ -105,7 +105,7 @@ class TokenReader {
       if constexpr (kSingle) before_[stage][k].unpack(before);
       values[k] = ptx::pin(before[kSingle ? 0 : kBefore - kPast + k]);
     }
-    chunk.unpack(own);
+    vec.unpack(own);
 #pragma unroll
     for (int e = 0; e < kElements; ++e) values[kPast + e] = ptx::pin(own[e]);
   }
@@ -114,12 +114,12 @@ class TokenReader {
   using BeforeBits =
       std::conditional_t<Before::kBytes == 16, uint4,
                          std::conditional_t<Before::kBytes == 8, uint64_t, uint32_t>>;
-  // Index of a tile's slot, in chunks.
+  // Index of a tile's slot, in units of 16 bytes.
   static __device__ __forceinline__ int slot(int number) {
     return static_cast<uint32_t>(number) % kSlots * kPerSlot;
   }
 
-  ptx::SharedPointer<uint4> own_slots_;          // the thread's chunk of the first slot
+  ptx::SharedPointer<uint4> own_slots_;          // the thread's elements of the first slot
   ptx::SharedPointer<BeforeBits> before_slots_;  // the elements before it, in that slot
   // Slot of those elements: the current tile's or, for lane 0, that of the tile before it in
   // tokens.
@@ -149,51 +149,51 @@ __device__ __forceinline__ void take_next(const float (&own)[kElements],
   }
 }
 
-// Loads those elements of a thread's chunk that are tokens of its row.
-template <class Chunk>
-__device__ __forceinline__ Chunk load_row_elements(const RowElements& of_row,
-                                                   const typename Chunk::Word* from) {
-  Chunk chunk;
-  if (of_row.are_all_of<Chunk>()) {
-    chunk.template load<true>(from, 1);
-    return chunk;
+// Loads those of a thread's elements that are tokens of its row.
+template <class V>
+__device__ __forceinline__ V load_row_elements(const RowElements& of_row,
+                                               const typename V::Word* from) {
+  V vec;
+  if (of_row.are_all_of<V>()) {
+    vec.template load<true>(from, 1);
+    return vec;
   }
-  typename Chunk::Word words[Chunk::kElements];
+  typename V::Word words[V::kElements];
 #pragma unroll
-  for (int e = 0; e < Chunk::kElements; ++e) {
-    words[e] = of_row.contain(e) ? from[e] : typename Chunk::Word{0};
+  for (int e = 0; e < V::kElements; ++e) {
+    words[e] = of_row.contain(e) ? from[e] : typename V::Word{0};
   }
-  memcpy(chunk.words, words, Chunk::kBytes);
-  return chunk;
+  memcpy(vec.words, words, V::kBytes);
+  return vec;
 }
 
-// Loads the tokens of a row's last chunk in the thread that has it, if the chunk is not whole. Only
-// whole chunks are loaded ahead, because the rest could be beyond the tensor.
-template <class Chunk, int kPast>
+// Loads the last tokens of a row in the thread that has them, if its Vec is not whole. Only
+// whole ones are loaded ahead, because the rest could be beyond the tensor.
+template <class V, int kPast>
 __device__ __forceinline__ void load_last(const Tensor& tensor, const TokenCoordinate& at,
                                           int64_t channel, const RowElements& of_row,
-                                          float (&values)[kPast + Chunk::kElements]) {
-  if (of_row.end == Chunk::kElements) return;
-  auto const* const from = static_cast<const typename Chunk::Word*>(tensor.data) +
+                                          float (&values)[kPast + V::kElements]) {
+  if (of_row.end == V::kElements) return;
+  auto const* const from = static_cast<const typename V::Word*>(tensor.data) +
                            offset(tensor, at.batch, at.token, channel);
-  float own[Chunk::kElements];
-  load_row_elements<Chunk>(of_row, from).unpack(own);
+  float own[V::kElements];
+  load_row_elements<V>(of_row, from).unpack(own);
 #pragma unroll
-  for (int e = 0; e < Chunk::kElements; ++e) values[kPast + e] = own[e];
+  for (int e = 0; e < V::kElements; ++e) values[kPast + e] = own[e];
 }
 
-// Stores those elements of a thread's chunk that are tokens of its row.
-template <class Chunk>
-__device__ __forceinline__ void store_row_elements(const Chunk& chunk, const RowElements& of_row,
-                                                   typename Chunk::Word* to) {
-  if (of_row.are_all_of<Chunk>()) {
-    chunk.template store<true>(to, 1);
+// Stores those of a thread's elements that are tokens of its row.
+template <class V>
+__device__ __forceinline__ void store_row_elements(const V& vec, const RowElements& of_row,
+                                                   typename V::Word* to) {
+  if (of_row.are_all_of<V>()) {
+    vec.template store<true>(to, 1);
     return;
   }
-  typename Chunk::Word words[Chunk::kElements];
-  memcpy(words, chunk.words, Chunk::kBytes);
+  typename V::Word words[V::kElements];
+  memcpy(words, vec.words, V::kBytes);
 #pragma unroll
-  for (int e = 0; e < Chunk::kElements; ++e) {
+  for (int e = 0; e < V::kElements; ++e) {
     if (of_row.contain(e)) to[e] = words[e];
   }
 }

@@ -98,10 +98,10 @@ __device__ __forceinline__ void store_image(unsigned char* image, const uint32_t
       uint32_t words[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) words[i] = a[(first + i) / 2][i % 2 * 2 + half];
-      uint4 const chunk = transpose_quad(words);
+      uint4 const unit = transpose_quad(words);
       int const column = first + lane.t;
       *reinterpret_cast<uint4*>(image + column / 8 * Layout::kColBlockBytes +
-                                Layout::chunk_offset(row, column % 8)) = chunk;
+                                Layout::unit_offset(row, column % 8)) = unit;
     }
   }
 }
@@ -166,7 +166,7 @@ __device__ __forceinline__ void put_element(unsigned char* image, int token, int
   Lane const lane(ptx::thread_index());
   if (lane.t != 0) return;
   int const row = 16 * lane.warp + lane.g + 8 * half;
-  uint32_t const offset = Square::chunk_offset(row, token / 8) + token % 8 * 2;
+  uint32_t const offset = Square::unit_offset(row, token / 8) + token % 8 * 2;
   auto const word = static_cast<uint16_t>(Dtype::pack(x, 0.f));
   *reinterpret_cast<uint16_t*>(image + offset) = word;
   *reinterpret_cast<uint16_t*>(image_low + offset) =

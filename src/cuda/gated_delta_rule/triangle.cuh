@@ -11,19 +11,19 @@ namespace flashvar::gated_delta_rule {
 
 struct Triangle {
   using Swizzle = Swizzle64B;
-  static constexpr int kRowBytes = Swizzle::kChunks * kChunkBytes;
+  static constexpr int kRowBytes = Swizzle::kUnits * kUnitBytes;
   // Bytes from a row's first 32 columns to its last 32.
   static constexpr int kColBlockBytes = kChunk / 2 * kRowBytes;
   static constexpr int kBytes = kTriangleBytes;
   static_assert(kBytes == 3 * kColBlockBytes);
 
   // As SmemLayout's (smem_layout.cuh).
-  static __device__ __forceinline__ uint32_t chunk_offset(uint32_t row, uint32_t chunk) {
-    return row * kRowBytes + ((chunk ^ Swizzle::permute(row)) * kChunkBytes);
+  static __device__ __forceinline__ uint32_t unit_offset(uint32_t row, uint32_t unit) {
+    return row * kRowBytes + ((unit ^ Swizzle::permute(row)) * kUnitBytes);
   }
-  static __device__ __forceinline__ uint32_t advance(uint32_t address, int chunks) {
-    return (address ^ (chunks % Swizzle::kChunks * kChunkBytes)) +
-           chunks / Swizzle::kChunks * kColBlockBytes;
+  static __device__ __forceinline__ uint32_t advance(uint32_t address, int units) {
+    return (address ^ (units % Swizzle::kUnits * kUnitBytes)) +
+           units / Swizzle::kUnits * kColBlockBytes;
   }
 };
 

@@ -13,8 +13,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "core/chunk.cuh"
 #include "core/math.cuh"
+#include "core/vec.cuh"
 #include "gated_delta_rule/gates.cuh"
 #include "gated_delta_rule/problem.h"
 #include "ptx/grid_dependency.cuh"
@@ -31,21 +31,22 @@ struct UpdateConfig {
   using Dtype = Dtype_;
   using StateDtype = StateDtype_;
   using Word = typename StateDtype::Word;
-  using States = Chunk<StateDtype>;
+  using StateVec = Vec<StateDtype>;
   static constexpr bool kKFirst = kKFirst_;
   static constexpr int kDim = kDim_;  // the most rows of a state: a power of two
   // Consecutive rows that a lane has in one run.
-  static constexpr int kRun = kKFirst ? States::kElements : 8;
+  static constexpr int kRun = kKFirst ? StateVec::kElements : 8;
   // Most lanes along K. The fewer, the more lie along V, where adjacent lanes then load up to 128
   // contiguous bytes; but each lane has more rows, which its registers must hold.
   static constexpr int kMaxLanes = kLanes > 0    ? kLanes
-                                   : kDim == 256 ? (kKFirst || States::kElements == 8 ? 16 : 8)
-                                                 : (!kKFirst && States::kElements == 4 ? 4 : 8);
+                                   : kDim == 256 ? (kKFirst || StateVec::kElements == 8 ? 16 : 8)
+                                                 : (!kKFirst && StateVec::kElements == 4 ? 4 : 8);
   static constexpr int kLanesK = kDim / kRun < kMaxLanes ? kDim / kRun : kMaxLanes;
   static constexpr int kLanesV = 32 / kLanesK;
   static constexpr int kRows = kDim / kLanesK, kRuns = kRows / kRun;  // of a lane
-  static constexpr int kColumns = !kKFirst ? States::kElements : (64 / kRows < 8 ? 64 / kRows : 8);
-  static constexpr int kChunks = kRows * kColumns / States::kElements;
+  static constexpr int kColumns =
+      !kKFirst ? StateVec::kElements : (64 / kRows < 8 ? 64 / kRows : 8);
+  static constexpr int kVecs = kRows * kColumns / StateVec::kElements;
   static constexpr int kWarpColumns = kLanesV * kColumns;
   static constexpr int kWarps = kWarps_;
   // Blocks per SM that the registers are limited for: some load while others compute or store.
@@ -118,9 +119,9 @@ struct UpdateTile {
   // Calls f(i, address, count) for each 16 bytes of the lane's part of a state; `count`: how many
   // of their elements lie within the state.
   template <class F>
-  __device__ __forceinline__ void for_each_chunk(const UpdateProblem& problem,
-                                                 const StateView<void>& states, bool aligned,
-                                                 F f) const {
+  __device__ __forceinline__ void for_each_vec(const UpdateProblem& problem,
+                                               const StateView<void>& states, bool aligned,
+                                               F f) const {
     using Word = typename C::Word;
     int64_t const k_stride = C::kKFirst && aligned ? 1 : states.k_stride;
     int64_t const v_stride = !C::kKFirst && aligned ? 1 : states.v_stride;
@@ -132,7 +133,7 @@ struct UpdateTile {
                   head * states.head_stride + first_k * k_stride + first_v * v_stride;
     Word* at = start;
 #pragma unroll
-    for (int i = 0; i < C::kChunks; ++i) {
+    for (int i = 0; i < C::kVecs; ++i) {
       if (i > 0) {
         if constexpr (!C::kKFirst) {
           at += i % C::kRun == 0 ? next_run_row : k_stride;
@@ -155,27 +156,27 @@ struct UpdateTile {
 
 // Loads the lane's part of a state without converting it, so that nothing waits for the loads yet.
 template <class C>
-__device__ __forceinline__ void load_state(typename C::States (&chunks)[C::kChunks],
+__device__ __forceinline__ void load_state(typename C::StateVec (&vecs)[C::kVecs],
                                            const UpdateProblem& problem, const UpdateTile<C>& tile,
                                            bool aligned) {
   using Word = typename C::Word;
-  constexpr int kElements = C::States::kElements;
+  constexpr int kElements = C::StateVec::kElements;
   const StateView<void>& states = problem.initial_state;
   bool const exists = states.data != nullptr && tile.state_index >= 0;
   if (aligned) {
-    tile.for_each_chunk(problem, states, true, [&](int i, const Word* from, int32_t count) {
-      chunks[i].template load<true>(from, exists ? count : 0);
+    tile.for_each_vec(problem, states, true, [&](int i, const Word* from, int32_t count) {
+      vecs[i].template load<true>(from, exists ? count : 0);
     });
     return;
   }
   int64_t const stride = C::kKFirst ? states.k_stride : states.v_stride;
-  tile.for_each_chunk(problem, states, false, [&](int i, const Word* from, int32_t count) {
+  tile.for_each_vec(problem, states, false, [&](int i, const Word* from, int32_t count) {
     Word words[kElements];
 #pragma unroll
     for (int e = 0; e < kElements; ++e, from += stride) {
       words[e] = exists && e < count ? *from : Word{0};
     }
-    memcpy(&chunks[i].words, words, sizeof(words));
+    memcpy(&vecs[i].words, words, sizeof(words));
   });
 }
 
@@ -218,16 +219,16 @@ template <class C>
 struct UpdateState {
   using Tile = UpdateTile<C>;
   using Word = typename C::Word;
-  static constexpr int kElements = C::States::kElements;
+  static constexpr int kElements = C::StateVec::kElements;
   float elements[C::kRows][C::kColumns];
 
-  __device__ __forceinline__ explicit UpdateState(const typename C::States (&chunks)[C::kChunks]) {
+  __device__ __forceinline__ explicit UpdateState(const typename C::StateVec (&vecs)[C::kVecs]) {
 #pragma unroll
-    for (int i = 0; i < C::kChunks; ++i) {
+    for (int i = 0; i < C::kVecs; ++i) {
       float values[kElements];
-      chunks[i].unpack(values);
+      vecs[i].unpack(values);
 #pragma unroll
-      for (int e = 0; e < kElements; ++e) of_chunk(i, e) = values[e];
+      for (int e = 0; e < kElements; ++e) element(i, e) = values[e];
     }
   }
 
@@ -235,16 +236,16 @@ struct UpdateState {
                                         bool aligned) {
     if (problem.final_state.data == nullptr || tile.state_index < 0) return;
     if (aligned) {
-      tile.for_each_chunk(problem, problem.final_state, true, [&](int i, Word* to, int32_t count) {
+      tile.for_each_vec(problem, problem.final_state, true, [&](int i, Word* to, int32_t count) {
         packed(i).template store<true>(to, count);
       });
       return;
     }
     int64_t const stride = C::kKFirst ? problem.final_state.k_stride : problem.final_state.v_stride;
-    tile.for_each_chunk(problem, problem.final_state, false, [&](int i, Word* to, int32_t count) {
-      typename C::States const chunk = packed(i);
+    tile.for_each_vec(problem, problem.final_state, false, [&](int i, Word* to, int32_t count) {
+      typename C::StateVec const vec = packed(i);
       Word words[kElements];
-      memcpy(words, &chunk.words, sizeof(words));
+      memcpy(words, &vec.words, sizeof(words));
 #pragma unroll
       for (int e = 0; e < kElements; ++e, to += stride) {
         if (e < count) *to = words[e];
@@ -279,18 +280,18 @@ struct UpdateState {
   }
 
  private:
-  // Element e of chunk i.
-  __device__ __forceinline__ float& of_chunk(int i, int e) {
+  // Element e of the lane's Vec i.
+  __device__ __forceinline__ float& element(int i, int e) {
     return C::kKFirst ? elements[i % C::kRuns * C::kRun + e][i / C::kRuns] : elements[i][e];
   }
 
-  __device__ __forceinline__ typename C::States packed(int i) {
+  __device__ __forceinline__ typename C::StateVec packed(int i) {
     float values[kElements];
 #pragma unroll
-    for (int e = 0; e < kElements; ++e) values[e] = of_chunk(i, e);
-    typename C::States chunk;
-    chunk.pack(values);
-    return chunk;
+    for (int e = 0; e < kElements; ++e) values[e] = element(i, e);
+    typename C::StateVec vec;
+    vec.pack(values);
+    return vec;
   }
 };
 
@@ -405,12 +406,12 @@ __global__ void __launch_bounds__(32 * C::kWarps, C::kBlocks)
   UpdateInputs<C> inputs;
   if (warp < count) inputs.load(problem, tile, int64_t{tile.span.first} + warp);
   tile.load_state_index(problem);
-  typename C::States chunks[C::kChunks];
-  load_state<C>(chunks, problem, tile, args.initial_aligned);
+  typename C::StateVec vecs[C::kVecs];
+  load_state<C>(vecs, problem, tile, args.initial_aligned);
   if (warp < count) inputs.prepare(problem, tokens[warp]);
   __syncthreads();  // all warps have written their tokens
 
-  UpdateState<C> state(chunks);
+  UpdateState<C> state(vecs);
 #pragma unroll 1
   for (int32_t first = 0; first < count; first += warps) {
     int64_t const row = int64_t{tile.span.first} + first;

@@ -51,7 +51,7 @@ struct UpdateLaunch {
   // aligned.
   template <class C>
   static bool aligned(const UpdateProblem& problem, const StateView<void>& states) {
-    constexpr int64_t kElements = C::States::kElements;
+    constexpr int64_t kElements = C::StateVec::kElements;
     auto const [inner, outer, length] =
         C::kKFirst ? Strides{states.k_stride, states.v_stride, problem.head_dim}
                    : Strides{states.v_stride, states.k_stride, problem.head_dim_v};

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "core/chunk.cuh"
+#include "core/vec.cuh"
 #include "gated_delta_rule/problem.h"
 #include "gated_delta_rule/update.cuh"
 #include "ptx/cp_async.cuh"
@@ -24,29 +24,29 @@ using OnceConfig = UpdateConfig<Dtype, Dtype, false, kDim, kDim == 256 ? 8 : 4, 
 // Blocks per SM that the registers are limited for; shared memory may allow fewer.
 constexpr int kOnceBlocks = 6;
 
-// The lane's part of a state, in shared memory: chunk i is of its row i.
+// The lane's part of a state, in shared memory: Vec i is of its row i.
 template <class C>
 struct OnceState {
-  using States = typename C::States;
+  using StateVec = typename C::StateVec;
   static constexpr int kThreads = 32 * C::kWarps;
-  static_assert(!C::kKFirst && States::kElements == 8, "a chunk is columns of a row");
-  ptx::SharedPointer<uint4> chunks;  // [C::kChunks][kThreads], from the thread's first on
+  static_assert(!C::kKFirst && StateVec::kElements == 8, "a Vec is columns of a row");
+  ptx::SharedPointer<uint4> vecs;  // [C::kVecs][kThreads], from the thread's first on
 
   // Starts to copy a state. Only the thread itself reads the copy, after cp_async_wait.
   __device__ __forceinline__ void load(const UpdateProblem& problem,
                                        const UpdateTile<C>& tile) const {
     bool const exists = problem.initial_state.data != nullptr && tile.state_index >= 0;
-    tile.for_each_chunk(problem, problem.initial_state, true,
-                        [&](int i, const typename C::Word* from, int32_t count) {
-                          ptx::cp_async_16(chunks + i * kThreads, from, exists && count > 0);
-                        });
+    tile.for_each_vec(problem, problem.initial_state, true,
+                      [&](int i, const typename C::Word* from, int32_t count) {
+                        ptx::cp_async_16(vecs + i * kThreads, from, exists && count > 0);
+                      });
   }
 
   __device__ __forceinline__ void unpack(int i, float (&values)[C::kColumns]) const {
-    uint4 const words = chunks[i * kThreads];
-    States chunk;
-    memcpy(&chunk.words, &words, sizeof(words));
-    chunk.unpack(values);
+    uint4 const words = vecs[i * kThreads];
+    StateVec vec;
+    memcpy(&vec.words, &words, sizeof(words));
+    vec.unpack(values);
   }
 
   // Sets update and out of the token for the lane's columns.
@@ -76,18 +76,18 @@ struct OnceState {
     float const decay = token.decay;
     float k[C::kRows];
     for_each_row(token.k, tile, [&](int i, float value) { k[i] = value; });
-    tile.for_each_chunk(problem, problem.final_state, true,
-                        [&](int i, typename C::Word* to, int32_t count) {
-                          float values[C::kColumns];
-                          unpack(i, values);
+    tile.for_each_vec(problem, problem.final_state, true,
+                      [&](int i, typename C::Word* to, int32_t count) {
+                        float values[C::kColumns];
+                        unpack(i, values);
 #pragma unroll
-                          for (int j = 0; j < C::kColumns; ++j) {
-                            values[j] = fmaf(k[i], update[j], decay * values[j]);
-                          }
-                          States chunk;
-                          chunk.pack(values);
-                          chunk.template store<true>(to, count);
-                        });
+                        for (int j = 0; j < C::kColumns; ++j) {
+                          values[j] = fmaf(k[i], update[j], decay * values[j]);
+                        }
+                        StateVec vec;
+                        vec.pack(values);
+                        vec.template store<true>(to, count);
+                      });
   }
 };
 
@@ -96,7 +96,7 @@ template <class C>
 __global__ void __launch_bounds__(32 * C::kWarps, kOnceBlocks)
     update_once_kernel(const __grid_constant__ UpdateArgs args) {
   __shared__ __align__(16) UpdateToken<C> token;
-  __shared__ uint4 chunks[C::kChunks * OnceState<C>::kThreads];
+  __shared__ uint4 vecs[C::kVecs * OnceState<C>::kThreads];
   const UpdateProblem& problem = args.problem;
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();  // the preceding kernel has written the inputs
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(32 * C::kWarps, kOnceBlocks)
   UpdateInputs<C> inputs;
   if (prepares) inputs.load(problem, tile, tile.span.first);
   tile.load_state_index(problem);
-  OnceState<C> const state{ptx::SharedPointer<uint4>(chunks + threadIdx.x)};
+  OnceState<C> const state{ptx::SharedPointer<uint4>(vecs + threadIdx.x)};
   state.load(problem, tile);
   ptx::cp_async_commit();
   if (prepares) inputs.prepare(problem, token);
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(32 * C::kWarps, kOnceBlocks)
   state.read(token, tile, update, out);
   store_out<C>(problem, tile, tile.span.first, out);
   // Not for ordering: ptxas moves no load across it. Without it ptxas would keep the unpacked
-  // chunks in registers from read() to store(), and spill.
+  // elements in registers from read() to store(), and spill.
   __syncwarp();
   state.store(problem, token, tile, update);
 }

@@ -149,7 +149,7 @@ class ArgsMaker {
     }
   }
 
-  // `elements`: of a chunk. Tiles grow as long as the call has at least kBlocks of them, and one
+  // `elements`: of a Vec. Tiles grow as long as the call has at least kBlocks of them, and one
   // window holds the weights of all parts.
   Split split(int elements) const {
     Split split{};

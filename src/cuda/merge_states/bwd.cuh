@@ -5,7 +5,7 @@
 #pragma once
 #include <cstdint>
 
-#include "core/chunk.cuh"
+#include "core/vec.cuh"
 #include "merge_states/row.cuh"
 #include "ptx/grid_dependency.cuh"
 
@@ -34,13 +34,13 @@ __device__ __forceinline__ float dot(const float (&a)[kElements], const float (&
 }
 
 // Computes the c_i of some parts and rows, summed over the `lanes` lanes of a row.
-template <class C>
-__device__ __forceinline__ void compute_products(const C (&outs)[kPartsAtOnce][kBwdRowsAtOnce],
-                                                 const C (&grad_out)[kBwdRowsAtOnce], int lanes,
+template <class V>
+__device__ __forceinline__ void compute_products(const V (&outs)[kPartsAtOnce][kBwdRowsAtOnce],
+                                                 const V (&grad_out)[kBwdRowsAtOnce], int lanes,
                                                  float (&sums)[kPartsAtOnce][kBwdRowsAtOnce]) {
 #pragma unroll
   for (int r = 0; r < kBwdRowsAtOnce; ++r) {
-    float grads[C::kElements], values[C::kElements];
+    float grads[V::kElements], values[V::kElements];
     grad_out[r].unpack(grads);
 #pragma unroll
     for (int p = 0; p < kPartsAtOnce; ++p) {
@@ -60,15 +60,15 @@ __device__ __forceinline__ void compute_products(const C (&outs)[kPartsAtOnce][k
 }
 
 // grad_outs of a part: w_i grad_out.
-template <class C>
-__device__ __forceinline__ C weighted(const C& grad_out, const Weight& weight) {
-  float grads[C::kElements];
+template <class V>
+__device__ __forceinline__ V weighted(const V& grad_out, const Weight& weight) {
+  float grads[V::kElements];
   grad_out.unpack(grads);
 #pragma unroll
-  for (int i = 0; i < C::kElements; ++i) grads[i] = weight.times(grads[i]);
-  C chunk;
-  chunk.pack(grads);
-  return chunk;
+  for (int i = 0; i < V::kElements; ++i) grads[i] = weight.times(grads[i]);
+  V vec;
+  vec.pack(grads);
+  return vec;
 }
 
 // Computes grad_lses from the c_i, which are in `products` [part][row] if one window holds all
@@ -107,12 +107,12 @@ __device__ __forceinline__ void finish_grad_lses(const Args& args, const Tile<kT
 // Tensors for which Tile has offsets of rows.
 enum BwdTensor { kOuts, kGradOut, kGradOuts, kBwdTensors };
 
-// A step of the kernel's loops: a chunk of columns, from `column` on, of kBwdRowsAtOnce rows and
+// A step of the kernel's loops: a Vec of columns, from `column` on, of kBwdRowsAtOnce rows and
 // kPartsAtOnce parts.
 template <class Dtype, bool kAligned>
 struct BwdStep {
-  using C = Chunk<Dtype>;
-  using Chunks = C[kPartsAtOnce][kBwdRowsAtOnce];
+  using V = Vec<Dtype>;
+  using Vecs = V[kPartsAtOnce][kBwdRowsAtOnce];
 
   const BwdArgs<typename Dtype::Word>& args;
   const Split& split;
@@ -134,7 +134,7 @@ struct BwdStep {
     return row(r) < rows ? args.head_dim - column : 0;
   }
 
-  __device__ __forceinline__ void load_grad_out(C (&grad_out)[kBwdRowsAtOnce]) const {
+  __device__ __forceinline__ void load_grad_out(V (&grad_out)[kBwdRowsAtOnce]) const {
 #pragma unroll
     for (int r = 0; r < kBwdRowsAtOnce; ++r) {
       int64_t const offset = tile.offset[kGradOut][min(row(r), rows - 1)];
@@ -143,7 +143,7 @@ struct BwdStep {
   }
 
   // Loads outs, which are read for grad_lses only.
-  __device__ __forceinline__ void load_outs(Chunks& outs, bool of_lses) const {
+  __device__ __forceinline__ void load_outs(Vecs& outs, bool of_lses) const {
 #pragma unroll
     for (int p = 0; p < kPartsAtOnce; ++p) {
       bool const wanted = of_lses && part(p) < end;
@@ -158,8 +158,8 @@ struct BwdStep {
 
   // Adds the columns' part of the c_i to `products` [part][row] if one window holds all parts,
   // otherwise to grad_lses. `first_columns`: there is nothing there yet.
-  __device__ __forceinline__ void add_products(const Chunks& outs,
-                                               const C (&grad_out)[kBwdRowsAtOnce], bool one_window,
+  __device__ __forceinline__ void add_products(const Vecs& outs,
+                                               const V (&grad_out)[kBwdRowsAtOnce], bool one_window,
                                                bool first_columns, float* products) const {
     float sums[kPartsAtOnce][kBwdRowsAtOnce];
     compute_products(outs, grad_out, split.lanes(), sums);
@@ -178,7 +178,7 @@ struct BwdStep {
     }
   }
 
-  __device__ __forceinline__ void store_grad_outs(const C (&grad_out)[kBwdRowsAtOnce]) const {
+  __device__ __forceinline__ void store_grad_outs(const V (&grad_out)[kBwdRowsAtOnce]) const {
 #pragma unroll
     for (int p = 0; p < kPartsAtOnce; ++p) {
       if (part(p) >= end || !args.writes(first + part(p))) continue;
@@ -188,8 +188,8 @@ struct BwdStep {
         int const existing = min(row(r), rows - 1);
         Weight const weight(tile.weights[part(p) * split.tile_rows + existing],
                             tile.scale[existing]);
-        C const chunk = weighted(grad_out[r], weight);
-        chunk.template store<kAligned>(to + tile.offset[kGradOuts][existing], count(r));
+        V const vec = weighted(grad_out[r], weight);
+        vec.template store<kAligned>(to + tile.offset[kGradOuts][existing], count(r));
       }
     }
   }
@@ -198,7 +198,7 @@ struct BwdStep {
 template <class Dtype, bool kAligned>
 __global__ void __launch_bounds__(kThreads, 2)
     bwd_kernel(const __grid_constant__ BwdArgs<typename Dtype::Word> args) {
-  using C = Chunk<Dtype>;
+  using V = Vec<Dtype>;
   __shared__ Tile<kBwdTensors> tile;
   __shared__ float products[kWindow], grad_lse[kTileRows];
   ptx::griddepcontrol_launch_dependents();
@@ -220,9 +220,9 @@ __global__ void __launch_bounds__(kThreads, 2)
   for (int first_row = 0; first_row < rows; first_row += kBwdRowsAtOnce * split.row_step()) {
     BwdStep<Dtype, kAligned> step{args, split, tile, at, rows, first_row};
     for (int start = 0; start == 0 || start < args.head_dim;
-         start += split.lanes() * C::kElements) {
-      step.column = start + at.lane * C::kElements;
-      C grad_out[kBwdRowsAtOnce];
+         start += split.lanes() * V::kElements) {
+      step.column = start + at.lane * V::kElements;
+      V grad_out[kBwdRowsAtOnce];
       step.load_grad_out(grad_out);
       for (step.first = 0; step.first < args.parts; step.first += split.window()) {
         if (!one_window) tile.compute_weights(args, step.first);
@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         // All groups take the same number of steps, as the shuffles require.
         for (step.first_part = 0; step.first_part < step.end;
              step.first_part += kPartsAtOnce * split.groups()) {
-          C outs[kPartsAtOnce][kBwdRowsAtOnce];
+          V outs[kPartsAtOnce][kBwdRowsAtOnce];
           step.load_outs(outs, of_lses);
           if (of_lses) step.add_products(outs, grad_out, one_window, start == 0, products);
           step.store_grad_outs(grad_out);

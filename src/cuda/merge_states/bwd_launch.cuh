@@ -33,7 +33,7 @@ struct BwdLaunch {
     BwdArgs<Word> args;
     ArgsMaker const maker{problem,
                           problem.grad_outs.data != nullptr ? problem.grad_outs : problem.grad_out};
-    maker.fill(args, Chunk<Dtype>::kElements);
+    maker.fill(args, Vec<Dtype>::kElements);
     args.grad_out = maker.template rows<const Word>(problem.grad_out);
     args.grad_outs = maker.template rows<Word>(problem.grad_outs);
     args.grad_outs_stride = problem.grad_outs_stride;

@@ -1,16 +1,16 @@
 // The forward: out = sum_i w_i outs[i] and its log-sum-exp. Bound by memory: a block first finds
-// the weights of its rows, then each thread sums chunks of 16 bytes over the parts, of kRowsAtOnce
+// the weights of its rows, then each thread sums a Vec at a time over the parts, of kRowsAtOnce
 // rows at a time.
 #pragma once
 #include <cstdint>
 
-#include "core/chunk.cuh"
+#include "core/vec.cuh"
 #include "merge_states/row.cuh"
 #include "ptx/grid_dependency.cuh"
 
 namespace flashvar::merge_states {
 
-// Adds up the groups' sums of a chunk; the result is valid in the first group. Called by all
+// Adds up the groups' sums of a Vec; the result is valid in the first group. Called by all
 // threads of the block. `shared`: kElements floats per thread.
 template <int kElements>
 __device__ __forceinline__ void add_groups(const Split& split, int group, float (&sums)[kElements],
@@ -43,10 +43,10 @@ __device__ __forceinline__ void write_lse(const Args& args, const Tile<kTensors>
 template <class Dtype, bool kAligned>
 __global__ void __launch_bounds__(kThreads, kAligned ? 4 : 2)
     fwd_kernel(const __grid_constant__ FwdArgs<typename Dtype::Word> args) {
-  using C = Chunk<Dtype>;
+  using V = Vec<Dtype>;
   enum { kOuts, kOut, kTensors };
   __shared__ Tile<kTensors> tile;
-  __shared__ float shared_sums[C::kElements * kThreads];
+  __shared__ float shared_sums[V::kElements * kThreads];
   ptx::griddepcontrol_launch_dependents();
   Split const split = args.split;
   ThreadCoordinate const at(split);
@@ -61,14 +61,14 @@ __global__ void __launch_bounds__(kThreads, kAligned ? 4 : 2)
 
   for (int first_row = 0; first_row < rows; first_row += kRowsAtOnce * split.row_step()) {
     auto row_of = [&](int r) { return first_row + at.row + r * split.row_step(); };
-    for (int start = 0; start < args.head_dim; start += split.lanes() * C::kElements) {
-      int const column = start + at.lane * C::kElements;
-      float sums[kRowsAtOnce][C::kElements] = {};
+    for (int start = 0; start < args.head_dim; start += split.lanes() * V::kElements) {
+      int const column = start + at.lane * V::kElements;
+      float sums[kRowsAtOnce][V::kElements] = {};
       for (int first = 0; first < args.parts; first += split.window()) {
         if (!one_window) tile.compute_weights(args, first);
         int const end = min(args.parts - first, split.window());
         for (int step = at.group; step < end; step += kPartsAtOnce * split.groups()) {
-          C chunks[kPartsAtOnce][kRowsAtOnce];
+          V vecs[kPartsAtOnce][kRowsAtOnce];
 #pragma unroll
           for (int p = 0; p < kPartsAtOnce; ++p) {
             int const part = step + p * split.groups();
@@ -77,8 +77,8 @@ __global__ void __launch_bounds__(kThreads, kAligned ? 4 : 2)
             for (int r = 0; r < kRowsAtOnce; ++r) {
               int64_t const offset = tile.offset[kOuts][min(row_of(r), rows - 1)];
               bool const exists = part < end && row_of(r) < rows;
-              chunks[p][r].template load<kAligned>(from + offset,
-                                                   exists ? args.head_dim - column : 0);
+              vecs[p][r].template load<kAligned>(from + offset,
+                                                 exists ? args.head_dim - column : 0);
             }
           }
 #pragma unroll
@@ -88,10 +88,10 @@ __global__ void __launch_bounds__(kThreads, kAligned ? 4 : 2)
 #pragma unroll
             for (int r = 0; r < kRowsAtOnce; ++r) {
               float const weight = part < end ? weights[min(row_of(r), rows - 1)] : 0.f;
-              float values[C::kElements];
-              chunks[p][r].unpack(values);
+              float values[V::kElements];
+              vecs[p][r].unpack(values);
 #pragma unroll
-              for (int i = 0; i < C::kElements; ++i) {
+              for (int i = 0; i < V::kElements; ++i) {
                 sums[r][i] = weight == 0.f ? sums[r][i] : fmaf(weight, values[i], sums[r][i]);
               }
             }
@@ -104,8 +104,8 @@ __global__ void __launch_bounds__(kThreads, kAligned ? 4 : 2)
         if (row_of(r) >= rows || at.group != 0) continue;
         float const scale = tile.scale[row_of(r)];
 #pragma unroll
-        for (int i = 0; i < C::kElements; ++i) sums[r][i] *= scale;
-        C out;
+        for (int i = 0; i < V::kElements; ++i) sums[r][i] *= scale;
+        V out;
         out.pack(sums[r]);
         out.template store<kAligned>(args.out.data + tile.offset[kOut][row_of(r)] + column,
                                      args.head_dim - column);

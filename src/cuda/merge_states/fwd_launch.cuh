@@ -30,7 +30,7 @@ struct FwdLaunch {
   static cudaError_t launch(const FwdProblem& problem, int device, cudaStream_t stream) {
     FwdArgs<Word> args;
     ArgsMaker const maker{problem, problem.out};
-    maker.fill(args, Chunk<Dtype>::kElements);
+    maker.fill(args, Vec<Dtype>::kElements);
     args.out = maker.template rows<Word>(problem.out);
     args.lse = problem.lse;
     return unaligned(problem).operand == nullptr

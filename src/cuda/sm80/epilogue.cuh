@@ -42,19 +42,19 @@ struct GradTile {
 };
 
 // Multiplies a warp's accumulators by `scale`, rounds them and stores them into a shared tile, from
-// tile row `row` on. chunk(n): the 16-byte chunk of the row that mma tile n goes to.
-template <class Dtype, class Layout, class Acc, class Chunk>
+// tile row `row` on. unit(n): the 16-byte unit of the row that mma tile n goes to.
+template <class Dtype, class Layout, class Acc, class Unit>
 __device__ __forceinline__ void store_accumulator(unsigned char* smem, const Acc& c, int row,
-                                                  float scale, Chunk&& chunk) {
+                                                  float scale, Unit&& unit) {
   int const lane = ptx::thread_index() % 32;
 #pragma unroll
   for (int m = 0; m < c.kMmaRows; ++m) {
 #pragma unroll
     for (int n = 0; n < c.kMmaCols; ++n) {
-      int const to = chunk(n);
+      int const to = unit(n);
       uint32_t const offset =
-          Layout::chunk_offset(row + m * 16 + lane / 4, to % Layout::kColBlockChunks) +
-          to / Layout::kColBlockChunks * Layout::kColBlockBytes + lane % 4 * 4;
+          Layout::unit_offset(row + m * 16 + lane / 4, to % Layout::kColBlockUnits) +
+          to / Layout::kColBlockUnits * Layout::kColBlockBytes + lane % 4 * 4;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         *reinterpret_cast<uint32_t*>(smem + offset + half * 8 * Layout::kRowBytes) =
@@ -71,16 +71,16 @@ template <class Layout, int kWarpRows, bool kAligned>
 __device__ __forceinline__ void store_rows(uint16_t* gmem, int64_t stride,
                                            const unsigned char* smem, int first_row, int32_t rows,
                                            int32_t columns) {
-  constexpr int kRowStep = 32 / Layout::kColBlockChunks;
+  constexpr int kRowStep = 32 / Layout::kColBlockUnits;
   int const lane = threadIdx.x % 32;
-  int const chunk = lane % Layout::kColBlockChunks;
+  int const unit = lane % Layout::kColBlockUnits;
 #pragma unroll
   for (int step = 0; step < kWarpRows; step += kRowStep) {
-    int const row = step + lane / Layout::kColBlockChunks;
-    const unsigned char* const slot = smem + Layout::chunk_offset(first_row + row, chunk);
+    int const row = step + lane / Layout::kColBlockUnits;
+    const unsigned char* const slot = smem + Layout::unit_offset(first_row + row, unit);
 #pragma unroll
     for (int col_block = 0; col_block < Layout::kColBlocks; ++col_block) {
-      int const column = col_block * Layout::kColBlockCols + chunk * kChunkElements;
+      int const column = col_block * Layout::kColBlockCols + unit * kUnitElements;
       if (row >= rows || column >= columns) continue;
       uint4 const value =
           *reinterpret_cast<const uint4*>(slot + col_block * Layout::kColBlockBytes);

@@ -49,7 +49,7 @@ __device__ __forceinline__ void pack_a(uint32_t (&a)[4], const Acc& c, int m, in
 template <class Layout>
 __device__ __forceinline__ uint32_t fragment_offset() {
   int const lane = threadIdx.x % 32;
-  return Layout::chunk_offset(lane % 16, lane / 16);
+  return Layout::unit_offset(lane % 16, lane / 16);
 }
 
 // The lane's ldmatrix_x4 offset for operand B of a tile whose columns are k (K). The matrices are
@@ -58,18 +58,18 @@ __device__ __forceinline__ uint32_t fragment_offset() {
 template <class Layout>
 __device__ __forceinline__ uint32_t fragment_offset_b() {
   int const lane = threadIdx.x % 32;
-  return Layout::chunk_offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+  return Layout::unit_offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
-// The lane's address of a fragment, from which chunk() makes the address of the fragment `chunks`
-// chunks to the right.
+// The lane's address of a fragment, from which unit() makes the address of the fragment `units`
+// units to the right.
 template <class Layout_>
 struct FragmentAddress {
   using Layout = Layout_;
   uint32_t address;
 
-  __device__ __forceinline__ uint32_t chunk(int chunks) const {
-    return Layout::advance(address, chunks);
+  __device__ __forceinline__ uint32_t unit(int units) const {
+    return Layout::advance(address, units);
   }
 };
 
@@ -80,8 +80,8 @@ struct FragmentOffset {
   using Layout = Layout_;
   uint32_t tile, offset;
 
-  __device__ __forceinline__ uint32_t chunk(int chunks) const {
-    return tile + Layout::advance(offset, chunks);
+  __device__ __forceinline__ uint32_t unit(int units) const {
+    return tile + Layout::advance(offset, units);
   }
 };
 
@@ -95,12 +95,12 @@ __device__ __forceinline__ void gemm_nt(Acc& c, const A& a, const B& b) {
     uint32_t rA[Acc::kMmaRows][4];
 #pragma unroll
     for (int m = 0; m < c.kMmaRows; ++m) {
-      ptx::ldmatrix_x4(rA[m], a.chunk(2 * kk) + m * 16 * A::Layout::kRowBytes);
+      ptx::ldmatrix_x4(rA[m], a.unit(2 * kk) + m * 16 * A::Layout::kRowBytes);
     }
 #pragma unroll
     for (int n = 0; n < c.kMmaCols; n += 2) {
       uint32_t rB[4];
-      ptx::ldmatrix_x4(rB, b.chunk(2 * kk) + n * 8 * B::Layout::kRowBytes);
+      ptx::ldmatrix_x4(rB, b.unit(2 * kk) + n * 8 * B::Layout::kRowBytes);
 #pragma unroll
       for (int m = 0; m < c.kMmaRows; ++m) {
         ptx::mma_m16n8k16<Dtype>(c.tile[m][n], rA[m], rB[0], rB[1]);
@@ -130,7 +130,7 @@ __device__ __forceinline__ void gemm_nn(Acc& c, const B& b, LoadA&& load_a) {
 #pragma unroll
     for (int n = 0; n < c.kMmaCols; n += 2) {
       uint32_t rB[4];
-      ptx::ldmatrix_x4_trans(rB, b.chunk(n * kColWarps) + kk * 16 * B::Layout::kRowBytes);
+      ptx::ldmatrix_x4_trans(rB, b.unit(n * kColWarps) + kk * 16 * B::Layout::kRowBytes);
 #pragma unroll
       for (int m = 0; m < c.kMmaRows; ++m) {
         ptx::mma_m16n8k16<Dtype>(c.tile[m][n], rA[m], rB[0], rB[1]);

@@ -16,18 +16,18 @@ namespace flashvar::sm80 {
 template <class Layout, int kThreads, bool kAligned, bool kAllRows = false>
 __device__ __forceinline__ void load_tile(unsigned char* smem, const uint16_t* gmem, int64_t stride,
                                           int32_t rows, int32_t columns) {
-  constexpr int kRowStep = kThreads / Layout::kColBlockChunks;
+  constexpr int kRowStep = kThreads / Layout::kColBlockUnits;
   static_assert(Layout::kRows % kRowStep == 0 && kRowStep % Layout::Swizzle::kPeriod == 0,
-                "a thread's chunk keeps its place in the swizzle from row to row");
+                "a thread's unit keeps its place in the swizzle from row to row");
   int const thread = ptx::thread_index();
-  int const chunk = thread % Layout::kColBlockChunks;
-  int const row = thread / Layout::kColBlockChunks;
+  int const unit = thread % Layout::kColBlockUnits;
+  int const row = thread / Layout::kColBlockUnits;
   // Limits relative to this thread's first element: unrolled steps compare constants with one
   // register.
   int32_t const rows_left = rows - row;
-  int32_t const columns_left = columns - chunk * kChunkElements;
-  unsigned char* const target = smem + Layout::chunk_offset(row, chunk);
-  const uint16_t* source = gmem + row * stride + chunk * kChunkElements;
+  int32_t const columns_left = columns - unit * kUnitElements;
+  unsigned char* const target = smem + Layout::unit_offset(row, unit);
+  const uint16_t* source = gmem + row * stride + unit * kUnitElements;
   constexpr int kUnroll =
       kAligned ? Layout::kRows / kRowStep : 1;  // rolled: saves registers on a slow path
 #pragma unroll kUnroll

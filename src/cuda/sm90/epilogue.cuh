@@ -7,7 +7,7 @@
 namespace flashvar::sm90 {
 
 // Stores the thread's part of one of its two accumulator rows (`half`: 0 or 1), times `scale`, in
-// 16-byte chunks, for which the lanes of a quad exchange columns. `lane`: of the warp. `exists`:
+// 16-byte units, for which the lanes of a quad exchange columns. `lane`: of the warp. `exists`:
 // whether the row does; all lanes must call this, for the shuffles. `columns`: elements of the row
 // in memory.
 template <class Dtype, int kDim>
@@ -23,9 +23,9 @@ __device__ __forceinline__ void store_row(uint16_t* row, const float (&d)[kDim /
                                                d[4 * (n + i) + 2 * half + 1] * scale)
                                  : 0;
     }
-    uint4 const chunk = transpose_quad(word);
+    uint4 const unit = transpose_quad(word);
     int const column = (n + lane % 4) * 8;
-    if (exists && column < columns) *reinterpret_cast<uint4*>(row + column) = chunk;
+    if (exists && column < columns) *reinterpret_cast<uint4*>(row + column) = unit;
   }
 }
 

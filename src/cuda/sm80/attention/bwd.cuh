@@ -78,23 +78,23 @@ struct QueryStage {
     load_any_tile<typename Config::SmemLayoutDO, Config>(
         grad_out, args.grad_out.data + tile.query_offset(args.grad_out, head, first_query),
         args.grad_out.seq_stride, rows, args.head_dim_v, args.aligned);
-    constexpr int kChunks = Config::kBlockQ / 4;
-    static_assert(2 * kChunks <= Config::kThreads, "a thread loads at most one chunk");
+    constexpr int kUnits = Config::kBlockQ / 4;
+    static_assert(2 * kUnits <= Config::kThreads, "a thread loads at most one unit");
     int const thread = ptx::thread_index();
-    if (thread < 2 * kChunks) {
+    if (thread < 2 * kUnits) {
       int64_t const row = (head * args.query_tiles + tile.first_query_tile + m) * Config::kBlockQ;
-      const float* const from = (thread < kChunks ? args.lse_log2 : args.delta) + row;
-      ptx::cp_async_16(ptx::smem_address(lse_log2 + thread * 4), from + thread % kChunks * 4, true);
+      const float* const from = (thread < kUnits ? args.lse_log2 : args.delta) + row;
+      ptx::cp_async_16(ptx::smem_address(lse_log2 + thread * 4), from + thread % kUnits * 4, true);
     }
     ptx::cp_async_commit();
   }
 };
 
-// Operand B of gemm_nn(): a tile whose rows are k, from chunk `chunk` on.
+// Operand B of gemm_nn(): a tile whose rows are k, from unit `unit` on.
 template <class Layout>
 __device__ __forceinline__ FragmentAddress<Layout> first_columns(const unsigned char* tile,
-                                                                 uint32_t chunk) {
-  return {Layout::advance(ptx::smem_address(tile) + fragment_offset<Layout>(), chunk)};
+                                                                 uint32_t unit) {
+  return {Layout::advance(ptx::smem_address(tile) + fragment_offset<Layout>(), unit)};
 }
 
 // Computes P = exp2(S scale - LSE) in place.
@@ -301,14 +301,14 @@ __device__ __forceinline__ void store_grad_q(const BwdArgs& args, const KeyTile&
                                             c.tile[i / 2][n + j][2 * half + 1] * scale)
                       : 0;
       }
-      uint4 const chunk = transpose_quad(word);
+      uint4 const unit = transpose_quad(word);
       int const column = GradQ::column(warp, n + lane % 4);
       if (!exists || n + lane % 4 >= c.kMmaCols || column >= args.head_dim) continue;
       uint16_t* const slot = to + row * args.grad_q.seq_stride + column;
       if (!Config::kModifiers || args.aligned) {
-        *reinterpret_cast<uint4*>(slot) = chunk;
+        *reinterpret_cast<uint4*>(slot) = unit;
       } else {
-        store_unaligned(slot, chunk);
+        store_unaligned(slot, unit);
       }
     }
   }

@@ -48,18 +48,18 @@ template <class Layout, int kThreads>
 __device__ __forceinline__ void load_members(unsigned char* smem, const FwdProblem& problem,
                                              const uint16_t* gmem, int32_t rows) {
   const KeySplits& splits = problem.splits;
-  constexpr int kChunks = Layout::kColBlocks * Layout::kColBlockChunks;  // of a row
+  constexpr int kUnits = Layout::kColBlocks * Layout::kColBlockUnits;  // of a row
 #pragma unroll 1
-  for (int i = ptx::thread_index(); i < Layout::kRows * kChunks; i += kThreads) {
-    int const row = i / kChunks, chunk = i % kChunks;
+  for (int i = ptx::thread_index(); i < Layout::kRows * kUnits; i += kThreads) {
+    int const row = i / kUnits, unit = i % kUnits;
     int32_t const member = row & (splits.group_rows - 1);
-    int const col_block = chunk / Layout::kColBlockChunks;
+    int const col_block = unit / Layout::kColBlockUnits;
     bool const valid =
-        row < rows && member < splits.members && chunk * kChunkElements < problem.head_dim;
+        row < rows && member < splits.members && unit * kUnitElements < problem.head_dim;
     const uint16_t* const from = gmem + (row >> splits.row_shift) * problem.q.seq_stride +
-                                 member * splits.member_stride + chunk * kChunkElements;
+                                 member * splits.member_stride + unit * kUnitElements;
     ptx::cp_async_16(
-        ptx::smem_address(smem + Layout::chunk_offset(row, chunk % Layout::kColBlockChunks) +
+        ptx::smem_address(smem + Layout::unit_offset(row, unit % Layout::kColBlockUnits) +
                           col_block * Layout::kColBlockBytes),
         valid ? from : gmem, valid);
   }
@@ -187,9 +187,9 @@ __device__ __forceinline__ void store_output(const FwdProblem& problem, Softmax<
       if (problem.lse != nullptr && lane % 4 == 0 && row < rows) gLSE[row] = row_lse;
 #pragma unroll
       for (int n = 0; n < rO.kMmaCols; ++n) {
-        uint32_t const offset =
-            LayoutO::chunk_offset(warp_row + row, n % LayoutO::kColBlockChunks) +
-            n / LayoutO::kColBlockChunks * LayoutO::kColBlockBytes + lane % 4 * 4;
+        uint32_t const offset = LayoutO::unit_offset(warp_row + row, n % LayoutO::kColBlockUnits) +
+                                n / LayoutO::kColBlockUnits * LayoutO::kColBlockBytes +
+                                lane % 4 * 4;
         *reinterpret_cast<uint32_t*>(sO + offset) = Config::Dtype::pack(
             rO.tile[m][n][half * 2] * inverse, rO.tile[m][n][half * 2 + 1] * inverse);
       }

@@ -10,10 +10,10 @@ namespace flashvar::sm80::gated_delta_rule {
 
 // The lane's ldmatrix.trans offset of a 16 x 16 fragment of operand A that is the transpose of a
 // tile's: row 0 of the tile is column 0 of the fragment.
-__device__ __forceinline__ uint32_t transposed_offset(int chunk) {
+__device__ __forceinline__ uint32_t transposed_offset(int unit) {
   int const lane = static_cast<int>(threadIdx.x) % 32;
   int const row = lane / 16 * 8 + lane % 8;
-  return Square::chunk_offset(row, chunk + lane / 8 % 2);
+  return Square::unit_offset(row, unit + lane / 8 % 2);
 }
 
 // The warp's part of a 64-row result: 16 tokens (`strip`), and a quarter of the columns. Squares,
@@ -190,7 +190,7 @@ __device__ __forceinline__ void store_square(Squares& d, uint32_t tile) {
       uint32_t const word = Dtype::pack(first, second);
       int const row = 16 * part.strip + at.g + 8 * half;
       asm volatile("st.shared.u32 [%0], %1;" ::"r"(
-                       tile + Square::chunk_offset(row, 2 * part.quarter + n) + 4 * at.t),
+                       tile + Square::unit_offset(row, 2 * part.quarter + n) + 4 * at.t),
                    "r"(word)
                    : "memory");
       first -= Dtype::unpack(static_cast<uint16_t>(word));

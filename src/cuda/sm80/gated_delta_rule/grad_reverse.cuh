@@ -31,8 +31,8 @@ struct ReverseConfig {
 // Stores the transpose of operand A, the warp's 16 columns, to a tile [token][column of V].
 __device__ __forceinline__ void put_operand(uint32_t tile, const uint32_t (&a)[4][4]) {
   Lane const lane;
-  // Address for token g and the warp's first 8 columns; its other 8 are one chunk further.
-  uint32_t const first = tile + Square::chunk_offset(lane.g, 2 * lane.warp) + 4 * lane.t;
+  // Address for token g and the warp's first 8 columns; its other 8 are one unit further.
+  uint32_t const first = tile + Square::unit_offset(lane.g, 2 * lane.warp) + 4 * lane.t;
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
 #pragma unroll

@@ -162,10 +162,10 @@ struct SolutionMatrix {
   static constexpr int kBytes = 2 * kChunk * kChunk;
   uint32_t smem;
 
-  // Byte offset of a chunk.
-  static __device__ __forceinline__ uint32_t chunk_offset(uint32_t row, uint32_t chunk) {
+  // Byte offset of a 16-byte unit.
+  static __device__ __forceinline__ uint32_t unit_offset(uint32_t row, uint32_t unit) {
     uint32_t const of_half = row < kChunk / 2 ? Triangle::kBytes : Triangle::kColBlockBytes;
-    return Triangle::chunk_offset(row, chunk % 4) + chunk / 4 * of_half;
+    return Triangle::unit_offset(row, unit % 4) + unit / 4 * of_half;
   }
 
   // Blocks of operands.
@@ -180,7 +180,7 @@ struct SolutionMatrix {
 
   // The lane's ldmatrix address of a block.
   __device__ __forceinline__ uint32_t fragment(const Block& block, int lane) const {
-    return smem + chunk_offset(kBlock * block.i + lane % 16, 2 * block.j + lane / 16);
+    return smem + unit_offset(kBlock * block.i + lane % 16, 2 * block.j + lane / 16);
   }
 
   // Writes the zeros of a Triangle over the operands above the diagonal.
@@ -202,7 +202,7 @@ class DiagonalAddresses {
       : row(lane % 8), has_right(lane / 8 < kBlocks - 1), has_left(lane / 8 > 0) {
     int const block = lane / 8;
     auto address_of = [&](const SolutionMatrix::Block& of) {
-      return matrix.smem + SolutionMatrix::chunk_offset(kBlock * of.i + row, 2 * of.j);
+      return matrix.smem + SolutionMatrix::unit_offset(kBlock * of.i + row, 2 * of.j);
     };
     result = address_of({block, block});
     right = address_of(SolutionMatrix::right(block));
@@ -210,44 +210,44 @@ class DiagonalAddresses {
     left_low = address_of(SolutionMatrix::left_low(block));
   }
 
-  // Stores eight elements as operands: columns 8 * chunk to 8 * chunk + 7 of the upper or the lower
+  // Stores eight elements as operands: columns 8 * unit to 8 * unit + 7 of the upper or the lower
   // row. `minus_beta`: of these columns.
-  __device__ __forceinline__ void put_operands(bool lower, int chunk, const float (&x)[8],
+  __device__ __forceinline__ void put_operands(bool lower, int unit, const float (&x)[8],
                                                const float (&minus_beta)[8]) const {
     using fp16 = dtype::fp16;
     float scaled[8];
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
-      bool const on_diagonal = lower == (chunk != 0) && e == row;
+      bool const on_diagonal = lower == (unit != 0) && e == row;
       scaled[e] = on_diagonal ? 1.f : minus_beta[e] * x[e];
     }
     if (has_right) {
-      put(right, lower, chunk,
+      put(right, lower, unit,
           {fp16::pack(x[0], x[1]), fp16::pack(x[2], x[3]), fp16::pack(x[4], x[5]),
            fp16::pack(x[6], x[7])});
     }
     if (has_left) {
-      put(left, lower, chunk,
+      put(left, lower, unit,
           {fp16::pack(scaled[0], scaled[1]), fp16::pack(scaled[2], scaled[3]),
            fp16::pack(scaled[4], scaled[5]), fp16::pack(scaled[6], scaled[7])});
-      put(left_low, lower, chunk,
+      put(left_low, lower, unit,
           {pack_low_fp16(scaled[0], scaled[1]), pack_low_fp16(scaled[2], scaled[3]),
            pack_low_fp16(scaled[4], scaled[5]), pack_low_fp16(scaled[6], scaled[7])});
     }
   }
 
   // Likewise zeros.
-  __device__ __forceinline__ void put_zeros(bool lower, int chunk) const {
-    put(result, lower, chunk, uint4{});
-    if (has_right) put(right, lower, chunk, uint4{});
+  __device__ __forceinline__ void put_zeros(bool lower, int unit) const {
+    put(result, lower, unit, uint4{});
+    if (has_right) put(right, lower, unit, uint4{});
     if (has_left) {
-      put(left, lower, chunk, uint4{});
-      put(left_low, lower, chunk, uint4{});
+      put(left, lower, unit, uint4{});
+      put(left_low, lower, unit, uint4{});
     }
   }
 
-  __device__ __forceinline__ void put_result(bool lower, int chunk, uint4 words) const {
-    put(result, lower, chunk, words);
+  __device__ __forceinline__ void put_result(bool lower, int unit, uint4 words) const {
+    put(result, lower, unit, words);
   }
   // Stores the result's element on the diagonal.
   __device__ __forceinline__ void put_diagonal(bool lower, uint16_t word) const {
@@ -255,11 +255,11 @@ class DiagonalAddresses {
   }
 
  private:
-  static __device__ __forceinline__ uint32_t address(uint32_t first, bool lower, int chunk) {
-    return (first ^ chunk * kChunkBytes) + (lower ? 8 * Triangle::kRowBytes : 0);
+  static __device__ __forceinline__ uint32_t address(uint32_t first, bool lower, int unit) {
+    return (first ^ unit * kUnitBytes) + (lower ? 8 * Triangle::kRowBytes : 0);
   }
-  static __device__ __forceinline__ void put(uint32_t first, bool lower, int chunk, uint4 words) {
-    ptx::shared_store(address(first, lower, chunk), words);
+  static __device__ __forceinline__ void put(uint32_t first, bool lower, int unit, uint4 words) {
+    ptx::shared_store(address(first, lower, unit), words);
   }
 };
 

@@ -53,7 +53,7 @@ __device__ __forceinline__ int tile_row_of(const Lane& at, int half) {
 template <class Layout>
 __device__ __forceinline__ FragmentAddress<Layout> rows_address(uint32_t tile) {
   int const lane = static_cast<int>(threadIdx.x) % 32;
-  return {tile + Layout::chunk_offset(8 * tile_row_of(Lane(), lane / 8 % 2) + lane % 8, lane / 16)};
+  return {tile + Layout::unit_offset(8 * tile_row_of(Lane(), lane / 8 % 2) + lane % 8, lane / 16)};
 }
 
 using SquareRows = Accumulator<16, kChunk>;
@@ -77,8 +77,8 @@ struct RowProducts {
 #pragma unroll
     for (int step = 0; step < Config::kDim / 16; ++step) {
       uint32_t of_q[4], of_k[4];
-      ptx::ldmatrix_x4(of_q, rows_q.chunk(2 * step));
-      ptx::ldmatrix_x4(of_k, rows_k.chunk(2 * step));
+      ptx::ldmatrix_x4(of_q, rows_q.unit(2 * step));
+      ptx::ldmatrix_x4(of_k, rows_k.unit(2 * step));
 #pragma unroll
       for (int half = 0; half < 2; ++half) {  // rows of operand A, reused as B
         ptx::mma_m16n8k16<Dtype>(qq.tile[0][half], of_q, of_q[half], of_q[half + 2]);
@@ -87,7 +87,7 @@ struct RowProducts {
       for (int n = 0; n < kChunk / 8; n += 2) {
         if (n >= 6 && n > last) break;  // above the diagonal: `last` is 4 to 7
         uint32_t b[4];
-        ptx::ldmatrix_x4(b, columns.chunk(2 * step) + n * 8 * Layout::kRowBytes);
+        ptx::ldmatrix_x4(b, columns.unit(2 * step) + n * 8 * Layout::kRowBytes);
         ptx::mma_m16n8k16<Dtype>(qk.tile[0][n], of_q, b[0], b[1]);
         ptx::mma_m16n8k16<Dtype>(qk.tile[0][n + 1], of_q, b[2], b[3]);
         ptx::mma_m16n8k16<Dtype>(kk.tile[0][n], of_k, b[0], b[1]);
@@ -168,7 +168,7 @@ __device__ __forceinline__ void write_scores(const SquareRows& qk, const ScoreMa
       columns[n] = pair_of(head.score_columns, 8 * n + 2 * at.t);
   }
   unsigned char* const to =
-      reinterpret_cast<unsigned char*>(scores) + Triangle::chunk_offset(at.g, at.t);
+      reinterpret_cast<unsigned char*>(scores) + Triangle::unit_offset(at.g, at.t);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     int const m = tile_row_of(at, half);

@@ -53,7 +53,7 @@ class SolutionWriter {
         bytes(matrix),
         lane(static_cast<int>(ptx::thread_index() % 32)),
         at(lane),
-        word(Triangle::chunk_offset(at.g, 0) + 4 * at.t),
+        word(Triangle::unit_offset(at.g, 0) + 4 * at.t),
         wide(kRare && head.wide != 0),
         low(kRare && low) {}
 
@@ -113,24 +113,24 @@ class SolutionWriter {
       totals[lower] = Of::diagonal_size(beta[lower]);
     }
 #pragma unroll
-    for (int chunk = 0; chunk < 2; ++chunk) {
-      int const column = block + 8 * chunk;
+    for (int unit = 0; unit < 2; ++unit) {
+      int const column = block + 8 * unit;
       float columns[8], minus_betas[8];
       load_floats(columns, head.columns + column);
       load_floats(minus_betas, head.minus_beta + column);
 #pragma unroll
-      for (int lower = chunk; lower < 2; ++lower) {
+      for (int lower = unit; lower < 2; ++lower) {
         float eight[8], elements[8];
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
-          eight[e] = lower != 0 ? x.lower[8 * chunk + e] : x.upper[e];
+          eight[e] = lower != 0 ? x.lower[8 * unit + e] : x.upper[e];
           elements[e] = factors[lower] * columns[e];
         }
         if (wide) {
           float const sum = head.sums[block + 8 * lower + row];
 #pragma unroll
           for (int e = 0; e < 8; ++e) {
-            bool const below = lower > chunk || e < row;
+            bool const below = lower > unit || e < row;
             elements[e] *= below ? exp2_approx(sum - head.sums[column + e]) : 0.f;
           }
         }
@@ -139,8 +139,8 @@ class SolutionWriter {
           elements[e] *= eight[e];
           totals[lower] += add(elements[e], minus_betas[e]);
         }
-        addresses.put_operands(lower, chunk, eight, minus_betas);
-        addresses.put_result(lower, chunk,
+        addresses.put_operands(lower, unit, eight, minus_betas);
+        addresses.put_result(lower, unit,
                              {pack(elements[0], elements[1]), pack(elements[2], elements[3]),
                               pack(elements[4], elements[5]), pack(elements[6], elements[7])});
       }

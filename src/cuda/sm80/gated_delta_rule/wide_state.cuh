@@ -60,7 +60,7 @@ __device__ __forceinline__ void store_state_image(unsigned char* image,
         words[i] = Dtype::pack(pair[0], pair[1]);
       }
       *reinterpret_cast<uint4*>(image + first / 8 * Layout::kColBlockBytes +
-                                Layout::chunk_offset(row, first % 8 + lane.t)) =
+                                Layout::unit_offset(row, first % 8 + lane.t)) =
           transpose_quad(words);
     }
   }

@@ -52,13 +52,12 @@ __global__ void __launch_bounds__(kConvertThreads<Config>)
       upper[i] = Config::Dtype::pack(x.x * scale, x.y * scale);
       lower[i] = Config::Dtype::pack(x.z * scale, x.w * scale);
     }
-    uint4 const chunks[2] = {transpose_quad(upper), transpose_quad(lower)};
+    uint4 const units[2] = {transpose_quad(upper), transpose_quad(lower)};
     int const column = first_column + (n + thread % 4) * 8;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (row + half * 8 < span.count && column < problem.head_dim) {
-        *reinterpret_cast<uint4*>(to + (row + half * 8) * tensor.seq_stride + column) =
-            chunks[half];
+        *reinterpret_cast<uint4*>(to + (row + half * 8) * tensor.seq_stride + column) = units[half];
       }
     }
   }

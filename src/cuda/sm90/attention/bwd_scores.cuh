@@ -173,8 +173,8 @@ __device__ __forceinline__ void store_ds(uint32_t to,
                                          const typename Scores<Config>::Packed& packed) {
   uint32_t const thread = ptx::thread_index();
   uint32_t const lane = thread % 32, tile = lane / 8, row = lane % 8;
-  uint32_t const chunk = (thread / 32 % 4 * 2 + tile % 2) ^ row;  // eight keys of the row
-  uint32_t const address = to + (tile / 2 * 8 + row) * 128 + chunk * 16;
+  uint32_t const unit = (thread / 32 % 4 * 2 + tile % 2) ^ row;  // eight keys of the row
+  uint32_t const address = to + (tile / 2 * 8 + row) * 128 + unit * 16;
 #pragma unroll
   for (int kk = 0; kk < Scores<Config>::kSteps; ++kk) {
     ptx::stmatrix_x4_trans(address + kk * 16 * 128, packed[kk]);

@@ -300,15 +300,15 @@ struct FwdConsumer {
     for (float& score : rS) score = 0.f;
 #pragma unroll 1
     for (int kk = 0; kk < Config::kHeadDim / 16; ++kk) {
-      // Swizzled offsets of 16-byte chunks in a row.
-      uint32_t const chunk_q = ((kk % 4 * 2 + lane / 16) ^ (lane % 8)) * 16;
-      uint32_t const chunk_k = ((kk % 4 * 2 + lane / 8 % 2) ^ (lane % 8)) * 16;
+      // Swizzled offsets of 16-byte units in a row.
+      uint32_t const offset_q = ((kk % 4 * 2 + lane / 16) ^ (lane % 8)) * 16;
+      uint32_t const offset_k = ((kk % 4 * 2 + lane / 8 % 2) ^ (lane % 8)) * 16;
       uint32_t a[4];
-      ptx::ldmatrix_x4(a, q + kk / 4 * Config::kColBlockBytesQ + chunk_q);
+      ptx::ldmatrix_x4(a, q + kk / 4 * Config::kColBlockBytesQ + offset_q);
 #pragma unroll
       for (int c = 0; c < kMmaCols; c += 2) {
         uint32_t b[4];
-        ptx::ldmatrix_x4(b, k + kk / 4 * Config::kColBlockBytesKV + c * 8 * 128 + chunk_k);
+        ptx::ldmatrix_x4(b, k + kk / 4 * Config::kColBlockBytesKV + c * 8 * 128 + offset_k);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float (&tile)[4] = *reinterpret_cast<float (*)[4]>(&rS[4 * (c + i)]);

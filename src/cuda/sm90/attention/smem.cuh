@@ -135,12 +135,12 @@ struct KeyTileSmem {
 // is not.
 template <class Config, int kColBlocks>
 __device__ __forceinline__ void zero_rows(uint32_t smem, int32_t first) {
-  int const chunk = ptx::thread_index() % 8;
+  int const unit = ptx::thread_index() % 8;
   for (int row = first + (ptx::thread_index() - 128) / 8; row < Config::kBlockKV;
        row += Config::kConsumers * 16) {
 #pragma unroll
     for (int col_block = 0; col_block < kColBlocks; ++col_block) {
-      ptx::shared_store(smem + col_block * Config::kColBlockBytesKV + row * 128 + chunk * 16,
+      ptx::shared_store(smem + col_block * Config::kColBlockBytesKV + row * 128 + unit * 16,
                         uint4{});
     }
   }

@@ -35,8 +35,8 @@ __device__ __forceinline__ void store_out(const FwdProblem& problem, const Work&
   int const lane = static_cast<int>(threadIdx.x) % 32, warp = Lane().warp;
   int const mine = 16 * warp + lane % 16;
   uint32_t const put = tile + mine * 128 + (lane / 16 ^ (mine & 7)) * 16;
-  int const first = 16 * warp + lane / 8, chunk = lane % 8;
-  int32_t const column = work.column + 8 * chunk;
+  int const first = 16 * warp + lane / 8, unit = lane % 8;
+  int32_t const column = work.column + 8 * unit;
   uint16_t* const to = problem.out.data + work.batch * problem.out.batch_stride +
                        (int64_t{work.span.first} + row + first) * problem.out.seq_stride +
                        work.head * problem.out.head_stride + column;
@@ -57,7 +57,7 @@ __device__ __forceinline__ void store_out(const FwdProblem& problem, const Work&
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       int const token = first + 4 * i;
-      rows[i] = ptx::shared_load_words(tile + token * 128 + ((chunk ^ (token & 7)) * 16));
+      rows[i] = ptx::shared_load_words(tile + token * 128 + ((unit ^ (token & 7)) * 16));
     }
     bool const exists = column + 64 * block < problem.head_dim_v;
 #pragma unroll

@@ -94,7 +94,7 @@ template <class Config>
 __device__ __forceinline__ uint32_t half_fragments(uint32_t tile, uint32_t warpgroup) {
   using Tile = typename Config::Tile;
   int const lane = static_cast<int>(threadIdx.x) % 32;
-  uint32_t const first = tile + Tile::chunk_offset(16 * Lane().warp + lane % 16, lane / 16);
+  uint32_t const first = tile + Tile::unit_offset(16 * Lane().warp + lane % 16, lane / 16);
   return Tile::advance(first, static_cast<int>(warpgroup) * (Config::kColumns / 8));
 }
 

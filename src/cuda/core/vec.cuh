@@ -1,4 +1,4 @@
-// Chunk: contiguous elements that a thread loads or stores at once, and their conversion to fp32.
+// Vec: contiguous elements that a thread loads or stores at once, and their conversion to fp32.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -10,15 +10,15 @@ namespace flashvar {
 
 // kElements: a power of two of no more than 16 bytes.
 template <class Dtype, int kElements_ = 16 / sizeof(typename Dtype::Word)>
-struct Chunk {
+struct Vec {
   using Word = typename Dtype::Word;
   static constexpr int kElements = kElements_;
   static constexpr int kBytes = kElements * sizeof(Word);
 
   uint32_t words[(kBytes + 3) / 4];
 
-  // Loads the chunk at `from`. kAligned: `from` is aligned to the chunk's size, and the whole chunk
-  // is read at once if `count` > 0, with the hint that it is not read again. Otherwise the first
+  // Loads the elements at `from`. kAligned: `from` is aligned to their size, and all of them are
+  // read at once if `count` > 0, with the hint that they are not read again. Otherwise the first
   // `count` elements are read one by one. Elements that are not read become 0.
   template <bool kAligned>
   __device__ __forceinline__ void load(const Word* from, int count) {
@@ -38,7 +38,7 @@ struct Chunk {
     }
   }
 
-  // Stores likewise: the whole chunk if `count` > 0, or the first `count` elements.
+  // Stores likewise: all of them if `count` > 0, or the first `count` elements.
   template <bool kAligned>
   __device__ __forceinline__ void store(Word* to, int count) const {
     if constexpr (!kAligned) {
