@@ -6,6 +6,7 @@
 #include "gated_delta_rule/chain.cuh"
 #include "gated_delta_rule/segments.h"
 #include "ptx/grid_dependency.cuh"
+#include "ptx/warp_uniform.cuh"
 
 namespace flashvar::gated_delta_rule {
 
@@ -76,12 +77,6 @@ struct SegmentWork : Work {
     return {problem, segments, coordinate, {sequence, row}, columns};
   }
 
-  // The shuffles tell the compiler that the values are warp-uniform, so that it keeps what it
-  // derives from them in uniform registers.
-  static __device__ __forceinline__ TileCoordinate uniform(const TileCoordinate& at) {
-    return {__shfl_sync(0xffffffffu, at.batch, 0), __shfl_sync(0xffffffffu, at.first, 0)};
-  }
-
   // The segment that ends at the boundary of the grid's row, or, with `next` 1, the one that starts
   // there. It is empty if it would start beyond the end of the sequence.
   static __device__ __forceinline__ SegmentWork at_boundary(const FwdProblem& problem,
@@ -95,8 +90,9 @@ struct SegmentWork : Work {
         Sequences::last_at_most(coordinate.row, static_cast<uint32_t>(problem.sequences), first);
     int64_t const row = (int64_t{coordinate.row} - first(sequence) + next) * segments.rows;
     int64_t const end = problem.rows.span(sequence).count;
-    return {problem, segments, coordinate,
-            uniform({sequence, static_cast<int32_t>(row < end ? row : end)}), columns};
+    TileCoordinate const at{ptx::warp_uniform(sequence),
+                            ptx::warp_uniform(static_cast<int32_t>(row < end ? row : end))};
+    return {problem, segments, coordinate, at, columns};
   }
 
   __device__ __forceinline__ SegmentWork(const FwdProblem& problem, const Segments& segments,

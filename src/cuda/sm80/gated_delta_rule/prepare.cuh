@@ -13,6 +13,7 @@
 #include "gated_delta_rule/triangle.cuh"
 #include "ptx/grid_dependency.cuh"
 #include "ptx/pin.cuh"
+#include "ptx/warp_uniform.cuh"
 #include "sm80/gated_delta_rule/chunk_vectors.cuh"
 #include "sm80/gated_delta_rule/inverse.cuh"
 #include "sm80/gated_delta_rule/solution.cuh"
@@ -70,7 +71,7 @@ struct RowProducts {
     using Layout = typename Config::Layout;
     auto const rows_q = rows_address<Layout>(q), rows_k = rows_address<Layout>(k);
     FragmentAddress<Layout> const columns{k + fragment_offset_b<Layout>()};
-    int const last = 7 - __shfl_sync(0xffffffffu, Lane().warp, 0);  // tile on the diagonal
+    int const last = 7 - ptx::warp_uniform(Lane().warp);  // tile on the diagonal
     qk.clear();
     kk.clear();
     qq.clear();
@@ -258,8 +259,7 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
   int64_t const batch = problem.rows.offsets == nullptr ? chunk.batch : 0;
   int64_t const row = int64_t{span.first} + chunk.first;
 
-  // The shuffle tells the compiler that the index is warp-uniform.
-  int const warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+  int const warp = ptx::warp_uniform(static_cast<int>(threadIdx.x) / 32);
   int32_t const first_of_group = static_cast<int32_t>(part) * kHeadsAtOnce;
   int32_t const first_head = head_qk * problem.group + first_of_group;
   int32_t const heads = min(problem.group - first_of_group, kHeadsAtOnce);

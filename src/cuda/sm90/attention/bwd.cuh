@@ -10,6 +10,7 @@
 #include "ptx/grid_dependency.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
+#include "ptx/warp_uniform.cuh"
 #include "ptx/warpgroup.cuh"
 #include "sm90/attention/bwd_consumer_gemms.cuh"
 #include "sm90/attention/bwd_consumer_keys.cuh"
@@ -132,9 +133,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     if constexpr (Config::kSmall) {
       bwd_consume_small<Config>(args, smem);
     } else if constexpr (Config::kSplitsKeys) {
-      // The shuffle tells the compiler that the index is warp-uniform, so that descriptors are in
-      // uniform registers.
-      bwd_consume_keys<Config>(args, smem, __shfl_sync(0xffffffffu, threadIdx.x / 128 - 1, 0));
+      bwd_consume_keys<Config>(args, smem, ptx::warp_uniform(threadIdx.x / 128 - 1));
     } else if (threadIdx.x < 256) {
       bwd_consume_dv<Config>(args, smem);
     } else {

@@ -6,6 +6,7 @@
 
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
+#include "ptx/warp_uniform.cuh"
 #include "sm90/attention/bwd_grad_q.cuh"
 #include "sm90/attention/bwd_modifiers.cuh"
 #include "sm90/attention/bwd_scores.cuh"
@@ -102,11 +103,10 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
         ptx::wgmma_fence_operand(rdV);
         ptx::mbarrier_arrive(smem.empty_grad_out(s));  // dV has read dO
         step.advance();
-        // The shuffles tell the compiler that both are warp-uniform, so that descriptors are in
-        // uniform registers, and that the base may change, so that it does not compute descriptors
-        // ahead of the loop, for which there are no registers.
-        step.count = __shfl_sync(0xffffffffu, step.count, 0);
-        smem.base = __shfl_sync(0xffffffffu, smem.base, 0);
+        // For the compiler the base may change here, so that it does not compute descriptors ahead
+        // of the loop, for which there are no registers.
+        step.count = ptx::warp_uniform(step.count);
+        smem.base = ptx::warp_uniform(smem.base);
         it.advance(args);
         if constexpr (!last.value) start_scores();
         ptx::wgmma_wait<last.value ? 0 : 1>();
@@ -179,7 +179,7 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
         if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));  // dK has read Q
         step.advance();
         if constexpr (Config::kBias) {
-          smem.base = __shfl_sync(0xffffffffu, smem.base, 0);  // as in run_step
+          smem.base = ptx::warp_uniform(smem.base);  // as in run_step
         } else {
           it.advance(args);
         }

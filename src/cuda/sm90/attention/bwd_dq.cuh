@@ -12,6 +12,7 @@
 #include "core/math.cuh"
 #include "ptx/grid_dependency.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/warp_uniform.cuh"
 #include "ptx/warpgroup.cuh"
 #include "ptx/wgmma.cuh"
 #include "sm90/attention/bwd_config.cuh"
@@ -248,9 +249,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
-    // The shuffle tells the compiler that the index is warp-uniform, so that descriptors are in
-    // uniform registers.
-    dq_consume<Config>(args, smem, __shfl_sync(0xffffffffu, threadIdx.x / 128 - 1, 0));
+    dq_consume<Config>(args, smem, ptx::warp_uniform(threadIdx.x / 128 - 1));
   }
 }
 

@@ -12,6 +12,7 @@
 #include "ptx/grid_dependency.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
+#include "ptx/warp_uniform.cuh"
 #include "ptx/warpgroup.cuh"
 #include "sm90/attention/fwd_config.cuh"
 #include "sm90/attention/fwd_consumer.cuh"
@@ -260,11 +261,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSM)
     }
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
-    // The shuffle tells the compiler that the index is warp-uniform, so that descriptors are in
-    // uniform registers.
     uint32_t const warpgroup = threadIdx.x / 128 - 1;
-    fwd_consume<Config>(args, smem,
-                        Config::kUniform ? __shfl_sync(0xffffffffu, warpgroup, 0) : warpgroup);
+    fwd_consume<Config>(args, smem, Config::kUniform ? ptx::warp_uniform(warpgroup) : warpgroup);
   }
 }
 

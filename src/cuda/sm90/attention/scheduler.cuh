@@ -16,6 +16,7 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/special_registers.cuh"
 #include "ptx/vectors.cuh"
+#include "ptx/warp_uniform.cuh"
 #include "sm90/attention/pair_schedule.cuh"
 #include "sm90/attention/smem.cuh"
 #include "sm90/pipeline.cuh"
@@ -100,10 +101,8 @@ struct WorkTile {
     // The tile is published.
     ptx::mbarrier_wait(smem.full_work_tile(), PipelineState<1>{number}.phase());
     uint4 const words = ptx::shared_load_words(smem.work_tile());
-    // The shuffle tells the compiler that the values are warp-uniform: what it computes from them
-    // goes to uniform registers.
-    auto const uniform = [](uint32_t word) { return __shfl_sync(0xffffffffu, word, 0); };
-    return {uniform(words.x), uniform(words.y), static_cast<int32_t>(uniform(words.z))};
+    return {ptx::warp_uniform(words.x), ptx::warp_uniform(words.y),
+            static_cast<int32_t>(ptx::warp_uniform(words.z))};
   }
   // Releases the received tile; the scheduler warp may then overwrite it with the next.
   template <class Config>

@@ -16,6 +16,7 @@
 #include "ptx/pin.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/vectors.cuh"
+#include "ptx/warp_uniform.cuh"
 #include "ptx/warpgroup.cuh"
 #include "sm90/gated_delta_rule/fwd_loads.cuh"
 #include "sm90/gemm.cuh"
@@ -268,9 +269,7 @@ __device__ __forceinline__ void run_segment(const FwdArgs& args, const SegmentWo
   // Visible after it: the initialised mbarriers, and the zeros of column blocks that are never
   // loaded and of P above the diagonal.
   __syncthreads();
-  // The shuffle tells the compiler that the index is warp-uniform, so that descriptors are in
-  // uniform registers.
-  uint32_t const warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+  uint32_t const warpgroup = ptx::warp_uniform(threadIdx.x / 128);
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<Config::kLoadRegisters>();
     FwdLoads<Config> const loads{args, work, ClippedRows(problem, work), blocks};

@@ -5,6 +5,7 @@
 
 #include "gated_delta_rule/segment_scan.cuh"
 #include "ptx/grid_dependency.cuh"
+#include "ptx/warp_uniform.cuh"
 #include "sm90/gated_delta_rule/grad_reverse.cuh"
 #include "sm90/gated_delta_rule/grad_states.cuh"
 
@@ -34,9 +35,7 @@ __device__ __forceinline__ void run_chain(const ChainArgs& args,
   GradLoads const loads(args, work, is_transition ? 0 : static_cast<int32_t>(warpgroups));
   if (loads.keys < Chain::kColBlocks || is_transition) zero_shared(chain.base, Chain::kVectors);
   __syncthreads();  // mbarriers are initialised, column blocks that are never loaded are zeroed
-  // The shuffle tells the compiler that the index is warp-uniform, so that descriptors are in
-  // uniform registers.
-  uint32_t const warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / kStateThreads, 0);
+  uint32_t const warpgroup = ptx::warp_uniform(threadIdx.x / kStateThreads);
   if (warpgroup < warpgroups) {
     if constexpr (kSplitsRegisters<Chain>) {
       ptx::setmaxnreg_inc<kStateRegisters<Chain::kExtent>>();

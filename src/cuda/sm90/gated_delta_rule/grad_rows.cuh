@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "ptx/mbarrier.cuh"
+#include "ptx/warp_uniform.cuh"
 #include "ptx/warpgroup.cuh"
 #include "sm90/epilogue.cuh"
 #include "sm90/gated_delta_rule/grad_products.cuh"
@@ -253,9 +254,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     zero_shared(smem.base, Config::kSlots);
   }
   __syncthreads();  // mbarriers are initialised, column blocks that are never loaded are zeroed
-  // The shuffle tells the compiler that the index is warp-uniform, so that descriptors are in
-  // uniform registers.
-  uint32_t const warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+  uint32_t const warp = ptx::warp_uniform(threadIdx.x / 32);
   if (warp < 4) {
     ptx::setmaxnreg_dec<Config::kLoadRegisters>();
     if (warp == 0) {

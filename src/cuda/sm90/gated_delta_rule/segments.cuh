@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 
+#include "ptx/warp_uniform.cuh"
 #include "sm90/gated_delta_rule/fwd.cuh"
 
 namespace flashvar::sm90::gated_delta_rule {
@@ -20,7 +21,7 @@ __device__ __forceinline__ void run_inner_segment(const FwdArgs& args, const Inn
   LoadedBlocks<Config> const blocks(problem, work.values(problem));
   if (!blocks.all()) zero_shared(smem.base, Config::kState);
   __syncthreads();  // mbarriers are initialised, column blocks that are never loaded are zeroed
-  uint32_t const warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // warp-uniform
+  uint32_t const warpgroup = ptx::warp_uniform(threadIdx.x / 128);
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<Config::kLoadRegisters>();
     FwdLoads<Config> const loads{args, work, ClippedRows(problem, work), blocks};
