@@ -39,9 +39,9 @@ inline int64_t chain_cost(const Problem& problem, const GradChainCosts& costs, i
                           int64_t chunks, int64_t count) {
   auto const tiles = [](int64_t columns, int64_t size) { return (columns + size - 1) / size; };
   int64_t const chains = sequences * problem.heads, v = problem.head_dim_v;
-  int64_t const narrow = tiles(v, 64), wide = tiles(v, 128);
+  int64_t const tiles_64 = tiles(v, 64), tiles_128 = tiles(v, 128);
   if (count == 1) {
-    int64_t const deepest = tiles(2 * chains * narrow, costs.multiprocessors);
+    int64_t const deepest = tiles(2 * chains * tiles_64, costs.multiprocessors);
     return costs.start +
            chunks * (deepest / 2 * costs.chunk.pair + deepest % 2 * costs.chunk.alone);
   }
@@ -49,10 +49,11 @@ inline int64_t chain_cost(const Problem& problem, const GradChainCosts& costs, i
     return tiles(blocks, costs.multiprocessors) * (costs.start + of_block);
   };
   int64_t const length = tiles(chunks, count), inner = count - 2;
-  int64_t const blocks = narrow + wide + inner * (2 * wide + tiles(problem.head_dim, 128));
+  int64_t const blocks =
+      tiles_64 + tiles_128 + inner * (2 * tiles_128 + tiles(problem.head_dim, 128));
   int64_t const of_chunk = inner > 0 ? std::max(costs.output, costs.inner) : costs.output;
   return time(chains * blocks, length * of_chunk) + time(chains * tiles(v, 8), inner * costs.scan) +
-         time(chains * (count - 1) * (narrow + wide), length * costs.output);
+         time(chains * (count - 1) * (tiles_64 + tiles_128), length * costs.output);
 }
 
 // The data that the passes over segments leave in the workspace for the next pass.

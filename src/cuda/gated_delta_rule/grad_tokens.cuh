@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#include "gated_delta_rule/chain.cuh"
+#include "gated_delta_rule/chain_parts.cuh"
 
 namespace flashvar::gated_delta_rule {
 

@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 
-#include "gated_delta_rule/chain.cuh"
+#include "gated_delta_rule/chain_parts.cuh"
 #include "gated_delta_rule/segments.h"
 #include "ptx/grid_dependency.cuh"
 #include "ptx/warp_uniform.cuh"

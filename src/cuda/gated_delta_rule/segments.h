@@ -43,11 +43,11 @@ struct Segments {
 // Measured times of the parts of a chain, in nanoseconds, of a block alone on a multiprocessor.
 struct ChainCosts {
   int64_t multiprocessors;
-  int64_t narrow, wide;  // a chunk of 64 or of 128 columns of V
-  int64_t state;         // a chunk of 128 columns of V or of a transition, without the output
-  int64_t scan;          // a boundary of 8 columns of V
-  int64_t start;         // per block: launch, first loads, loads and stores of states
-  bool first_once;       // pass 1 computes the output of first segments, and pass 3 omits them
+  int64_t columns_64, columns_128;  // a chunk of so many columns of V
+  int64_t state;    // a chunk of 128 columns of V or of a transition, without the output
+  int64_t scan;     // a boundary of 8 columns of V
+  int64_t start;    // per block: launch, first loads, loads and stores of states
+  bool first_once;  // pass 1 computes the output of first segments, and pass 3 omits them
 };
 
 // Estimated time of the chains of `sequences` sequences of `chunks` chunks, in `count` segments
@@ -65,13 +65,14 @@ inline int64_t chain_cost(const Problem& problem, const ChainCosts& costs, int64
   };
   bool const first_once = costs.first_once && count > 1;
   int64_t const last_pass = chains * (first_once ? count - 1 : count);
-  int64_t const narrow = last_pass * tiles(v, 64), wide = last_pass * tiles(v, 128);
-  int64_t const cost = narrow <= costs.multiprocessors ? time(narrow, length * costs.narrow)
-                                                       : time(wide, length * costs.wide);
+  int64_t const blocks_64 = last_pass * tiles(v, 64), blocks_128 = last_pass * tiles(v, 128);
+  int64_t const cost = blocks_64 <= costs.multiprocessors
+                           ? time(blocks_64, length * costs.columns_64)
+                           : time(blocks_128, length * costs.columns_128);
   if (count == 1) return cost;
   int64_t const first = tiles(v, first_once ? 64 : 128);
   int64_t const inner = (count - 2) * (tiles(problem.head_dim, 128) + tiles(v, 128));
-  int64_t const of_chunk = first_once ? std::max(costs.narrow, costs.state) : costs.state;
+  int64_t const of_chunk = first_once ? std::max(costs.columns_64, costs.state) : costs.state;
   return cost + time(chains * (first + inner), length * of_chunk) +
          time(chains * tiles(v, 8), (count - 2) * costs.scan);
 }

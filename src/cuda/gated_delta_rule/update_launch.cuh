@@ -102,11 +102,11 @@ struct UpdateLaunch {
   static void explain_call(const UpdateProblem& problem, Text& text) {
     bool const by_k = k_first(problem);
     auto const fits = [&](const StateView<void>& states) {
-      bool const wide = problem.state_dtype == dtype::fp32::kAbi;
-      return by_k ? (wide ? aligned<Config<dtype::fp32, true>>(problem, states)
-                          : aligned<Config<Dtype, true>>(problem, states))
-                  : (wide ? aligned<Config<dtype::fp32, false>>(problem, states)
-                          : aligned<Config<Dtype, false>>(problem, states));
+      bool const is_fp32 = problem.state_dtype == dtype::fp32::kAbi;
+      return by_k ? (is_fp32 ? aligned<Config<dtype::fp32, true>>(problem, states)
+                             : aligned<Config<Dtype, true>>(problem, states))
+                  : (is_fp32 ? aligned<Config<dtype::fp32, false>>(problem, states)
+                             : aligned<Config<Dtype, false>>(problem, states));
     };
     bool const whole = fits(problem.initial_state) && fits(problem.final_state);
     text.print("simt: token by token, states are read %s along %s",

@@ -7,7 +7,8 @@
 #include "core/launch.h"
 #include "core/target.h"
 #include "gated_delta_rule/grad_segments.h"
-#include "sm80/gated_delta_rule/grad_chains.cuh"
+#include "gated_delta_rule/large_dim.h"
+#include "sm80/gated_delta_rule/grad_chain_kernels.cuh"
 
 namespace flashvar::sm80::gated_delta_rule {
 
@@ -15,7 +16,7 @@ template <class Target, class Dtype, int kDim>
 struct ChainsLaunch {
   static constexpr char kFamily[] = "mma.sync";
   using States = StatesConfig<Target, Dtype, kDim>;
-  using Reverse = std::conditional_t<(kDim > kMaxPackedDim), WideReverseConfig<Target, Dtype, kDim>,
+  using Reverse = std::conditional_t<kLargeDim<kDim>, LargeDimReverseConfig<Target, Dtype, kDim>,
                                      ReverseConfig<Target, Dtype, kDim>>;
 
   static constexpr KernelFactsList<2> facts(const char* row) {

@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 
-#include "gated_delta_rule/chain.cuh"
+#include "gated_delta_rule/chain_parts.cuh"
 #include "sm80/pipeline.cuh"
 
 namespace flashvar::sm80::gated_delta_rule {

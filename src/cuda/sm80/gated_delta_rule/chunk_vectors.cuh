@@ -15,8 +15,8 @@ namespace flashvar::sm80::gated_delta_rule {
 inline constexpr int kHeadsAtOnce = 4;
 
 // Vectors of a chunk of one head. D_ij is computed as a product of a factor of i and a factor of j.
-// Where the gates of the chunk are `wide`, these would overflow: they are 1 then, and D_ij is
-// computed element by element.
+// Where sums of the chunk's gates are far apart (`far_gates`), these would overflow: they are 1
+// then, and D_ij is computed element by element.
 struct HeadRows {
   float sums[kChunk];           // G, in log2 units; before compute_vectors() the gates themselves
   float minus_beta[kChunk];     // 0 beyond the sequence, as all other rows are
@@ -24,7 +24,7 @@ struct HeadRows {
   float columns[kChunk];        // likewise of its columns
   float score_rows[kChunk];     // likewise of P, the scores
   float score_columns[kChunk];  // likewise
-  int wide;
+  int far_gates;
   // Padding: one vector's elements of four heads and eight tokens lie in different banks.
   int unused[7];
 };
@@ -112,10 +112,10 @@ class ThreadGates {
   }
 };
 
-// Which of a block's heads are wide, as bits.
-__device__ __forceinline__ uint32_t find_wide(const ChunkRows& rows, int32_t heads) {
+// Which of a block's heads have far gates, as bits.
+__device__ __forceinline__ uint32_t find_far_gates(const ChunkRows& rows, int32_t heads) {
   int const lane = static_cast<int>(threadIdx.x % 32);
-  return __ballot_sync(0xffffffffu, lane < heads && rows.heads[lane].wide != 0);
+  return __ballot_sync(0xffffffffu, lane < heads && rows.heads[lane].far_gates != 0);
 }
 
 // Computes the vectors of a head from its gates, and writes those of the record. By one warp, each
@@ -135,7 +135,7 @@ __device__ __forceinline__ void compute_vectors(const ChunkRows& rows, HeadRows&
   float const last = __shfl_sync(0xffffffffu, sums.y, 31);
   float const middle = 0.5f * (__shfl_sync(0xffffffffu, sums.x, 0) + last);
   bool const near = fabsf(sums.x - middle) <= kFarthest && fabsf(sums.y - middle) <= kFarthest;
-  bool const wide = !__all_sync(0xffffffffu, near);
+  bool const far_gates = !__all_sync(0xffffffffu, near);
 
   float2 const decay = {exp2_approx(sums.x), exp2_approx(sums.y)};
   put_pair(record.a, first, {decay.x * norm_k.x, decay.y * norm_k.y});
@@ -145,7 +145,7 @@ __device__ __forceinline__ void compute_vectors(const ChunkRows& rows, HeadRows&
   Of::write_more(record, first, beta, sums, norm_q, norm_k);
 
   float2 of_row = {1.f, 1.f}, of_column = {1.f, 1.f};
-  if (!wide) {
+  if (!far_gates) {
     of_row = {exp2_approx(sums.x - middle), exp2_approx(sums.y - middle)};
     of_column = {exp2_approx(middle - sums.x), exp2_approx(middle - sums.y)};
   }
@@ -156,7 +156,7 @@ __device__ __forceinline__ void compute_vectors(const ChunkRows& rows, HeadRows&
   put_pair(head.score_rows, first, {scale * norm_q.x * of_row.x, scale * norm_q.y * of_row.y});
   put_pair(head.score_columns, first, {norm_k.x * of_column.x, norm_k.y * of_column.y});
   if (first == 0) {
-    head.wide = wide;
+    head.far_gates = far_gates;
     record.decay = exp2_approx(last);
   }
 }

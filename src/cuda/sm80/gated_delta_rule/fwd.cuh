@@ -1,6 +1,6 @@
 // The second kernel of the forward: carries the state through the chunks of a sequence, with
 // mma.sync and cp.async. Four warps hold 64 columns of the state of one head
-// (gated_delta_rule/chain.cuh). Head dims above 128: fwd_wide.cuh.
+// (gated_delta_rule/chain_parts.cuh). Head dims above 128: fwd_large_dim.cuh.
 //
 // A chunk is loaded as two cp.async groups. The first has what the state needs: K, V, the record's
 // update and vectors; double-buffered. The second has what the output needs, Q and the record's
@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "gated_delta_rule/chain.cuh"
+#include "gated_delta_rule/chain_parts.cuh"
 #include "gated_delta_rule/segment_work.cuh"
 #include "gated_delta_rule/triangle.cuh"
 #include "ptx/vectors.cuh"

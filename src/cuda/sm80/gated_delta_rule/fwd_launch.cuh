@@ -8,8 +8,9 @@
 #include "core/launch.h"
 #include "core/target.h"
 #include "gated_delta_rule/kernel_table.h"
+#include "gated_delta_rule/large_dim.h"
 #include "gated_delta_rule/segment_scan.cuh"
-#include "sm80/gated_delta_rule/fwd_wide.cuh"
+#include "sm80/gated_delta_rule/fwd_large_dim.cuh"
 #include "sm80/gated_delta_rule/prepare_launch.cuh"
 
 namespace flashvar::sm80::gated_delta_rule {
@@ -21,7 +22,7 @@ struct FwdLaunch {
   using Prepare = PrepareConfig<Dtype, kDim>;
   template <bool kOutput>
   using ConfigOf =
-      std::conditional_t<(kDim > kMaxPackedDim), WideFwdConfig<Target, Dtype, kDim, kOutput>,
+      std::conditional_t<kLargeDim<kDim>, LargeDimFwdConfig<Target, Dtype, kDim, kOutput>,
                          FwdConfig<Target, Dtype, kDim, kOutput>>;
   using Config = ConfigOf<true>;
   using SegmentConfig = ConfigOf<false>;

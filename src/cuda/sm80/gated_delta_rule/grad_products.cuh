@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 
-#include "sm80/gated_delta_rule/grad_chain.cuh"
+#include "sm80/gated_delta_rule/grad_chain_parts.cuh"
 #include "sm80/gated_delta_rule/grad_gates.cuh"
 
 namespace flashvar::sm80::gated_delta_rule {

@@ -1,12 +1,12 @@
 // One of the two chains of the backward: from the last chunk of a sequence to the first, with 64
-// columns of the gradient of a head's state in registers, as in gated_delta_rule/chain.cuh. Its
-// formulas, R1 to R6, are in gated_delta_rule/grad_chain.cuh.
-// It writes dV, and dS^T after each chunk.
+// columns of the gradient of a head's state in registers, as in gated_delta_rule/chain_parts.cuh.
+// Its formulas, R1 to R6, are in gated_delta_rule/grad_chain_parts.cuh. It writes dV, and dS^T
+// after each chunk.
 #pragma once
 #include <cstdint>
 
 #include "ptx/movmatrix.cuh"
-#include "sm80/gated_delta_rule/grad_chain.cuh"
+#include "sm80/gated_delta_rule/grad_chain_parts.cuh"
 
 namespace flashvar::sm80::gated_delta_rule {
 

@@ -13,7 +13,7 @@
 #include <cstdint>
 
 #include "ptx/grid_dependency.cuh"
-#include "sm80/gated_delta_rule/grad_chain.cuh"
+#include "sm80/gated_delta_rule/grad_chain_parts.cuh"
 #include "sm80/gated_delta_rule/grad_gates.cuh"
 #include "sm80/gated_delta_rule/grad_products.cuh"
 #include "sm80/gated_delta_rule/grad_rows_loads.cuh"

@@ -2,7 +2,8 @@
 #pragma once
 #include <cstdint>
 
-#include "sm80/gated_delta_rule/grad_chain.cuh"
+#include "gated_delta_rule/large_dim.h"
+#include "sm80/gated_delta_rule/grad_chain_parts.cuh"
 #include "sm80/gated_delta_rule/grad_gates.cuh"
 
 namespace flashvar::sm80::gated_delta_rule {
@@ -15,7 +16,7 @@ struct RowsArgs {
 
 // Columns of Q and K of a part.
 constexpr int part_columns(int head_dim) {
-  return head_dim <= 128 ? head_dim : head_dim % 128 == 0 ? 128 : 64;
+  return head_dim <= kMaxSmallDim ? head_dim : head_dim % 128 == 0 ? 128 : 64;
 }
 
 // kCareful: the kernel of careful chunks. It unrolls less, because registers are scarce.

@@ -3,8 +3,9 @@
 #pragma once
 #include <cstdint>
 
-#include "sm80/gated_delta_rule/grad_chain.cuh"
-#include "sm80/gated_delta_rule/wide_state.cuh"
+#include "gated_delta_rule/large_dim.h"
+#include "sm80/gated_delta_rule/grad_chain_parts.cuh"
+#include "sm80/gated_delta_rule/state_large_dim.cuh"
 
 namespace flashvar::sm80::gated_delta_rule {
 
@@ -51,7 +52,6 @@ __device__ __forceinline__ void compute_states(const BwdProblem& problem,
   using Dtype = typename Config::Dtype;
   using Tile = typename Config::Tile;
   constexpr int kDim = Config::kDim;
-  constexpr bool kWide = kDim > kMaxPackedDim;
   StatesLoads<Config> const loads{{problem, workspace, work, shared}};
   loads.start(0, shared);
 
@@ -65,9 +65,9 @@ __device__ __forceinline__ void compute_states(const BwdProblem& problem,
     loads.start(row + kChunk, loads.stage(row / kChunk + 1));
 
     TileIndices const indices(problem, work, workspace.tiles, row);
-    uint32_t packed_state[kWide ? 1 : kDim / 16][4];
+    uint32_t packed_state[kLargeDim<kDim> ? 1 : kDim / 16][4];
     unsigned char* const state_image = indices.state(workspace);
-    if constexpr (kWide) {
+    if constexpr (kLargeDim<kDim>) {
       store_state_image<Dtype>(state_image, state);
     } else {
       pack<Dtype>(packed_state, state);
@@ -84,7 +84,7 @@ __device__ __forceinline__ void compute_states(const BwdProblem& problem,
       continue;
     }
     float residual[32];
-    if constexpr (kWide) {
+    if constexpr (kLargeDim<kDim>) {
       multiply_state<Dtype, Tile>(residual, state, tiles);
     } else {
       multiply_registers<Dtype, Tile, false, false>(residual, packed_state, tiles);

@@ -158,7 +158,7 @@ struct ScoreMasks {
 };
 
 // Writes the warp's 16 rows of P of a head.
-template <class Dtype, bool kWide>
+template <class Dtype, bool kFarGates>
 __device__ __forceinline__ void write_scores(const SquareRows& qk, const ScoreMasks& masks,
                                              const HeadRows& head, uint16_t* scores) {
   Lane const at;
@@ -174,7 +174,7 @@ __device__ __forceinline__ void write_scores(const SquareRows& qk, const ScoreMa
   for (int half = 0; half < 2; ++half) {
     int const m = tile_row_of(at, half);
     float const factor = head.score_rows[8 * m + at.g];
-    float const row_sum = kWide ? head.sums[8 * m + at.g] : 0.f;
+    float const row_sum = kFarGates ? head.sums[8 * m + at.g] : 0.f;
 #pragma unroll
     for (int block = 0; block <= half; ++block) {
       uint32_t words[4];
@@ -182,7 +182,7 @@ __device__ __forceinline__ void write_scores(const SquareRows& qk, const ScoreMa
       for (int i = 0; i < 4; ++i) {
         int const n = 4 * block + i;
         float first = factor * columns[n].x, second = factor * columns[n].y;
-        if constexpr (kWide) {
+        if constexpr (kFarGates) {
           float2 const sums = pair_of(head.sums, 8 * n + 2 * at.t);
           first *= exp2_approx(row_sum - sums.x);
           second *= exp2_approx(row_sum - sums.y);
@@ -209,7 +209,8 @@ __device__ __forceinline__ float solve(unsigned char* shared, bool low = false) 
       .write();
 }
 
-// solve() of a wide chunk, or of the low part. Not inlined: these are rare, and the code is long.
+// solve() of a chunk with far gates, or of the low part. Not inlined: these are rare, and the code
+// is long.
 template <class Config>
 __device__ __noinline__ float call_solve(bool low) {
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -219,11 +220,11 @@ __device__ __noinline__ float call_solve(bool low) {
 // Writes the first matrix of the warp's head and its growth to its record; in careful chunks the
 // low part too. `shared`: the block's shared memory.
 template <class Config>
-__device__ __forceinline__ void write_solution(unsigned char* shared, bool wide,
+__device__ __forceinline__ void write_solution(unsigned char* shared, bool far_gates,
                                                typename Config::Record* records, uint32_t index) {
   using Of = Solution<typename Config::Record>;
   unsigned char* const matrix = shared + threadIdx.x / 32 * SolutionMatrix::kBytes;
-  float const growth = wide ? call_solve<Config>(false) : solve<Config, false>(shared);
+  float const growth = far_gates ? call_solve<Config>(false) : solve<Config, false>(shared);
   // Computed here and not earlier, so that the address takes no registers during solve().
   typename Config::Record& record = records[ptx::pin(index)];
   start_warp_copy<Triangle::kBytes>(Of::matrix(record), matrix);
@@ -293,18 +294,18 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
   if (warp < heads) compute_vectors(rows, rows.heads[warp], problem.scale, records[warp]);
   __syncthreads();  // N and the vectors of all heads are written
 
-  uint32_t const wide = find_wide(rows, heads);
+  uint32_t const far_gates = find_far_gates(rows, heads);
   ScoreMasks const masks;
   for (int32_t i = 0; i < heads; ++i) {
     const HeadRows& head = rows.heads[i];
-    if ((wide >> i & 1) == 0) {
+    if ((far_gates >> i & 1) == 0) {
       write_scores<Dtype, false>(products.qk, masks, head, records[i].scores);
     } else {
       write_scores<Dtype, true>(products.qk, masks, head, records[i].scores);
     }
   }
   if (warp < heads)
-    write_solution<Config>(shared, (wide >> warp & 1) != 0, args.records, first_record + warp);
+    write_solution<Config>(shared, (far_gates >> warp & 1) != 0, args.records, first_record + warp);
 }
 
 }  // namespace flashvar::sm80::gated_delta_rule

@@ -26,7 +26,7 @@ struct BlockColumn {
   }
 };
 
-// Computes the first matrix of a head's record in the warp's shared memory. kRare: supports wide
+// Computes the first matrix of a head's record in the warp's shared memory. kRare: supports far
 // gates, and `low`, which asks for the low part instead.
 template <class Record, bool kRare>
 class SolutionWriter {
@@ -39,7 +39,7 @@ class SolutionWriter {
   int const lane;
   Lane const at;
   uint32_t const word;  // offset of the lane's elements in a tile of the matrix
-  bool const wide, low;
+  bool const far_gates, low;
   bool too_large = false;  // whether an element is larger than Of::kLargest
 
  public:
@@ -54,7 +54,7 @@ class SolutionWriter {
         lane(static_cast<int>(ptx::thread_index() % 32)),
         at(lane),
         word(Triangle::unit_offset(at.g, 0) + 4 * at.t),
-        wide(kRare && head.wide != 0),
+        far_gates(kRare && head.far_gates != 0),
         low(kRare && low) {}
 
   // Writes the matrix, and returns its growth.
@@ -126,7 +126,7 @@ class SolutionWriter {
           eight[e] = lower != 0 ? x.lower[8 * unit + e] : x.upper[e];
           elements[e] = factors[lower] * columns[e];
         }
-        if (wide) {
+        if (far_gates) {
           float const sum = head.sums[block + 8 * lower + row];
 #pragma unroll
           for (int e = 0; e < 8; ++e) {
@@ -165,7 +165,7 @@ class SolutionWriter {
       float2 const of = column.factors[n];
       elements[n][e % 4] = factors[half] * (e % 2 == 0 ? of.x : of.y);
     }
-    if (wide) {
+    if (far_gates) {
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         int const n = e / 4, half = e / 2 % 2;

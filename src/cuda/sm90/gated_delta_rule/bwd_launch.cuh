@@ -3,6 +3,7 @@
 #pragma once
 #include <type_traits>
 
+#include "gated_delta_rule/large_dim.h"
 #include "sm80/gated_delta_rule/bwd_launch.cuh"
 #include "sm90/gated_delta_rule/chains_launch.cuh"
 #include "sm90/gated_delta_rule/rows_launch.cuh"
@@ -11,7 +12,8 @@ namespace flashvar::sm90::gated_delta_rule {
 
 template <class Target, class Dtype, int kHeadDim>
 using BwdLaunch = std::conditional_t<
-    (kHeadDim > 128), sm80::gated_delta_rule::BwdLaunch<Target, Dtype, kHeadDim, WideChainsLaunch>,
+    flashvar::gated_delta_rule::kLargeDim<kHeadDim>,
+    sm80::gated_delta_rule::BwdLaunch<Target, Dtype, kHeadDim, LargeDimChainsLaunch>,
     sm80::gated_delta_rule::BwdLaunch<Target, Dtype, kHeadDim, ChainsLaunch, RowsLaunch>>;
 
 }  // namespace flashvar::sm90::gated_delta_rule

@@ -7,12 +7,12 @@
 #include "core/launch.h"
 #include "core/target.h"
 #include "sm90/gated_delta_rule/chunk_maps.h"
-#include "sm90/gated_delta_rule/grad_chains.cuh"
-#include "sm90/gated_delta_rule/grad_reverse_wide.cuh"
+#include "sm90/gated_delta_rule/grad_chain_kernels.cuh"
+#include "sm90/gated_delta_rule/grad_reverse_large_dim.cuh"
 
 namespace flashvar::sm90::gated_delta_rule {
 
-// The arguments of both chains, except those of segments and the numbers of tiles of kWideColumns
+// The arguments of both chains, except those of segments and the numbers of tiles of kColumns128
 // columns.
 template <class Dtype>
 cudaError_t make_chain_args(ChainArgs& args, const BwdProblem& problem,
@@ -62,9 +62,9 @@ struct ChainsLaunch {
         {chain.make("chains_kernel", kThreads, kSharedMemory<2>, kChunk, kChainColumns),
          chain.make("chains_kernel, few heads", kThreads, kSharedMemory<1>, kChunk, kChainColumns),
          segment.make("chain_segments_kernel", kSegmentThreads, kSegmentMemory, kChunk,
-                      kWideColumns),
+                      kColumns128),
          scan.make("chain_scan_kernel", Scan::kThreads, 0, Scan::kColumns),
-         segment.make("last_chains_kernel", kSegmentThreads, kLastMemory, kChunk, kWideColumns)}};
+         segment.make("last_chains_kernel", kSegmentThreads, kLastMemory, kChunk, kColumns128)}};
   }
 
   static Segments segments(const BwdProblem& problem) { return choose_segments(problem, kCosts); }
@@ -76,8 +76,8 @@ struct ChainsLaunch {
         cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     ChainArgs args{};
     args.of_segments = of_segments;
-    args.wide_values = tiles(problem.head_dim_v, kWideColumns);
-    args.wide_keys = tiles(problem.head_dim, kWideColumns);
+    args.value_tiles_128 = tiles(problem.head_dim_v, kColumns128);
+    args.key_tiles_128 = tiles(problem.head_dim, kColumns128);
     if (error == cudaSuccess) error = make_chain_args<Dtype>(args, problem, workspace);
     if (error != cudaSuccess) return error;
     if (of_segments.boundaries > 0) return launch_segments(args, device, stream);
@@ -97,11 +97,11 @@ struct ChainsLaunch {
   static cudaError_t launch_segments(const ChainArgs& args, int device, cudaStream_t stream) {
     const BwdProblem& problem = args.problem;
     const GradSegments& of = args.of_segments;
-    int64_t const narrow = args.workspace.tiles, wide = args.wide_values;
+    int64_t const tiles_64 = args.workspace.tiles, tiles_128 = args.value_tiles_128;
     int64_t const ends = problem.sequences * problem.heads;
     int64_t const inner = int64_t{of.boundaries} * problem.heads;
-    LaunchShape shape{ends * (narrow + wide) + inner * (2 * wide + args.wide_keys), kSegmentThreads,
-                      kSegmentMemory, true};
+    LaunchShape shape{ends * (tiles_64 + tiles_128) + inner * (2 * tiles_128 + args.key_tiles_128),
+                      kSegmentThreads, kSegmentMemory, true};
     cudaError_t error = launch_kernel<
         chain_segments_kernel<StatesOfSegment, ReverseOfSegment, InnerStates, InnerReverse>>(
         args, shape, device, stream);
@@ -113,7 +113,7 @@ struct ChainsLaunch {
     shape = {2 * std::min(ends, inner) * scans, Scan::kThreads, 0, true};
     error = launch_kernel<chain_scan_kernel<Scan>>(scan, shape, device, stream);
     if (error != cudaSuccess) return error;
-    shape = {inner * (narrow + wide), kSegmentThreads, kLastMemory, true};
+    shape = {inner * (tiles_64 + tiles_128), kSegmentThreads, kLastMemory, true};
     return launch_kernel<last_chains_kernel<StatesOfSegment, ReverseOfSegment>>(args, shape, device,
                                                                                 stream);
   }
@@ -131,10 +131,10 @@ struct ChainsLaunch {
 
 // Head dims above 128: a block per SM, with 64 columns of a chain, and no segments.
 template <class Target, class Dtype, int kDim>
-struct WideChainsLaunch {
+struct LargeDimChainsLaunch {
   static constexpr char kFamily[] = "wgmma";
   using States = StatesChain<Target, Dtype, kDim, Extent::kSequence, 1, 1>;
-  using Reverse = WideReverseChain<Target, Dtype, kDim>;
+  using Reverse = LargeDimReverseChain<Target, Dtype, kDim>;
   static constexpr int kThreads = kChainThreads<Extent::kSequence>;
   static constexpr int kSharedMemory = std::max(States::kSharedMemory, Reverse::kSharedMemory);
 

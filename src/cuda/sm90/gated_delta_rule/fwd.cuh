@@ -1,14 +1,15 @@
 // The second kernel of the forward: carries the state through the chunks of a sequence, with wgmma
 // and TMA. Warp-specialised: a state warpgroup holds 64 columns of the state of one head in
-// registers (gated_delta_rule/chain.cuh). For each chunk it passes the state before the chunk, and
-// the chunk's updates, in 16 bits through shared memory to the output warpgroup, which computes
-// out: the chain from state to state, which is sequential, does not wait for it. Two warps issue
-// loads, one for the state's operands and one for the output's. Pass 1 of segments uses the same
-// warpgroups without the output (segments.cuh).
+// registers (gated_delta_rule/chain_parts.cuh). For each chunk it passes the state before the
+// chunk, and the chunk's updates, in 16 bits through shared memory to the output warpgroup, which
+// computes out: the chain from state to state, which is sequential, does not wait for it. Two warps
+// issue loads, one for the state's operands and one for the output's. Pass 1 of segments uses the
+// same warpgroups without the output (segments.cuh).
 #pragma once
 #include <cstdint>
 
-#include "gated_delta_rule/chain.cuh"
+#include "gated_delta_rule/chain_parts.cuh"
+#include "gated_delta_rule/large_dim.h"
 #include "gated_delta_rule/segment_work.cuh"
 #include "ptx/global_store.cuh"
 #include "ptx/grid_dependency.cuh"
@@ -187,8 +188,9 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     uint32_t packed_state[kDim / 16][4];
     pack<Dtype>(packed_state, state);
     // A copy in registers of its own: those of packed_state must not be accessed while the GEMM
-    // that is issued below reads them. Wide states leave no registers for it, and are passed first.
-    constexpr bool kPassFirst = kDim > 128;
+    // that is issued below reads them. Large states leave no registers for it, and are passed
+    // first.
+    constexpr bool kPassFirst = kLargeDim<kDim>;
     uint32_t passed_state[kDim / 16][4];
     if constexpr (kOutput) {
 #pragma unroll
@@ -275,7 +277,11 @@ __device__ __forceinline__ void run_segment(const FwdArgs& args, const SegmentWo
     FwdLoads<Config> const loads{args, work, ClippedRows(problem, work), blocks};
     if (threadIdx.x < 64 && ptx::elect_one()) {
       ptx::griddepcontrol_wait();  // prepare and pass 2 are complete
-      threadIdx.x < 32 ? load_for_state(loads, smem) : load_for_out(loads, smem);
+      if (threadIdx.x < 32) {
+        load_for_state(loads, smem);
+      } else {
+        load_for_out(loads, smem);
+      }
     }
   } else if (warpgroup == 1) {
     ptx::setmaxnreg_dec<Config::kOutRegisters>();
@@ -304,7 +310,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
           ? SegmentWork::after_boundary(problem, args.segments, args.column_tiles, Config::kColumns)
           : SegmentWork::of_first(problem, args.segments, args.column_tiles, Config::kColumns);
   // Blocks without work wait, too: see griddepcontrol_wait().
-  work.exists ? run_segment<Config>(args, work, shared) : ptx::griddepcontrol_wait();
+  if (work.exists) {
+    run_segment<Config>(args, work, shared);
+  } else {
+    ptx::griddepcontrol_wait();
+  }
 }
 
 }  // namespace flashvar::sm90::gated_delta_rule

@@ -8,6 +8,7 @@
 #include "core/launch.h"
 #include "core/target.h"
 #include "gated_delta_rule/kernel_table.h"
+#include "gated_delta_rule/large_dim.h"
 #include "gated_delta_rule/segment_scan.cuh"
 #include "sm80/gated_delta_rule/prepare_launch.cuh"
 #include "sm90/gated_delta_rule/chunk_maps.h"
@@ -20,8 +21,10 @@ template <class Target, class Dtype, int kHeadDim>
 struct FwdLaunch {
   static constexpr int kDim = kHeadDim;
   static_assert(kDim % 64 == 0, "whole column blocks");
-  // One state warpgroup per block, and no segments.
-  static constexpr bool kWide = kDim > kMaxScanDim;
+  // Large head dims: one state warpgroup per block, and no segments.
+  static constexpr bool kLarge = kLargeDim<kDim>;
+  static_assert(kLarge || kDim <= kMaxScanDim, "calls in segments scan");
+  static constexpr int kMostWarpgroups = kLarge ? 1 : 2;
   using Prepare = sm80::gated_delta_rule::PrepareConfig<Dtype, kDim>;
   template <int kWarpgroups>
   using Config = FwdConfig<Target, Dtype, kDim, kWarpgroups>;
@@ -43,7 +46,7 @@ struct FwdLaunch {
     KernelFactsMaker const segment{row, "wgmma", kSegments}, scan{row, "simt", kSegments};
     auto const of_prepare =
         prepare.make("prepare_kernel", Prepare::kThreads, Prepare::kSharedMemory, kChunk);
-    if constexpr (kWide) {
+    if constexpr (kLarge) {
       return KernelFactsList<2>{{chain.make("fwd_kernel", Config<1>::kThreads,
                                             Config<1>::kSharedMemory, kChunk, Config<1>::kColumns),
                                  of_prepare}};
@@ -68,7 +71,7 @@ struct FwdLaunch {
   }
 
   static Segments segments_of(const FwdProblem& problem) {
-    return kWide ? Segments{0} : choose_segments(problem, kCosts);
+    return kLarge ? Segments{0} : choose_segments(problem, kCosts);
   }
 
   static FwdArgs make_args(const FwdProblem& problem) {
@@ -95,7 +98,7 @@ struct FwdLaunch {
     FwdArgs args = make_args(problem);
     if (error == cudaSuccess) error = encode_maps(args);
     if (error != cudaSuccess) return error;
-    if constexpr (kWide) {
+    if constexpr (kLarge) {
       return launch_chains<Config<1>>(args, problem.sequences * problem.heads, device, stream);
     } else {
       int64_t const boundaries = args.segments.boundaries(problem);
@@ -153,8 +156,8 @@ struct FwdLaunch {
 
   static void explain_call(const FwdProblem& problem, Text& text) {
     text.print("wgmma: chunks of %d tokens, %d columns of v at a time", kChunk,
-               Config < kWide ? 1 : 2 > ::kColumns);
-    if (!kWide) text.print(", or %d where that fills the device", Config<1>::kColumns);
+               Config<kMostWarpgroups>::kColumns);
+    if (!kLarge) text.print(", or %d where that fills the device", Config<1>::kColumns);
     int32_t const rows = segments_of(problem).rows;
     if (rows > 0) text.print(", segments of %d tokens of a sequence at the same time", rows);
   }

@@ -6,11 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "gated_delta_rule/chain.cuh"
+#include "gated_delta_rule/chain_parts.cuh"
 #include "gated_delta_rule/segment_work.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/mbarrier.cuh"
-#include "sm90/gated_delta_rule/chain.cuh"
+#include "sm90/gated_delta_rule/chain_parts.cuh"
 #include "sm90/pipeline.cuh"
 
 namespace flashvar::sm90::gated_delta_rule {

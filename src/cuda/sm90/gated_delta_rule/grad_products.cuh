@@ -6,10 +6,10 @@
 #include <cstdint>
 
 #include "core/smem_layout.cuh"
-#include "gated_delta_rule/grad_chain.cuh"
+#include "gated_delta_rule/grad_chain_parts.cuh"
 #include "gated_delta_rule/grad_rows.cuh"
 #include "ptx/ldmatrix.cuh"
-#include "sm90/gated_delta_rule/chain.cuh"
+#include "sm90/gated_delta_rule/chain_parts.cuh"
 #include "sm90/gemm.cuh"
 
 namespace flashvar::sm90::gated_delta_rule {

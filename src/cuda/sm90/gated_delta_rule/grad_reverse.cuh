@@ -1,13 +1,13 @@
 // One of the two chains of the backward: from the last chunk of a sequence to the first, with 64
-// columns of the gradient of a head's state in registers, as in gated_delta_rule/chain.cuh. Its
-// formulas, R1 to R6, are in gated_delta_rule/grad_chain.cuh.
-// It writes dV, and dS^T after each chunk; for an inner segment only dS^T before it. The two GEMMs
-// of dOut do not depend on dS, and are taken out of the sequential path: dOut^T P is computed
-// during the chunk before, dOut^T Q while the first GEMM's results are processed.
+// columns of the gradient of a head's state in registers, as in gated_delta_rule/chain_parts.cuh.
+// Its formulas, R1 to R6, are in gated_delta_rule/grad_chain_parts.cuh. It writes dV, and dS^T
+// after each chunk; for an inner segment only dS^T before it. The two GEMMs of dOut do not depend
+// on dS, and are taken out of the sequential path: dOut^T P is computed during the chunk before,
+// dOut^T Q while the first GEMM's results are processed.
 #pragma once
 #include <cstdint>
 
-#include "sm90/gated_delta_rule/grad_chain.cuh"
+#include "sm90/gated_delta_rule/grad_chain_parts.cuh"
 
 namespace flashvar::sm90::gated_delta_rule {
 

@@ -6,7 +6,8 @@
 
 #include <type_traits>
 
-#include "sm90/gated_delta_rule/grad_chain.cuh"
+#include "gated_delta_rule/large_dim.h"
+#include "sm90/gated_delta_rule/grad_chain_parts.cuh"
 
 namespace flashvar::sm90::gated_delta_rule {
 
@@ -115,7 +116,7 @@ struct StatesChain {
         continue;
       }
       float residual[32];
-      if constexpr (kDim > 128) {
+      if constexpr (kLargeDim<kDim>) {
         // From the image, because registers are scarce. The fence of send() orders each warp's
         // rows.
         static_assert(kOutput);

@@ -18,6 +18,7 @@
 #include "core/quad.cuh"
 #include "gated_delta_rule/chunk.h"
 #include "gated_delta_rule/gates.cuh"
+#include "gated_delta_rule/large_dim.h"
 #include "gated_delta_rule/problem.h"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/special_registers.cuh"
@@ -280,16 +281,16 @@ __device__ __forceinline__ uint32_t element_address(uint32_t tile, int token, in
 template <class Dtype, int kDim, class F>
 __device__ __forceinline__ void for_each_row_element(const Lane& lane, uint32_t tile, int token,
                                                      F f) {
-  // Element 2 t. The others' addresses follow from it without further registers, of which wide
-  // states leave few.
+  // Element 2 t. The others' addresses follow from it without further registers, of which
+  // large states leave few.
   uint32_t const first = tile + token * 128 + (token & 7) * 16 + 4 * lane.t;
 #pragma unroll
   for (int n = 0; n < kDim / 8; ++n) {
     uint32_t pair;
     asm volatile("ld.shared.u32 %0, [%1];"
                  : "=r"(pair)
-                 : "r"(kDim > 128 ? (first ^ (n % 8 * 16)) + n / 8 * (kChunk * 128)
-                                  : element_address(tile, token, 8 * n + 2 * lane.t)));
+                 : "r"(kLargeDim<kDim> ? (first ^ (n % 8 * 16)) + n / 8 * (kChunk * 128)
+                                       : element_address(tile, token, 8 * n + 2 * lane.t)));
     f(2 * n, Dtype::unpack(static_cast<uint16_t>(pair)));
     f(2 * n + 1, Dtype::unpack(static_cast<uint16_t>(pair >> 16)));
   }

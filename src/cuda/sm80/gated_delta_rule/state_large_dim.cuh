@@ -11,9 +11,6 @@
 
 namespace flashvar::sm80::gated_delta_rule {
 
-// The largest head dim whose state is packed once per chunk.
-inline constexpr int kMaxPackedDim = 128;
-
 // Packs accumulator columns 16 step to 16 step + 15 into operand A.
 template <class Dtype, int kElements>
 __device__ __forceinline__ void pack_step(uint32_t (&a)[4], const float (&d)[kElements], int step) {

@@ -3,8 +3,9 @@
 #pragma once
 #include <cstdint>
 
+#include "gated_delta_rule/large_dim.h"
 #include "ptx/grid_dependency.cuh"
-#include "sm80/gated_delta_rule/grad_reverse_wide.cuh"
+#include "sm80/gated_delta_rule/grad_reverse_large_dim.cuh"
 #include "sm80/gated_delta_rule/grad_states.cuh"
 
 namespace flashvar::sm80::gated_delta_rule {
@@ -21,8 +22,8 @@ __global__ void __launch_bounds__(kChainThreads, 1)
   extern __shared__ __align__(1024) unsigned char shared[];
   ptx::griddepcontrol_launch_dependents();
   Work const work(args.problem, args.workspace.tiles, kChainColumns);
-  if constexpr (Config::kDim > kMaxPackedDim) {
-    compute_wide_grad_states<Config>(args.problem, args.workspace, work, shared);
+  if constexpr (kLargeDim<Config::kDim>) {
+    compute_grad_states_large_dim<Config>(args.problem, args.workspace, work, shared);
   } else {
     compute_grad_states<Config>(args.problem, args.workspace, work, shared);
   }

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 
+#include "gated_delta_rule/large_dim.h"
 #include "gated_delta_rule/segment_scan.cuh"
 #include "ptx/grid_dependency.cuh"
 #include "ptx/warp_uniform.cuh"
@@ -19,7 +20,7 @@ struct GradScanArgs {
 // Whether warpgroups share registers out (setmaxnreg). Above head dim 128 a block has all of an
 // SM's, and each thread as many as it can have.
 template <class Chain>
-constexpr bool kSplitsRegisters = Chain::kDim <= 128;
+constexpr bool kSplitsRegisters = !kLargeDim<Chain::kDim>;
 
 // Goes through the chunks of `work`. `columns`: those from its first one to the last of V, or of
 // the transition, for which V is 0.
@@ -61,6 +62,17 @@ __device__ __forceinline__ void run_chain(const ChainArgs& args, const SegmentWo
   run_chain<Chain>(args, work, args.problem.head_dim_v - work.column, false, shared);
 }
 
+// The same in grids that have surplus blocks. These wait, too: see griddepcontrol_wait().
+template <class Chain>
+__device__ __forceinline__ void run_if_exists(const ChainArgs& args, const SegmentWork& work,
+                                              unsigned char* shared) {
+  if (work.exists) {
+    run_chain<Chain>(args, work, shared);
+  } else {
+    ptx::griddepcontrol_wait();
+  }
+}
+
 // Grid, on one axis: 2 x sequences x heads x column tiles of V. The reverse chains take longer and
 // come first.
 template <class States, class Reverse>
@@ -74,14 +86,18 @@ __global__ void __launch_bounds__(kChainThreads<Extent::kSequence>,
   SegmentWork const work =
       SegmentWork::of_first(args.problem, {0}, args.workspace.tiles, kChainColumns,
                             reverse ? blockIdx.x : blockIdx.x - chains);
-  reverse ? run_chain<Reverse>(args, work, shared) : run_chain<States>(args, work, shared);
+  if (reverse) {
+    run_chain<Reverse>(args, work, shared);
+  } else {
+    run_chain<States>(args, work, shared);
+  }
 }
 
 // Pass 1 of segments. Grid, on one axis: sequences x heads x column tiles of V, for the reverse
-// chains of last segments; boundaries x heads x wide tiles of V, for those of inner segments; then
-// for the chains of states, where the inner segments' tiles are those of V, followed by those of
-// the transitions. A block of a boundary takes the segment that ends there, and exits at once if
-// that is not an inner segment.
+// chains of last segments; boundaries x heads x tiles of kColumns128 columns of V, for those of
+// inner segments; then for the chains of states, where the inner segments' tiles are those of V,
+// followed by those of the transitions. A block of a boundary takes the segment that ends there,
+// and exits at once if that is not an inner segment.
 template <class States, class Reverse, class InnerStates, class InnerReverse>
 __global__ void __launch_bounds__(kChainThreads<Extent::kSegment>, 1)
     chain_segments_kernel(const __grid_constant__ ChainArgs args) {
@@ -90,7 +106,7 @@ __global__ void __launch_bounds__(kChainThreads<Extent::kSegment>, 1)
   const Segments& segments = args.of_segments.segments;
   uint32_t const ends = problem.sequences * problem.heads;
   uint32_t const inner = args.of_segments.boundaries * problem.heads;
-  uint32_t const tiles = args.workspace.tiles, wide = args.wide_values;
+  uint32_t const tiles = args.workspace.tiles, tiles_128 = args.value_tiles_128;
   uint32_t block = blockIdx.x;
   auto const is_one_of = [&](uint32_t blocks) {
     bool const found = block < blocks;
@@ -100,14 +116,15 @@ __global__ void __launch_bounds__(kChainThreads<Extent::kSegment>, 1)
   if (is_one_of(ends * tiles)) {
     auto const work = SegmentWork::of_last(problem, segments, tiles, kChainColumns, block);
     run_chain<Reverse>(args, work, shared);
-  } else if (is_one_of(inner * wide)) {
-    InnerWork const work(problem, segments, wide, kWideColumns, false, block);
+  } else if (is_one_of(inner * tiles_128)) {
+    InnerWork const work(problem, segments, tiles_128, kColumns128, false, block);
     if (work.exists) run_chain<InnerReverse>(args, work, shared);
-  } else if (is_one_of(ends * wide)) {
-    auto const work = SegmentWork::of_first(problem, segments, wide, kWideColumns, block);
+  } else if (is_one_of(ends * tiles_128)) {
+    auto const work = SegmentWork::of_first(problem, segments, tiles_128, kColumns128, block);
     run_chain<States>(args, work, shared);
   } else {
-    InnerWork const work(problem, segments, wide + args.wide_keys, kWideColumns, false, block);
+    InnerWork const work(problem, segments, tiles_128 + args.key_tiles_128, kColumns128, false,
+                         block);
     if (!work.exists) return;
     int32_t const end = work.is_transition ? problem.head_dim : problem.head_dim_v;
     run_chain<InnerStates>(args, work, end - work.column, work.is_transition, shared);
@@ -115,8 +132,8 @@ __global__ void __launch_bounds__(kChainThreads<Extent::kSegment>, 1)
 }
 
 // Pass 3 of segments. Grid, on one axis: boundaries x heads x column tiles of V, for the reverse
-// chains of the segments that end at a boundary; boundaries x heads x wide tiles, for the other
-// chains of those that start at one.
+// chains of the segments that end at a boundary; boundaries x heads x tiles of kColumns128 columns,
+// for the other chains of those that start at one.
 template <class States, class Reverse>
 __global__ void __launch_bounds__(kChainThreads<Extent::kSegment>, 1)
     last_chains_kernel(const __grid_constant__ ChainArgs args) {
@@ -126,14 +143,13 @@ __global__ void __launch_bounds__(kChainThreads<Extent::kSegment>, 1)
   const Segments& segments = args.of_segments.segments;
   uint32_t const tiles = args.workspace.tiles;
   uint32_t const reverse = args.of_segments.boundaries * problem.heads * tiles;
-  // Blocks without work wait, too: see griddepcontrol_wait().
   if (blockIdx.x < reverse) {
     auto const work = SegmentWork::before_boundary(problem, segments, tiles, kChainColumns);
-    work.exists ? run_chain<Reverse>(args, work, shared) : ptx::griddepcontrol_wait();
+    run_if_exists<Reverse>(args, work, shared);
   } else {
-    auto const work = SegmentWork::after_boundary(problem, segments, args.wide_values, kWideColumns,
-                                                  blockIdx.x - reverse);
-    work.exists ? run_chain<States>(args, work, shared) : ptx::griddepcontrol_wait();
+    auto const work = SegmentWork::after_boundary(problem, segments, args.value_tiles_128,
+                                                  kColumns128, blockIdx.x - reverse);
+    run_if_exists<States>(args, work, shared);
   }
 }
 

@@ -1,17 +1,17 @@
 // The reverse chain of the backward for head dims above 128, in the 99 KB of shared memory of
-// compute capability 8.6. As in fwd_wide.cuh, there are two tiles for K and Q, and each chunk swaps
-// them. dS^T is multiplied by K^T first. Right after that the product with Q is added to it, and
-// the next chunk's K is loaded over Q.
+// compute capability 8.6. As in fwd_large_dim.cuh, there are two tiles for K and Q, and each chunk
+// swaps them. dS^T is multiplied by K^T first. Right after that the product with Q is added to it,
+// and the next chunk's K is loaded over Q.
 #pragma once
 #include <cstdint>
 
 #include "sm80/gated_delta_rule/grad_reverse.cuh"
-#include "sm80/gated_delta_rule/wide_state.cuh"
+#include "sm80/gated_delta_rule/state_large_dim.cuh"
 
 namespace flashvar::sm80::gated_delta_rule {
 
 template <class Target, class Dtype_, int kDim_>
-struct WideReverseConfig {
+struct LargeDimReverseConfig {
   using Dtype = Dtype_;
   static constexpr int kDim = kDim_;
   using Tile = SmemLayout<kChunk, kDim>;
@@ -29,7 +29,7 @@ struct WideReverseConfig {
 // Starts the loads of a chunk, as two cp.async groups: K, P, dOut and the vectors; Q and X o D.
 // Those of chunks before the first are empty.
 template <class Config>
-struct WideReverseLoads : ChainLoads {
+struct LargeDimReverseLoads : ChainLoads {
   // Offset of a chunk's buffer among two of `bytes` bytes.
   static __device__ __forceinline__ int buffer(int32_t row, int bytes) {
     return (row / kChunk & 1) * bytes;
@@ -69,13 +69,14 @@ struct WideReverseLoads : ChainLoads {
 
 // As compute_grad_states() of grad_reverse.cuh. It writes out the same steps, for the same reason.
 template <class Config>
-__device__ __forceinline__ void compute_wide_grad_states(const BwdProblem& problem,
-                                                         const GradWorkspace& workspace,
-                                                         const Work& work, unsigned char* shared) {
+__device__ __forceinline__ void compute_grad_states_large_dim(const BwdProblem& problem,
+                                                              const GradWorkspace& workspace,
+                                                              const Work& work,
+                                                              unsigned char* shared) {
   using Dtype = typename Config::Dtype;
   using Tile = typename Config::Tile;
   constexpr int kDim = Config::kDim;
-  WideReverseLoads<Config> const loads{{problem, workspace, work, shared}};
+  LargeDimReverseLoads<Config> const loads{{problem, workspace, work, shared}};
   int32_t const last = last_chunk(work);
   loads.start_keys(last);
   loads.start_queries(last);

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "gated_delta_rule/chain.cuh"
+#include "gated_delta_rule/chain_parts.cuh"
 #include "gated_delta_rule/triangle.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/stmatrix.cuh"

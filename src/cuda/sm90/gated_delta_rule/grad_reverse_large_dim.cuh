@@ -9,7 +9,7 @@
 namespace flashvar::sm90::gated_delta_rule {
 
 template <class Target, class Dtype_, int kDim_>
-struct WideReverseChain : ReverseChain<Target, Dtype_, kDim_, Extent::kSequence, 1, 1> {
+struct LargeDimReverseChain : ReverseChain<Target, Dtype_, kDim_, Extent::kSequence, 1, 1> {
   using Base = ReverseChain<Target, Dtype_, kDim_, Extent::kSequence, 1, 1>;
   using Dtype = Dtype_;
   static constexpr int kDim = kDim_;

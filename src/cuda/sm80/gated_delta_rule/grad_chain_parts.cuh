@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#include "gated_delta_rule/grad_chain.cuh"
+#include "gated_delta_rule/grad_chain_parts.cuh"
 #include "gated_delta_rule/grad_chunk.h"
 #include "gated_delta_rule/grad_tokens.cuh"
 #include "sm80/gated_delta_rule/chunk_loads.cuh"

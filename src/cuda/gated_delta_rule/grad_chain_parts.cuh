@@ -19,7 +19,7 @@
 #include <cstdint>
 
 #include "core/smem_layout.cuh"
-#include "gated_delta_rule/chain.cuh"
+#include "gated_delta_rule/chain_parts.cuh"
 #include "gated_delta_rule/grad_chunk.h"
 #include "gated_delta_rule/grad_tokens.cuh"
 #include "ptx/ldmatrix.cuh"

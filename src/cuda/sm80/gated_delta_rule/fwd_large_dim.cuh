@@ -7,16 +7,16 @@
 #include <cstdint>
 
 #include "sm80/gated_delta_rule/fwd.cuh"
-#include "sm80/gated_delta_rule/wide_state.cuh"
+#include "sm80/gated_delta_rule/state_large_dim.cuh"
 
 namespace flashvar::sm80::gated_delta_rule {
 
 template <class Config>
-struct WideLoads;
+struct LargeDimLoads;
 
 template <class Target, class Dtype, int kDim, bool kOutput = true>
-struct WideFwdConfig : FwdTiles<Dtype, kDim, kOutput> {
-  using Loads = WideLoads<WideFwdConfig>;
+struct LargeDimFwdConfig : FwdTiles<Dtype, kDim, kOutput> {
+  using Loads = LargeDimLoads<LargeDimFwdConfig>;
   using Tiles = FwdTiles<Dtype, kDim, kOutput>;
   using Tiles::kVectorBytes;
   using typename Tiles::Square;
@@ -33,7 +33,7 @@ struct WideFwdConfig : FwdTiles<Dtype, kDim, kOutput> {
 
 // Starts the loads of a chunk. Those of chunks past the last are empty groups.
 template <class Config>
-struct WideLoads : ChunkLoads<Config> {
+struct LargeDimLoads : ChunkLoads<Config> {
   // Offset of a chunk's buffer among two of `bytes` bytes.
   static __device__ __forceinline__ int buffer(int32_t row, int bytes) {
     return row / kChunk % 2 * bytes;
@@ -80,7 +80,7 @@ struct WideLoads : ChunkLoads<Config> {
 
 // As advance_state() of fwd.cuh.
 template <class Config>
-__device__ __forceinline__ void advance_state(const WideLoads<Config>& loads,
+__device__ __forceinline__ void advance_state(const LargeDimLoads<Config>& loads,
                                               float (&state)[Config::kDim / 2]) {
   using Dtype = typename Config::Dtype;
   using Tile = typename Config::Tile;

@@ -7,12 +7,12 @@
 #include <cstdint>
 
 #include "core/smem_layout.cuh"
-#include "gated_delta_rule/grad_chain.cuh"
+#include "gated_delta_rule/grad_chain_parts.cuh"
 #include "gated_delta_rule/grad_segments.h"
 #include "gated_delta_rule/segment_work.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/warpgroup.cuh"
-#include "sm90/gated_delta_rule/chain.cuh"
+#include "sm90/gated_delta_rule/chain_parts.cuh"
 #include "sm90/gemm.cuh"
 #include "sm90/pipeline.cuh"
 
@@ -22,8 +22,8 @@ struct ChainArgs {
   BwdProblem problem;
   GradWorkspace workspace;
   GradSegments of_segments;
-  CUtensorMap q, k, v, grad_out;    // clipped at the end of a sequence
-  uint32_t wide_values, wide_keys;  // tiles of kWideColumns columns of V and of K
+  CUtensorMap q, k, v, grad_out;            // clipped at the end of a sequence
+  uint32_t value_tiles_128, key_tiles_128;  // tiles of kColumns128 columns of V and of K
 };
 
 // The extent of a chain: a whole sequence; a segment, from the state or gradient that is known
@@ -31,8 +31,8 @@ struct ChainArgs {
 // written.
 enum class Extent { kSequence, kSegment, kInner };
 
-// Columns of a block with two state warpgroups.
-inline constexpr int kWideColumns = 2 * kChainColumns;
+// Columns of a block with two state warpgroups: 128.
+inline constexpr int kColumns128 = 2 * kChainColumns;
 
 inline constexpr int kStateThreads = 128;  // of a warpgroup
 inline constexpr uint32_t kStateWarps = kStateThreads / 32;
