@@ -82,7 +82,7 @@ template <class Config, bool kReverse>
 void scan(const ScanArgs& args) {
   __shared__ ScanState<Config> state;
   __shared__ ScanSums<Config> sums;
-  auto const work = SegmentWork::before_boundary(args.problem, args.segments, args.column_tiles,
+  auto const work = SegmentWork::ending_at_boundary(args.problem, args.segments, args.column_tiles,
                                                  Config::kColumns);
   scan_boundaries<Config>(args, work, kReverse, state, sums);
 }
@@ -190,7 +190,7 @@ void count(const WorkArgs& args) {
 
 int inner = 0;
 void count_inner(const WorkArgs& args) {
-  InnerWork const work(args.problem, args.segments, kTiles, 64, false);
+  Pass1Work const work(args.problem, args.segments, kTiles, 64, false);
   inner += threadIdx.x == 0 && work.exists;
 }
 
@@ -224,8 +224,8 @@ int main(int words, char** given) {
       for (int64_t n = 0; n < count; ++n) wrong += chains[first + n] != 1;
     }
   };
-  check(count<SegmentWork::of_last>, count<SegmentWork::before_boundary>);
-  check(count<SegmentWork::of_first>, count<SegmentWork::after_boundary>);
+  check(count<SegmentWork::last_segment>, count<SegmentWork::ending_at_boundary>);
+  check(count<SegmentWork::first_segment>, count<SegmentWork::starting_at_boundary>);
   run_blocks(count_inner, WorkArgs{problem, segments, nullptr}, others, 32);
   std::printf("%d %d", wrong, inner / (kHeads * kTiles));
 }
@@ -248,7 +248,7 @@ float element(int boundary, int head, int v, int k) {
 }
 
 void store(const StoreArgs& args) {
-  InnerWork const work(args.problem, args.segments, 1 + kDim / 64, 64, false);
+  Pass1Work const work(args.problem, args.segments, 1 + kDim / 64, 64, false);
   if (!work.exists || !work.is_transition) return;
   float state[kDim / 2];
   for (int i = 0; i < kDim / 2; ++i) {

@@ -138,8 +138,8 @@ __global__ void __launch_bounds__(Config::kThreads)
   __shared__ ScanSums<Config> sums;
   // Pass 1 is complete. Blocks without work wait, too: see griddepcontrol_wait().
   ptx::griddepcontrol_wait();
-  auto const work = SegmentWork::before_boundary(args.problem, args.segments, args.column_tiles,
-                                                 Config::kColumns);
+  auto const work = SegmentWork::ending_at_boundary(args.problem, args.segments, args.column_tiles,
+                                                    Config::kColumns);
   scan_boundaries<Config>(args, work, false, state, sums);
 }
 

@@ -17,38 +17,40 @@ struct SegmentWork : Work {
 
   // Pass 3 of all segments: the grid's rows are the segments that end at a boundary, then the last
   // segment of each sequence. `block`: index among the blocks of a pass.
-  static __device__ __forceinline__ SegmentWork of_segment(const FwdProblem& problem,
-                                                           const Segments& segments,
-                                                           uint32_t boundaries, uint32_t tiles,
-                                                           int columns,
-                                                           uint32_t block = blockIdx.x) {
+  static __device__ __forceinline__ SegmentWork any_segment(const FwdProblem& problem,
+                                                            const Segments& segments,
+                                                            uint32_t boundaries, uint32_t tiles,
+                                                            int columns,
+                                                            uint32_t block = blockIdx.x) {
     BlockCoordinate const coordinate(problem, tiles, block);
     if (coordinate.row < boundaries)
-      return before_boundary(problem, segments, tiles, columns, block);
-    return last_of(problem, segments, coordinate, coordinate.row - boundaries, columns);
+      return ending_at_boundary(problem, segments, tiles, columns, block);
+    return at_end_of_sequence(problem, segments, coordinate, coordinate.row - boundaries, columns);
   }
 
   // The grid's rows are sequences: the first segment of each, or all of one that is not divided.
-  static __device__ __forceinline__ SegmentWork of_first(const FwdProblem& problem,
-                                                         const Segments& segments, uint32_t tiles,
-                                                         int columns, uint32_t block = blockIdx.x) {
+  static __device__ __forceinline__ SegmentWork first_segment(const FwdProblem& problem,
+                                                              const Segments& segments,
+                                                              uint32_t tiles, int columns,
+                                                              uint32_t block = blockIdx.x) {
     BlockCoordinate const coordinate(problem, tiles, block);
     return {problem, segments, coordinate, {coordinate.row, 0}, columns};
   }
 
-  // As of_first(): the last segment of each sequence.
-  static __device__ __forceinline__ SegmentWork of_last(const FwdProblem& problem,
-                                                        const Segments& segments, uint32_t tiles,
-                                                        int columns, uint32_t block = blockIdx.x) {
+  // As first_segment(): the last segment of each sequence.
+  static __device__ __forceinline__ SegmentWork last_segment(const FwdProblem& problem,
+                                                             const Segments& segments,
+                                                             uint32_t tiles, int columns,
+                                                             uint32_t block = blockIdx.x) {
     BlockCoordinate const coordinate(problem, tiles, block);
-    return last_of(problem, segments, coordinate, coordinate.row, columns);
+    return at_end_of_sequence(problem, segments, coordinate, coordinate.row, columns);
   }
 
   // Pass 1: the grid's rows are the segments that end at a boundary.
-  static __device__ __forceinline__ SegmentWork before_boundary(const FwdProblem& problem,
-                                                                const Segments& segments,
-                                                                uint32_t tiles, int columns,
-                                                                uint32_t block = blockIdx.x) {
+  static __device__ __forceinline__ SegmentWork ending_at_boundary(const FwdProblem& problem,
+                                                                   const Segments& segments,
+                                                                   uint32_t tiles, int columns,
+                                                                   uint32_t block = blockIdx.x) {
     SegmentWork work =
         at_boundary(problem, segments, BlockCoordinate(problem, tiles, block), columns, 0);
     work.exists = work.after >= 0;  // grids are sized for the most boundaries there may be
@@ -56,10 +58,10 @@ struct SegmentWork : Work {
   }
 
   // Pass 3 without first segments: the grid's rows are the segments that start at a boundary.
-  static __device__ __forceinline__ SegmentWork after_boundary(const FwdProblem& problem,
-                                                               const Segments& segments,
-                                                               uint32_t tiles, int columns,
-                                                               uint32_t block = blockIdx.x) {
+  static __device__ __forceinline__ SegmentWork starting_at_boundary(const FwdProblem& problem,
+                                                                     const Segments& segments,
+                                                                     uint32_t tiles, int columns,
+                                                                     uint32_t block = blockIdx.x) {
     SegmentWork work =
         at_boundary(problem, segments, BlockCoordinate(problem, tiles, block), columns, 1);
     // Grids are sized for the most boundaries there may be, also before the first sequence.
@@ -68,10 +70,9 @@ struct SegmentWork : Work {
   }
 
  protected:
-  static __device__ __forceinline__ SegmentWork last_of(const FwdProblem& problem,
-                                                        const Segments& segments,
-                                                        const BlockCoordinate& coordinate,
-                                                        uint32_t sequence, int columns) {
+  static __device__ __forceinline__ SegmentWork
+  at_end_of_sequence(const FwdProblem& problem, const Segments& segments,
+                     const BlockCoordinate& coordinate, uint32_t sequence, int columns) {
     int32_t const last = max(problem.rows.span(sequence).count - 1, 0);
     int32_t const row = segments.rows == 0 ? 0 : last / segments.rows * segments.rows;
     return {problem, segments, coordinate, {sequence, row}, columns};
@@ -112,19 +113,19 @@ struct SegmentWork : Work {
 
 // The work of a block of pass 1. The column tiles are those of V, followed by those of the
 // transition.
-struct InnerWork : SegmentWork {
+struct Pass1Work : SegmentWork {
   bool is_transition;  // columns are those of K
 
-  // `first`: whether the states after first segments are among the work.
-  __device__ __forceinline__ InnerWork(const FwdProblem& problem, const Segments& segments,
-                                       uint32_t tiles, int columns, bool first,
+  // `includes_first`: whether the states after first segments are among the work.
+  __device__ __forceinline__ Pass1Work(const FwdProblem& problem, const Segments& segments,
+                                       uint32_t tiles, int columns, bool includes_first,
                                        uint32_t block = blockIdx.x)
-      : SegmentWork(before_boundary(problem, segments, tiles, columns, block)) {
-    int32_t const of_values = (problem.head_dim_v + columns - 1) / columns * columns;
-    is_transition = column >= of_values;
-    if (is_transition) column -= of_values;
+      : SegmentWork(ending_at_boundary(problem, segments, tiles, columns, block)) {
+    int32_t const value_columns = (problem.head_dim_v + columns - 1) / columns * columns;
+    is_transition = column >= value_columns;
+    if (is_transition) column -= value_columns;
     // The first segment, whose state is known, needs no transition.
-    exists = exists && (before >= 0 || (first && !is_transition));
+    exists = exists && (before >= 0 || (includes_first && !is_transition));
   }
 
   // Columns of V to load: none for a transition, which takes V = 0.
@@ -201,7 +202,7 @@ __device__ __forceinline__ void store_state_after(const FwdProblem& problem,
 
 // Pass 1: initialises a segment's state, or its transition (the identity).
 template <int kDim>
-__device__ __forceinline__ void load_first_state(const FwdProblem& problem, const InnerWork& work,
+__device__ __forceinline__ void load_first_state(const FwdProblem& problem, const Pass1Work& work,
                                                  int32_t column, float (&state)[kDim / 2]) {
   if (work.before < 0) return load_initial_state<kDim>(problem, work, column, state);
 #pragma unroll
@@ -215,7 +216,7 @@ __device__ __forceinline__ void load_first_state(const FwdProblem& problem, cons
 template <int kDim>
 __device__ __forceinline__ void store_last_state(const FwdProblem& problem,
                                                  const SegmentStates& between,
-                                                 const InnerWork& work, int32_t column,
+                                                 const Pass1Work& work, int32_t column,
                                                  const float (&state)[kDim / 2]) {
   for_each_pair<kDim>(work.is_transition ? between.transitions : between.states, work.after,
                       work.head, column, work.is_transition ? problem.head_dim : problem.head_dim_v,
@@ -226,7 +227,7 @@ __device__ __forceinline__ void store_last_state(const FwdProblem& problem,
 // of them, not for kDim.
 template <int kDim>
 __device__ __forceinline__ void store_transposed(const FwdProblem& problem,
-                                                 const SegmentStates& grads, const InnerWork& work,
+                                                 const SegmentStates& grads, const Pass1Work& work,
                                                  int32_t column, const float (&state)[kDim / 2]) {
   const State& to = grads.transitions;
   float* const data = to.data + work.after * to.sequence_stride + work.head * to.head_stride;

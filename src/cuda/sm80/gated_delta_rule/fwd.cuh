@@ -258,15 +258,15 @@ __device__ __forceinline__ void advance_state(const FwdLoads<Config>& loads,
   }
 }
 
-// Grid, on one axis: segments (SegmentWork::of_segment) x heads x column tiles of V.
+// Grid, on one axis: segments (SegmentWork::any_segment) x heads x column tiles of V.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     fwd_kernel(const __grid_constant__ FwdArgs args) {
   constexpr int kDim = Config::kDim;
   extern __shared__ __align__(1024) unsigned char shared[];
   const FwdProblem& problem = args.problem;
-  auto const work = SegmentWork::of_segment(problem, args.segments, args.boundaries,
-                                            args.column_tiles, Config::kColumns);
+  auto const work = SegmentWork::any_segment(problem, args.segments, args.boundaries,
+                                             args.column_tiles, Config::kColumns);
   if (!work.exists) return;
   typename Config::Loads const loads{{args, work, problem.head_dim_v - work.column, shared}};
   loads.start();
@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   constexpr int kDim = Config::kDim;
   extern __shared__ __align__(1024) unsigned char shared[];
   const FwdProblem& problem = args.problem;
-  InnerWork const work(problem, args.segments, args.column_tiles, Config::kColumns, true);
+  Pass1Work const work(problem, args.segments, args.column_tiles, Config::kColumns, true);
   if (!work.exists) return;
   typename Config::Loads const loads{{args, work, work.values(problem), shared}};
   loads.start();

@@ -307,8 +307,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const FwdProblem& problem = args.problem;
   SegmentWork const work =
       args.after
-          ? SegmentWork::after_boundary(problem, args.segments, args.column_tiles, Config::kColumns)
-          : SegmentWork::of_first(problem, args.segments, args.column_tiles, Config::kColumns);
+          ? SegmentWork::starting_at_boundary(problem, args.segments, args.column_tiles,
+                                              Config::kColumns)
+          : SegmentWork::first_segment(problem, args.segments, args.column_tiles, Config::kColumns);
   // Blocks without work wait, too: see griddepcontrol_wait().
   if (work.exists) {
     run_segment<Config>(args, work, shared);

@@ -84,8 +84,8 @@ __global__ void __launch_bounds__(kChainThreads<Extent::kSequence>,
   uint32_t const chains = gridDim.x / 2;
   bool const reverse = blockIdx.x < chains;
   SegmentWork const work =
-      SegmentWork::of_first(args.problem, {0}, args.workspace.tiles, kChainColumns,
-                            reverse ? blockIdx.x : blockIdx.x - chains);
+      SegmentWork::first_segment(args.problem, {0}, args.workspace.tiles, kChainColumns,
+                                 reverse ? blockIdx.x : blockIdx.x - chains);
   if (reverse) {
     run_chain<Reverse>(args, work, shared);
   } else {
@@ -114,16 +114,16 @@ __global__ void __launch_bounds__(kChainThreads<Extent::kSegment>, 1)
     return found;
   };
   if (is_one_of(ends * tiles)) {
-    auto const work = SegmentWork::of_last(problem, segments, tiles, kChainColumns, block);
+    auto const work = SegmentWork::last_segment(problem, segments, tiles, kChainColumns, block);
     run_chain<Reverse>(args, work, shared);
   } else if (is_one_of(inner * tiles_128)) {
-    InnerWork const work(problem, segments, tiles_128, kColumns128, false, block);
+    Pass1Work const work(problem, segments, tiles_128, kColumns128, false, block);
     if (work.exists) run_chain<InnerReverse>(args, work, shared);
   } else if (is_one_of(ends * tiles_128)) {
-    auto const work = SegmentWork::of_first(problem, segments, tiles_128, kColumns128, block);
+    auto const work = SegmentWork::first_segment(problem, segments, tiles_128, kColumns128, block);
     run_chain<States>(args, work, shared);
   } else {
-    InnerWork const work(problem, segments, tiles_128 + args.key_tiles_128, kColumns128, false,
+    Pass1Work const work(problem, segments, tiles_128 + args.key_tiles_128, kColumns128, false,
                          block);
     if (!work.exists) return;
     int32_t const end = work.is_transition ? problem.head_dim : problem.head_dim_v;
@@ -144,11 +144,11 @@ __global__ void __launch_bounds__(kChainThreads<Extent::kSegment>, 1)
   uint32_t const tiles = args.workspace.tiles;
   uint32_t const reverse = args.of_segments.boundaries * problem.heads * tiles;
   if (blockIdx.x < reverse) {
-    auto const work = SegmentWork::before_boundary(problem, segments, tiles, kChainColumns);
+    auto const work = SegmentWork::ending_at_boundary(problem, segments, tiles, kChainColumns);
     run_if_exists<Reverse>(args, work, shared);
   } else {
-    auto const work = SegmentWork::after_boundary(problem, segments, args.value_tiles_128,
-                                                  kColumns128, blockIdx.x - reverse);
+    auto const work = SegmentWork::starting_at_boundary(problem, segments, args.value_tiles_128,
+                                                        kColumns128, blockIdx.x - reverse);
     run_if_exists<States>(args, work, shared);
   }
 }
@@ -166,11 +166,11 @@ __global__ void __launch_bounds__(Config::kThreads, 2)
   bool const reverse = blockIdx.x >= scans;
   uint32_t const block = reverse ? blockIdx.x - scans : blockIdx.x;
   const ScanArgs& of = reverse ? args.grads : args.states;
-  auto work =
-      args.by_sequences
-          ? SegmentWork::of_first(of.problem, of.segments, of.column_tiles, Config::kColumns, block)
-          : SegmentWork::before_boundary(of.problem, of.segments, of.column_tiles, Config::kColumns,
-                                         block);
+  auto work = args.by_sequences
+                  ? SegmentWork::first_segment(of.problem, of.segments, of.column_tiles,
+                                               Config::kColumns, block)
+                  : SegmentWork::ending_at_boundary(of.problem, of.segments, of.column_tiles,
+                                                    Config::kColumns, block);
   work.exists = work.after >= 0;
   scan_boundaries<Config>(of, work, reverse, state, sums);
 }

@@ -19,7 +19,7 @@ struct StatesChain {
   static constexpr Extent kExtent = kExtent_;
   static constexpr int kWarpgroups = kWarpgroups_;
   static constexpr bool kOutput = kExtent != Extent::kInner;
-  using Segment = std::conditional_t<kOutput, SegmentWork, InnerWork>;
+  using Segment = std::conditional_t<kOutput, SegmentWork, Pass1Work>;
   static constexpr int kColBlocks = kDim / 64;
   static constexpr int kStateBytes = kColBlocks * kSquareBytes;
   // A stage: K, X o D, V; and the vectors, which lie after all stages.

@@ -11,7 +11,7 @@ namespace flashvar::sm90::gated_delta_rule {
 
 // Computes the state, or the transition, of an inner segment. Called by all threads of the block.
 template <class Config>
-__device__ __forceinline__ void run_inner_segment(const FwdArgs& args, const InnerWork& work,
+__device__ __forceinline__ void run_inner_segment(const FwdArgs& args, const Pass1Work& work,
                                                   unsigned char* shared) {
   constexpr int kDim = Config::kDim;
   FwdSmem<Config> const smem{ptx::smem_address(shared)};
@@ -52,10 +52,11 @@ __global__ void __launch_bounds__(First::kThreads, 1)
   const FwdProblem& problem = args.problem;
   if (blockIdx.x < args.first_blocks) {
     run_segment<First>(
-        args, SegmentWork::of_first(problem, args.segments, args.column_tiles, First::kColumns),
+        args,
+        SegmentWork::first_segment(problem, args.segments, args.column_tiles, First::kColumns),
         shared);
   } else {
-    InnerWork const work(problem, args.segments, args.inner_tiles, Inner::kColumns, false,
+    Pass1Work const work(problem, args.segments, args.inner_tiles, Inner::kColumns, false,
                          blockIdx.x - args.first_blocks);
     if (work.exists) run_inner_segment<Inner>(args, work, shared);
   }
