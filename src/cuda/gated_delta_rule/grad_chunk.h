@@ -42,8 +42,8 @@ static_assert(sizeof(GradRecord) == 20 * 1024);
 // in column blocks, swizzled as by SWIZZLE_128B.
 inline constexpr int kSquareBytes = kChunk * kChunk * 2;
 
-// Sums per token, from which gates_kernel computes the gradients of gates and beta. GateRows (sm80)
-// and RowSums (sm90), their parts by warps, say what each is the sum of.
+// Sums per token, from which gates_kernel computes the gradients of gates and beta. GateSumsByWarp,
+// their parts by warps in each family, says what each is the sum of.
 struct GateSums {
   float gates[kChunk], later[kChunk], columns[kChunk];
   float states;

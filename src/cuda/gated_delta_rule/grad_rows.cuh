@@ -66,13 +66,13 @@ struct RowsSlot {
 };
 
 // The vectors of a GradRecord as they lie in shared memory.
-struct RecordRows {
+struct RecordVectors {
   float a[kChunk], b[kChunk], c[kChunk];
   float decay, growth;
   float unused[kChunk - 2];
   float beta[kChunk], sums[kChunk], norm_q[kChunk], norm_k[kChunk];
 };
-static_assert(sizeof(RecordRows) == offsetof(GradRecord, inverse_low) - offsetof(GradRecord, a));
+static_assert(sizeof(RecordVectors) == offsetof(GradRecord, inverse_low) - offsetof(GradRecord, a));
 
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll

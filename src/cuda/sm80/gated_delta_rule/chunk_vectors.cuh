@@ -17,7 +17,7 @@ inline constexpr int kHeadsAtOnce = 4;
 // Vectors of a chunk of one head. D_ij is computed as a product of a factor of i and a factor of j.
 // Where sums of the chunk's gates are far apart (`far_gates`), these would overflow: they are 1
 // then, and D_ij is computed element by element.
-struct HeadRows {
+struct HeadVectors {
   float sums[kChunk];           // G, in log2 units; before compute_vectors() the gates themselves
   float minus_beta[kChunk];     // 0 beyond the sequence, as all other rows are
   float rows[kChunk];           // factors of rows of the first matrix, with those of D
@@ -30,10 +30,10 @@ struct HeadRows {
 };
 
 // Shared memory of the prepare kernel after the tiles.
-struct ChunkRows {
+struct PrepareSmem {
   KeyProducts products;
   float norm_q[kChunk], norm_k[kChunk];  // factors of rows: 1 where they are not normalised
-  HeadRows heads[kHeadsAtOnce];
+  HeadVectors heads[kHeadsAtOnce];
   // Sums of absolute values of the first matrix's rows, within the blocks on the diagonal.
   float totals[kHeadsAtOnce][kChunk];
 };
@@ -100,8 +100,8 @@ class ThreadGates {
   }
 
   // Converts and stores them.
-  __device__ __forceinline__ void store(const FwdProblem& problem, HeadRows* heads) {
-    HeadRows& to = heads[head];
+  __device__ __forceinline__ void store(const FwdProblem& problem, HeadVectors* heads) {
+    HeadVectors& to = heads[head];
 #pragma unroll 1  // the conversions are long code
     for (int i = token; i < token + 2 * kStep; i += kStep) {
       to.sums[i] = exists[0] ? bits[0].decay_log(problem) * (1.f / kLn2) : 0.f;
@@ -113,23 +113,23 @@ class ThreadGates {
 };
 
 // Which of a block's heads have far gates, as bits.
-__device__ __forceinline__ uint32_t find_far_gates(const ChunkRows& rows, int32_t heads) {
+__device__ __forceinline__ uint32_t find_far_gates(const PrepareSmem& smem, int32_t heads) {
   int const lane = static_cast<int>(threadIdx.x % 32);
-  return __ballot_sync(0xffffffffu, lane < heads && rows.heads[lane].far_gates != 0);
+  return __ballot_sync(0xffffffffu, lane < heads && smem.heads[lane].far_gates != 0);
 }
 
 // Computes the vectors of a head from its gates, and writes those of the record. By one warp, each
 // lane two tokens.
 template <class Record>
-__device__ __forceinline__ void compute_vectors(const ChunkRows& rows, HeadRows& head, float scale,
-                                                Record& record) {
+__device__ __forceinline__ void compute_vectors(const PrepareSmem& smem, HeadVectors& head,
+                                                float scale, Record& record) {
   using Of = Solution<Record>;
   // Range of D's factors: 2^-60 to 2^60, well inside fp32's.
   constexpr float kFarthest = 60.f;
   int const first = static_cast<int>(threadIdx.x) % 32 * 2;
   float2 const gates = pair_of(head.sums, first), minus_beta = pair_of(head.minus_beta, first);
   float2 const beta = {-minus_beta.x, -minus_beta.y};
-  float2 const norm_q = pair_of(rows.norm_q, first), norm_k = pair_of(rows.norm_k, first);
+  float2 const norm_q = pair_of(smem.norm_q, first), norm_k = pair_of(smem.norm_k, first);
   float const before = exclusive_prefix_sum(gates.x + gates.y);
   float2 const sums = {before + gates.x, before + (gates.x + gates.y)};
   float const last = __shfl_sync(0xffffffffu, sums.y, 31);

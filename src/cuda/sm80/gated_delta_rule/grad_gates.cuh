@@ -12,7 +12,7 @@ namespace flashvar::sm80::gated_delta_rule {
 
 // Partial sums of the warps of a block of rows_kernel; each warp has 16 tokens and a quarter of the
 // columns.
-struct GateRows {
+struct GateSumsByWarp {
   float gates[4][kChunk];    // sums over rows of A, P, c and a, each times its gradient
   float later[4][kChunk];    // rows of K times rows of R dS^T
   float columns[4][kChunk];  // sums over columns of A and P times gradients, without beta
@@ -25,17 +25,18 @@ __device__ __forceinline__ float sum_of(const float (&parts)[4][kChunk], int tok
 
 // Adds up the warps' partial sums, by the first threads of the block. `add`: to what the same
 // threads have written before, of other columns.
-__device__ __forceinline__ void write_sums(const GateRows& found, GateSums& sums, bool add) {
+__device__ __forceinline__ void write_sums(const GateSumsByWarp& by_warp, GateSums& sums,
+                                           bool add) {
   int const thread = static_cast<int>(threadIdx.x);
   auto const put = [add](float& to, float sum) { to = add ? to + sum : sum; };
   if (thread < kChunk) {
-    put(sums.gates[thread], sum_of(found.gates, thread));
-    put(sums.later[thread], sum_of(found.later, thread));
-    put(sums.columns[thread], sum_of(found.columns, thread));
+    put(sums.gates[thread], sum_of(by_warp.gates, thread));
+    put(sums.later[thread], sum_of(by_warp.later, thread));
+    put(sums.columns[thread], sum_of(by_warp.columns, thread));
   } else if (thread == kChunk) {
     float states = 0.f;
 #pragma unroll
-    for (float const one : found.states) states += one;
+    for (float const one : by_warp.states) states += one;
     put(sums.states, states);
   }
 }
@@ -101,25 +102,25 @@ struct GateGrads {
 
 // Gradients of two tokens' beta and gates, per lane of a head's warp.
 __device__ __forceinline__ void compute_gate_grads(const FwdProblem& problem,
-                                                   const GradRecord& rows, const GateSums& found,
-                                                   float (&of_beta)[2], float (&of_gates)[2]) {
+                                                   const GradRecord& record, const GateSums& sums,
+                                                   float (&grad_beta)[2], float (&grad_gates)[2]) {
   int const lane = static_cast<int>(threadIdx.x) % 32;
-  float of_sums[2], later[2];
+  float grad_sums[2], later[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     int const token = 2 * lane + i;
-    float const column = found.columns[token], beta = rows.beta[token];
-    float const of_state = rows.b[token] * found.later[token];
-    of_beta[i] = of_state + column;
-    if (problem.beta_sigmoid) of_beta[i] *= beta * (1.f - beta / problem.beta_scale);
-    later[i] = beta * of_state;
-    of_sums[i] = found.gates[token] - beta * column - later[i];
+    float const column = sums.columns[token], beta = record.beta[token];
+    float const from_state = record.b[token] * sums.later[token];
+    grad_beta[i] = from_state + column;
+    if (problem.beta_sigmoid) grad_beta[i] *= beta * (1.f - beta / problem.beta_scale);
+    later[i] = beta * from_state;
+    grad_sums[i] = sums.gates[token] - beta * column - later[i];
   }
   // A gate also scales what the state and the tokens before it contribute to the next state.
-  float const tail = warp_sum(later[0] + later[1]) + rows.decay * found.states;
-  float const after = tail + exclusive_suffix_sum(of_sums[0] + of_sums[1]);
-  of_gates[0] = after + of_sums[1] + of_sums[0];
-  of_gates[1] = after + of_sums[1];
+  float const tail = warp_sum(later[0] + later[1]) + record.decay * sums.states;
+  float const after = tail + exclusive_suffix_sum(grad_sums[0] + grad_sums[1]);
+  grad_gates[0] = after + grad_sums[1] + grad_sums[0];
+  grad_gates[1] = after + grad_sums[1];
 }
 
 // Grid: chunks of all sequences x groups of kGatesHeads heads. A template, so that every source of
@@ -141,11 +142,11 @@ __global__ void __launch_bounds__(kGatesThreads)
   ptx::griddepcontrol_wait();                                   // all sums of rows are written
 
   if (warp < heads && count > 0) {
-    float of_beta[2], of_gates[2];
+    float grad_beta[2], grad_gates[2];
     compute_gate_grads(problem, args.workspace.records[first_record + warp],
-                       args.workspace.sums[first_record + warp], of_beta, of_gates);
-    *reinterpret_cast<float2*>(&grads.beta[warp][2 * lane]) = {of_beta[0], of_beta[1]};
-    *reinterpret_cast<float2*>(&grads.gate[warp][2 * lane]) = {of_gates[0], of_gates[1]};
+                       args.workspace.sums[first_record + warp], grad_beta, grad_gates);
+    *reinterpret_cast<float2*>(&grads.beta[warp][2 * lane]) = {grad_beta[0], grad_beta[1]};
+    *reinterpret_cast<float2*>(&grads.gate[warp][2 * lane]) = {grad_gates[0], grad_gates[1]};
   }
   __syncthreads();  // the gradients of all heads are written
   int32_t const head = thread % kGatesHeads;

@@ -146,23 +146,23 @@ __device__ __forceinline__ void multiply_keys(Squares& c, uint32_t x, uint32_t k
 // column) and over rows (with beta).
 template <bool kGram>
 __device__ __forceinline__ void finish_square(Squares& d, const Squares& product, float scale,
-                                              const RecordRows& rows, float2& row_sum,
+                                              const RecordVectors& vectors, float2& row_sum,
                                               float (&columns)[4]) {
   Lane const at;
   Part const part;
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
     int const j = 16 * part.quarter + 8 * n + 2 * at.t;
-    float2 const sums = pair_of(rows.sums, j), norm = pair_of(rows.norm_k, j);
-    float2 const beta = pair_of(rows.beta, j);
+    float2 const sums = pair_of(vectors.sums, j), norm = pair_of(vectors.norm_k, j);
+    float2 const beta = pair_of(vectors.beta, j);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int const i = 16 * part.strip + at.g + 8 * half;
-      float const factor = kGram ? -rows.norm_k[i] : scale * rows.norm_q[i];
+      float const factor = kGram ? -vectors.norm_k[i] : scale * vectors.norm_q[i];
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         bool const exists = kGram ? j + k < i : j + k <= i;
-        float const decay = exp2_approx(rows.sums[i] - (k == 0 ? sums.x : sums.y));
+        float const decay = exp2_approx(vectors.sums[i] - (k == 0 ? sums.x : sums.y));
         float& value = d.tile[0][n][2 * half + k];
         // Above the diagonal 0 is selected, not multiplied by: the factors may be inf there.
         value = exists ? value * (factor * (k == 0 ? norm.x : norm.y)) * decay : 0.f;

@@ -31,7 +31,7 @@ struct GroupHead {
 template <class Config>
 __device__ __forceinline__ void compute_squares(Squares& e, Squares& f,
                                                 const RowsLoads<Config>& loads,
-                                                const GroupHead& head, const RecordRows& rows,
+                                                const GroupHead& head, const RecordVectors& vectors,
                                                 bool resident) {
   int32_t const tiles = loads.args.workspace.tiles;
   e.clear();
@@ -52,7 +52,7 @@ __device__ __forceinline__ void compute_squares(Squares& e, Squares& f,
       }
       __syncthreads();  // the slot and the vectors are loaded
       add_squares<typename Config::Dtype, Config>(e, f, ptx::smem_address(slot), part < 2);
-      if (Config::kCareful && rows.growth > kCarefulGrowth) parts = 3;
+      if (Config::kCareful && vectors.growth > kCarefulGrowth) parts = 3;
     }
   }
 }
@@ -158,7 +158,7 @@ __device__ __forceinline__ void add_heads(RowsAccumulator<Config>& dq, RowsAccum
   }
 
   uint32_t const tile_q = ptx::smem_address(shared), tile_k = tile_q + Config::kK;
-  auto& found = *reinterpret_cast<GateRows*>(shared + Config::kGates);
+  auto& sums = *reinterpret_cast<GateSumsByWarp*>(shared + Config::kGates);
   Lane const at;
   Part const part;
   int const row = 16 * part.strip + at.g;
@@ -166,26 +166,26 @@ __device__ __forceinline__ void add_heads(RowsAccumulator<Config>& dq, RowsAccum
   dk.clear();
   for (int32_t i = 0; i < problem.group; ++i) {
     GroupHead const head{item.head(problem, i), item.record(problem, i)};
-    const RecordRows& rows = *loads.vectors(i);
+    const RecordVectors& vectors = *loads.vectors(i);
     float2 of_gates{};
     bool careful;
     {
       Squares e, f, product;  // e and f become dB and dQK
-      compute_squares(e, f, loads, head, rows, resident);
-      careful = Config::kCareful && rows.growth > kCarefulGrowth;
+      compute_squares(e, f, loads, head, vectors, resident);
+      careful = Config::kCareful && vectors.growth > kCarefulGrowth;
       float columns[4] = {};
       multiply_keys<Config>(product, tile_q, tile_k);
-      finish_square<false>(f, product, problem.scale, rows, of_gates, columns);
+      finish_square<false>(f, product, problem.scale, vectors, of_gates, columns);
       multiply_keys<Config>(product, tile_k, tile_k);
-      finish_square<true>(e, product, problem.scale, rows, of_gates, columns);
-      write_column_sums(found.columns, columns, at, part);
+      finish_square<true>(e, product, problem.scale, vectors, of_gates, columns);
+      write_column_sums(sums.columns, columns, at, part);
       add_rounded_squares<Config>(dq, dk, f, e, tile_q, careful);
     }
     StateProducts<Config> products;
     float states = multiply_states(products, loads, item, head, i, careful, resident);
 
-    float const of_q[2] = {rows.c[row], rows.c[row + 8]};
-    float const of_k[2] = {-rows.a[row], -rows.a[row + 8]};
+    float const of_q[2] = {vectors.c[row], vectors.c[row + 8]};
+    float const of_k[2] = {-vectors.a[row], -vectors.a[row + 8]};
     float2 const later = row_products<Config>(products.later, tile_k);
     // Of a row each: q . (S dout) and k . (S dv), the gradients of c and of -a.
     float2 const of_state = row_products<Config>(products.of_q, tile_q);
@@ -195,13 +195,13 @@ __device__ __forceinline__ void add_heads(RowsAccumulator<Config>& dq, RowsAccum
     add_scaled(dq, products.of_q, of_q);
     add_scaled(dk, products.of_k, of_k);
     add_scaled(dk, products.later,
-               {rows.b[row] * rows.beta[row], rows.b[row + 8] * rows.beta[row + 8]});
-    write_row_sums(found.gates[part.quarter], of_gates);
-    write_row_sums(found.later[part.quarter], later);
+               {vectors.b[row] * vectors.beta[row], vectors.b[row + 8] * vectors.beta[row + 8]});
+    write_row_sums(sums.gates[part.quarter], of_gates);
+    write_row_sums(sums.later[part.quarter], later);
     states = warp_sum(states);
-    if (threadIdx.x % 32 == 0) found.states[threadIdx.x / 32] = states;
+    if (threadIdx.x % 32 == 0) sums.states[threadIdx.x / 32] = states;
     __syncthreads();  // all warps have written their sums
-    write_sums(found, workspace.sums[head.record], loads.part > 0);
+    write_sums(sums, workspace.sums[head.record], loads.part > 0);
   }
 }
 
@@ -226,7 +226,7 @@ template <class Config>
 __device__ __forceinline__ void make_parts(RowsLoads<Config>& loads, const RowsItem& item) {
   const BwdProblem& problem = loads.args.problem;
   uint32_t const tile_q = ptx::smem_address(loads.shared), tile_k = tile_q + Config::kK;
-  auto& found = *reinterpret_cast<GateRows*>(loads.shared + Config::kGates);
+  auto& sums = *reinterpret_cast<GateSumsByWarp*>(loads.shared + Config::kGates);
   int const quarter = Part().quarter, row = 16 * Part().strip + Lane().g;
   // [block][part][dQ, dK][n][thread], after the sums of all chunks and heads.
   GateSums* const end = loads.args.workspace.sums + int64_t{loads.args.items} * problem.group;
@@ -250,20 +250,20 @@ __device__ __forceinline__ void make_parts(RowsLoads<Config>& loads, const RowsI
       continue;
     }
     __syncthreads();  // write_sums() has read the sums
-    write_row_sums(found.gates[quarter], row_products<Config>(dq, tile_q));
-    write_row_sums(found.later[quarter], row_products<Config>(dk, tile_k));
+    write_row_sums(sums.gates[quarter], row_products<Config>(dq, tile_q));
+    write_row_sums(sums.later[quarter], row_products<Config>(dk, tile_k));
     auto const put = [](const float4& from, float4& to) { to = from; };
     for_each_kept(dq, 0, put);
     for_each_kept(dk, 1, put);
     __syncthreads();  // the warps of all quarters have written their sums
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      along_q[half] += sum_of(found.gates, row + 8 * half);
-      along_k[half] += sum_of(found.later, row + 8 * half);
+      along_q[half] += sum_of(sums.gates, row + 8 * half);
+      along_k[half] += sum_of(sums.later, row + 8 * half);
     }
   }
   if (!problem.qk_l2norm) return;
-  const RecordRows& rows = *loads.vectors(problem.group - 1);
+  const RecordVectors& vectors = *loads.vectors(problem.group - 1);
 #pragma unroll 1
   for (loads.part = 0; loads.part < Config::kParts; ++loads.part) {
     __syncthreads();  // all warps have read the last part's tiles
@@ -275,8 +275,8 @@ __device__ __forceinline__ void make_parts(RowsLoads<Config>& loads, const RowsI
     for_each_kept(dk, 1, get);
     ptx::cp_async_wait<0>();
     __syncthreads();  // the tiles are loaded
-    subtract_along<Config>(dq, tile_q, rows.norm_q, along_q);
-    subtract_along<Config>(dk, tile_k, rows.norm_k, along_k);
+    subtract_along<Config>(dq, tile_q, vectors.norm_q, along_q);
+    subtract_along<Config>(dk, tile_k, vectors.norm_k, along_k);
     store_both(dq, dk, loads, item.head_qk);
   }
 }
@@ -293,12 +293,12 @@ __device__ __forceinline__ void make_rows(const RowsArgs& args, const RowsItem& 
   RowsAccumulator<Config> dq, dk;
   add_heads<Config>(dq, dk, loads, item);
   uint32_t const tiles = ptx::smem_address(shared);
-  auto& found = *reinterpret_cast<GateRows*>(shared + Config::kGates);
+  auto& sums = *reinterpret_cast<GateSumsByWarp*>(shared + Config::kGates);
   if (problem.qk_l2norm) {
-    const RecordRows& rows = *loads.vectors(problem.group - 1);
+    const RecordVectors& vectors = *loads.vectors(problem.group - 1);
     __syncthreads();  // write_sums() has read the sums, which project() overwrites
-    project<Config>(dq, tiles, rows.norm_q, found.gates);
-    project<Config>(dk, tiles + Config::kK, rows.norm_k, found.later);
+    project<Config>(dq, tiles, vectors.norm_q, sums.gates);
+    project<Config>(dk, tiles + Config::kK, vectors.norm_k, sums.later);
   }
   store_both(dq, dk, loads, head_qk);
 }

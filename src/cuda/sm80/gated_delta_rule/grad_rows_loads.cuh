@@ -36,8 +36,8 @@ struct RowsConfig : RowsSlot<SmemLayout<kChunk, part_columns(kHeadDim)>::kBytes>
   static constexpr int kK = Tile::kBytes;
   static constexpr int kSlots = 2 * Tile::kBytes;
   // Bytes after the slots: dQK and dB, vectors of two heads, sums of warps.
-  static constexpr int kRest = 2 * kSquareBytes + 2 * static_cast<int>(sizeof(RecordRows)) +
-                               static_cast<int>(sizeof(GateRows));
+  static constexpr int kRest = 2 * kSquareBytes + 2 * static_cast<int>(sizeof(RecordVectors)) +
+                               static_cast<int>(sizeof(GateSumsByWarp));
   // Two slots, if they fit: a head's tiles are loaded once, and those of the next head are loaded
   // ahead. Else there is one slot, loaded for each use, and dQK and dB overwrite its dOut and dV.
   static constexpr int kSlotCount =
@@ -45,10 +45,10 @@ struct RowsConfig : RowsSlot<SmemLayout<kChunk, part_columns(kHeadDim)>::kBytes>
   static constexpr int kAfterSlots = kSlots + kSlotCount * Slot::kSlotBytes;
   static constexpr int kSquares = kSlotCount == 2 ? kAfterSlots : kSlots;
   static constexpr int kVectors = kSlotCount == 2 ? kAfterSlots + 2 * kSquareBytes : kAfterSlots;
-  static constexpr int kGates = kVectors + 2 * static_cast<int>(sizeof(RecordRows));
+  static constexpr int kGates = kVectors + 2 * static_cast<int>(sizeof(RecordVectors));
   // The kernel of careful chunks: flags of the items that its warps examined. Persistent blocks:
   // the kernel's arguments.
-  static constexpr int kCarefulItems = kGates + static_cast<int>(sizeof(GateRows));
+  static constexpr int kCarefulItems = kGates + static_cast<int>(sizeof(GateSumsByWarp));
   static constexpr int kArgs = kCarefulItems + kThreads / 32;
   static constexpr int kSharedMemory =
       kCareful || kParts > 1 ? kArgs + static_cast<int>(sizeof(RowsArgs)) : kCarefulItems;
@@ -109,12 +109,12 @@ struct RowsLoads {
   }
 
   // The vectors of head i of the group; two heads' are kept.
-  __device__ __forceinline__ RecordRows* vectors(int32_t i) const {
-    return reinterpret_cast<RecordRows*>(shared + Config::kVectors) + i % 2;
+  __device__ __forceinline__ RecordVectors* vectors(int32_t i) const {
+    return reinterpret_cast<RecordVectors*>(shared + Config::kVectors) + i % 2;
   }
   __device__ __forceinline__ void start_vectors(int32_t i, int64_t record) const {
     image(reinterpret_cast<const unsigned char*>(args.workspace.records[record].a), 0,
-          sizeof(RecordRows), reinterpret_cast<unsigned char*>(vectors(i)));
+          sizeof(RecordVectors), reinterpret_cast<unsigned char*>(vectors(i)));
   }
 };
 

@@ -41,7 +41,7 @@ struct PrepareConfig {
   static constexpr int kTiles = 2 * Layout::kBytes;
   static constexpr int kMatrices = kThreads / 32 * SolutionMatrix::kBytes;
   static constexpr int kFirst = kTiles > kMatrices ? kTiles : kMatrices;
-  static constexpr int kSharedMemory = kFirst + static_cast<int>(sizeof(ChunkRows));
+  static constexpr int kSharedMemory = kFirst + static_cast<int>(sizeof(PrepareSmem));
 };
 
 // The row of 8 x 8 tiles that accumulators of this half belong to. Each warp has eight rows from
@@ -99,7 +99,7 @@ struct RowProducts {
 };
 
 // Writes the normalisation factors of the warp's rows, 1 / sqrt(sum of squares + 1e-6).
-__device__ __forceinline__ void compute_norms(const RowProducts& products, ChunkRows& rows) {
+__device__ __forceinline__ void compute_norms(const RowProducts& products, PrepareSmem& smem) {
   Lane const at;
   if (at.t != at.g / 2) return;  // not a lane that holds diagonal elements
   bool const odd = at.g % 2 != 0;
@@ -113,22 +113,22 @@ __device__ __forceinline__ void compute_norms(const RowProducts& products, Chunk
       const float (&tile)[4] = products.kk.tile[0][n];
       if (n == m) square_k = odd ? tile[2 * half + 1] : tile[2 * half];
     }
-    rows.norm_q[row] = rsqrtf((odd ? squares_q[2 * half + 1] : squares_q[2 * half]) + 1e-6f);
-    rows.norm_k[row] = rsqrtf(square_k + 1e-6f);
+    smem.norm_q[row] = rsqrtf((odd ? squares_q[2 * half + 1] : squares_q[2 * half]) + 1e-6f);
+    smem.norm_k[row] = rsqrtf(square_k + 1e-6f);
   }
 }
 
 // Stores the warp's 16 rows of N: K K^T, of normalised rows.
-__device__ __forceinline__ void store_products(const SquareRows& kk, ChunkRows& rows) {
+__device__ __forceinline__ void store_products(const SquareRows& kk, PrepareSmem& smem) {
   Lane const at;
   float2 norms[kChunk / 8];
 #pragma unroll
-  for (int n = 0; n < kChunk / 8; ++n) norms[n] = pair_of(rows.norm_k, 8 * n + 2 * at.t);
+  for (int n = 0; n < kChunk / 8; ++n) norms[n] = pair_of(smem.norm_k, 8 * n + 2 * at.t);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     int const m = tile_row_of(at, half);
-    TileRowAddresses const addresses(rows.products, m, at);
-    float const factor = rows.norm_k[8 * m + at.g];
+    TileRowAddresses const addresses(smem.products, m, at);
+    float const factor = smem.norm_k[8 * m + at.g];
 #pragma unroll
     for (int n = 0; n < 4 * half + 4; ++n) {
       if (n > m) break;
@@ -160,7 +160,7 @@ struct ScoreMasks {
 // Writes the warp's 16 rows of P of a head.
 template <class Dtype, bool kFarGates>
 __device__ __forceinline__ void write_scores(const SquareRows& qk, const ScoreMasks& masks,
-                                             const HeadRows& head, uint16_t* scores) {
+                                             const HeadVectors& head, uint16_t* scores) {
   Lane const at;
   float2 columns[kChunk / 8] = {};
 #pragma unroll
@@ -202,9 +202,9 @@ __device__ __forceinline__ void write_scores(const SquareRows& qk, const ScoreMa
 template <class Config, bool kRare>
 __device__ __forceinline__ float solve(unsigned char* shared, bool low = false) {
   int const warp = static_cast<int>(threadIdx.x / 32);
-  auto& rows = *reinterpret_cast<ChunkRows*>(shared + Config::kFirst);
-  return SolutionWriter<typename Config::Record, kRare>(rows.products, rows.heads[warp],
-                                                        rows.totals[warp],
+  auto& smem = *reinterpret_cast<PrepareSmem*>(shared + Config::kFirst);
+  return SolutionWriter<typename Config::Record, kRare>(smem.products, smem.heads[warp],
+                                                        smem.totals[warp],
                                                         shared + warp * SolutionMatrix::kBytes, low)
       .write();
 }
@@ -274,8 +274,8 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
   load(problem.q, shared);
   load(problem.k, shared + Layout::kBytes);
   ptx::cp_async_commit();
-  auto& rows = *reinterpret_cast<ChunkRows*>(shared + Config::kFirst);
-  gates.store(problem, rows.heads);  // while Q and K are loaded
+  auto& smem = *reinterpret_cast<PrepareSmem*>(shared + Config::kFirst);
+  gates.store(problem, smem.heads);  // while Q and K are loaded
   ptx::cp_async_wait<0>();
   __syncthreads();  // Q and K are loaded, and all gates are written
 
@@ -283,21 +283,21 @@ __global__ void __launch_bounds__(Config::kThreads, 4)
   uint32_t const q = ptx::smem_address(shared);
   products.template multiply<Config>(q, q + Layout::kBytes);
   if (problem.qk_l2norm) {
-    compute_norms(products, rows);
+    compute_norms(products, smem);
   } else if (threadIdx.x < kChunk) {
-    rows.norm_q[threadIdx.x] = rows.norm_k[threadIdx.x] = 1.f;
+    smem.norm_q[threadIdx.x] = smem.norm_k[threadIdx.x] = 1.f;
   }
   __syncthreads();  // all norms are written; all warps have read Q and K
-  store_products(products.kk, rows);
+  store_products(products.kk, smem);
   uint32_t const first_record = slot * problem.heads + first_head;
   typename Config::Record* const records = args.records + first_record;
-  if (warp < heads) compute_vectors(rows, rows.heads[warp], problem.scale, records[warp]);
+  if (warp < heads) compute_vectors(smem, smem.heads[warp], problem.scale, records[warp]);
   __syncthreads();  // N and the vectors of all heads are written
 
-  uint32_t const far_gates = find_far_gates(rows, heads);
+  uint32_t const far_gates = find_far_gates(smem, heads);
   ScoreMasks const masks;
   for (int32_t i = 0; i < heads; ++i) {
-    const HeadRows& head = rows.heads[i];
+    const HeadVectors& head = smem.heads[i];
     if ((far_gates >> i & 1) == 0) {
       write_scores<Dtype, false>(products.qk, masks, head, records[i].scores);
     } else {

@@ -17,7 +17,7 @@ namespace flashvar::sm80::gated_delta_rule {
 struct BlockColumn {
   float2 minus_betas[2], factors[2];
 
-  __device__ __forceinline__ BlockColumn(const HeadRows& head, int first) {
+  __device__ __forceinline__ BlockColumn(const HeadVectors& head, int first) {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       minus_betas[n] = pair_of(head.minus_beta, first + 8 * n);
@@ -32,7 +32,7 @@ template <class Record, bool kRare>
 class SolutionWriter {
   using Of = Solution<Record>;
   const KeyProducts& products;
-  const HeadRows& head;
+  const HeadVectors& head;
   float* const row_totals;  // sums of absolute values, within the blocks on the diagonal
   SolutionMatrix const matrix;
   unsigned char* const bytes;  // of the matrix
@@ -43,7 +43,7 @@ class SolutionWriter {
   bool too_large = false;  // whether an element is larger than Of::kLargest
 
  public:
-  __device__ __forceinline__ SolutionWriter(const KeyProducts& products, const HeadRows& head,
+  __device__ __forceinline__ SolutionWriter(const KeyProducts& products, const HeadVectors& head,
                                             float* row_totals, unsigned char* matrix,
                                             bool low = false)
       : products(products),

@@ -19,7 +19,7 @@ using RowsAsK = MnMajor<kSquareBytes>;    // rows are k
 using ColumnsAsK = KMajor<kSquareBytes>;  // columns are k
 
 // Partial sums of the warps, each of 16 tokens.
-struct RowSums {
+struct GateSumsByWarp {
   float gates[2][kChunk];    // sums over rows of A, P, c and a, each times its gradient
   float later[2][kChunk];    // rows of K times rows of R dS^T
   float columns[8][kChunk];  // sums over columns of A and P times gradients, without beta
@@ -142,15 +142,15 @@ __device__ __forceinline__ void add_scaled(float (&d)[kElements], const float (&
 // beta.
 __device__ __forceinline__ void finish_square(float (&d)[32], const float (&product)[32],
                                               uint32_t warpgroup, float scale,
-                                              const RecordRows& rows, float (&row_sums)[2],
+                                              const RecordVectors& vectors, float (&row_sums)[2],
                                               float (&columns)[16]) {
   Lane const at;
   float factors[2], sums[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     int const i = 16 * at.warp + at.g + 8 * half;
-    factors[half] = warpgroup == 0 ? scale * rows.norm_q[i] : -rows.norm_k[i];
-    sums[half] = rows.sums[i];
+    factors[half] = warpgroup == 0 ? scale * vectors.norm_q[i] : -vectors.norm_k[i];
+    sums[half] = vectors.sums[i];
   }
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
@@ -163,7 +163,7 @@ __device__ __forceinline__ void finish_square(float (&d)[32], const float (&prod
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       int const j = 8 * n + 2 * at.t + k;
-      float const sum = rows.sums[j], norm = rows.norm_k[j], beta = rows.beta[j];
+      float const sum = vectors.sums[j], norm = vectors.norm_k[j], beta = vectors.beta[j];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         // Q K^T has the diagonal, K K^T does not.

@@ -110,7 +110,7 @@ struct RowGradients {
   }
 
   // Adds the contribution of a head of v.
-  __device__ __forceinline__ void add_head(const RecordRows& rows, uint32_t vectors_full,
+  __device__ __forceinline__ void add_head(const RecordVectors& vectors, uint32_t vectors_full,
                                            uint32_t vectors_phase, uint32_t tiles_phase,
                                            SlotState<Config>& slot, GateSums& to) {
     using Dtype = typename Config::Dtype;
@@ -120,9 +120,10 @@ struct RowGradients {
     multiply_slots(products, slot);
     ptx::mbarrier_wait(smem.tiles_barriers().full, tiles_phase);  // Q and K are loaded
     ptx::mbarrier_wait(vectors_full, vectors_phase);              // the vectors are loaded
-    float const of_q[2] = {rows.c[row], rows.c[row + 8]};
-    float const of_k[2] = {-rows.a[row], -rows.a[row + 8]};
-    float const of_later[2] = {rows.b[row] * rows.beta[row], rows.b[row + 8] * rows.beta[row + 8]};
+    float const of_q[2] = {vectors.c[row], vectors.c[row + 8]};
+    float const of_k[2] = {-vectors.a[row], -vectors.a[row + 8]};
+    float const of_later[2] = {vectors.b[row] * vectors.beta[row],
+                               vectors.b[row + 8] * vectors.beta[row + 8]};
     // Of a row each, of_state and of_read: q . (S dout) and k . (S dv), the gradients of c and of
     // -a.
     float2 const of_state = row_products<Config>(products.of_q, tile_q(), warpgroup);
@@ -144,13 +145,13 @@ struct RowGradients {
     ptx::wgmma_fence_operand(product);
 
     float gates[2] = {}, columns[16];
-    finish_square(products.square, product, warpgroup, args.problem.scale, rows, gates, columns);
+    finish_square(products.square, product, warpgroup, args.problem.scale, vectors, gates, columns);
     gates[0] = quad_sum(gates[0]) + of_q[0] * of_state.x + of_k[0] * of_read.x;
     gates[1] = quad_sum(gates[1]) + of_q[1] * of_state.y + of_k[1] * of_read.y;
     float2 const of_columns = add_columns(columns);
     sync_warpgroups();  // both warpgroups have read the last head's squares and sums
     put_square<Dtype>(smem.base + Config::kSquares + warpgroup * kSquareBytes, products.square);
-    RowSums& sums = smem.sums();
+    GateSumsByWarp& sums = smem.sums();
     if (at.t == 0) {
       sums.gates[warpgroup][row] = gates[0];
       sums.gates[warpgroup][row + 8] = gates[1];
@@ -166,7 +167,7 @@ struct RowGradients {
 
   // Adds up the partial sums of both warpgroups; called by the first.
   __device__ __forceinline__ void write_sums(GateSums& to) const {
-    const RowSums& sums = smem.sums();
+    const GateSumsByWarp& sums = smem.sums();
     int const token = static_cast<int>(threadIdx.x) % 128;
     if (token >= kChunk) return;
     to.gates[token] = sums.gates[0][token] + sums.gates[1][token];
@@ -178,12 +179,12 @@ struct RowGradients {
   }
 
   // Gradient of the normalisation of rows of q and k (project).
-  __device__ __forceinline__ void project_rows(const RecordRows& rows) {
+  __device__ __forceinline__ void project_rows(const RecordVectors& vectors) {
     Lane const at;
     int const row = 16 * at.warp + at.g;
     float2 const along_q = row_products<Config>(dq, tile_q(), warpgroup);
     float2 const along_k = row_products<Config>(dk, tile_k(), warpgroup);
-    RowSums& sums = smem.sums();
+    GateSumsByWarp& sums = smem.sums();
     sync_warpgroups();  // write_sums() has read the last head's sums
     if (at.t == 0) {
       sums.gates[warpgroup][row] = along_q.x;
@@ -192,8 +193,8 @@ struct RowGradients {
       sums.later[warpgroup][row + 8] = along_k.y;
     }
     sync_warpgroups();  // the sums of both halves are written
-    project<Config>(dq, tile_q(), warpgroup, rows.norm_q, sums.gates);
-    project<Config>(dk, tile_k(), warpgroup, rows.norm_k, sums.later);
+    project<Config>(dq, tile_q(), warpgroup, vectors.norm_q, sums.gates);
+    project<Config>(dk, tile_k(), warpgroup, vectors.norm_k, sums.later);
   }
 
   __device__ __forceinline__ void store(const RowsItem& item) const {
@@ -231,11 +232,11 @@ __device__ __forceinline__ void make_rows(const RowsArgs& args, const RowsSmem<C
     rows.clear();
     for (int32_t i = 0; i < problem.group; ++i, vectors.advance()) {
       BarrierPair const barrier = smem.vectors_barriers(vectors.stage());
-      const RecordRows& of_head = smem.vectors(vectors.stage());
-      rows.add_head(of_head, barrier.full, vectors.phase(), tiles.phase(), slot,
+      const RecordVectors& head_vectors = smem.vectors(vectors.stage());
+      rows.add_head(head_vectors, barrier.full, vectors.phase(), tiles.phase(), slot,
                     args.workspace.sums[item.record(problem, i)]);
       bool const last = i + 1 == problem.group;
-      if (last && problem.qk_l2norm) rows.project_rows(of_head);
+      if (last && problem.qk_l2norm) rows.project_rows(head_vectors);
       warp_arrive(barrier.empty());
       if (last) warp_arrive(smem.tiles_barriers().empty());
     }

@@ -41,8 +41,8 @@ struct RowsConfig : RowsSlot<SmemLayout<kChunk, kDim_>::kBytes> {
   // After the slots: dQK and dB, vectors of two heads, sums, two items.
   static constexpr int kSquares = kSlots + kSlotCount * Slot::kSlotBytes;
   static constexpr int kVectors = kSquares + 2 * kSquareBytes;
-  static constexpr int kSums = kVectors + 2 * static_cast<int>(sizeof(RecordRows));
-  static constexpr int kItems = kSums + static_cast<int>(sizeof(RowSums));
+  static constexpr int kSums = kVectors + 2 * static_cast<int>(sizeof(RecordVectors));
+  static constexpr int kItems = kSums + static_cast<int>(sizeof(GateSumsByWarp));
   static constexpr int kItemBytes = 32;
   static constexpr int kBarriers = kItems + 2 * kItemBytes;
   static constexpr int kSharedMemory = kBarriers + (kSlotCount + 2 + 2 + 1) * 16;
@@ -64,11 +64,11 @@ struct RowsSmem {
   __device__ __forceinline__ uint32_t slot(uint32_t i) const {
     return base + Config::kSlots + i * Config::kSlotBytes;
   }
-  __device__ __forceinline__ RecordRows& vectors(uint32_t i) const {
-    return reinterpret_cast<RecordRows*>(start + Config::kVectors)[i];
+  __device__ __forceinline__ RecordVectors& vectors(uint32_t i) const {
+    return reinterpret_cast<RecordVectors*>(start + Config::kVectors)[i];
   }
-  __device__ __forceinline__ RowSums& sums() const {
-    return *reinterpret_cast<RowSums*>(start + Config::kSums);
+  __device__ __forceinline__ GateSumsByWarp& sums() const {
+    return *reinterpret_cast<GateSumsByWarp*>(start + Config::kSums);
   }
   __device__ __forceinline__ RowsItem& item(uint32_t i) const {
     return *reinterpret_cast<RowsItem*>(start + Config::kItems + Config::kItemBytes * i);
@@ -194,9 +194,9 @@ __device__ __forceinline__ void load_items(const RowsArgs& args, const RowsSmem<
     for (int32_t i = 0; i < problem.group; ++i, vectors.advance()) {
       BarrierPair const barrier = smem.vectors_barriers(vectors.stage());
       ptx::mbarrier_wait(barrier.empty(), vectors.phase() ^ 1);  // the vectors are released
-      ptx::mbarrier_arrive_expect(barrier.full, sizeof(RecordRows));
+      ptx::mbarrier_arrive_expect(barrier.full, sizeof(RecordVectors));
       ptx::bulk_load(ptx::smem_address(&smem.vectors(vectors.stage())),
-                     args.workspace.records[item.record(problem, i)].a, sizeof(RecordRows),
+                     args.workspace.records[item.record(problem, i)].a, sizeof(RecordVectors),
                      barrier.full);
     }
   };
