@@ -60,8 +60,8 @@ struct Work {
       : Work(problem, coordinate, coordinate.row, columns) {}
 
   __device__ __forceinline__ Work(const FwdProblem& problem, const BlockCoordinate& coordinate,
-                                  uint32_t of_sequence, int columns)
-      : sequence(of_sequence),
+                                  uint32_t sequence_index, int columns)
+      : sequence(sequence_index),
         head(coordinate.head),
         head_qk(head / problem.group),
         column(static_cast<int32_t>(coordinate.tile) * columns),
@@ -316,7 +316,7 @@ __device__ __forceinline__ void step_by_tokens(const FwdProblem& problem, const 
   Lane const lane(ptx::thread_index());  // read again: keeps no register across the main loop
   int32_t const count = min(work.span.count - row, kChunk);
   // The state's element that multiplies element i of a row, for the state's row g + 8 half.
-  auto const of_state = [&](int i, int half) -> float& {
+  auto const state_element = [&](int i, int half) -> float& {
     return state[i / 2 * 4 + 2 * half + i % 2];
   };
 #pragma unroll 1
@@ -329,8 +329,8 @@ __device__ __forceinline__ void step_by_tokens(const FwdProblem& problem, const 
     for_each_row_element<Dtype, kDim>(lane, tile_k, token, [&](int i, float x) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        of_state(i, half) *= decay;
-        predicted[half] = fmaf(of_state(i, half), x, predicted[half]);
+        state_element(i, half) *= decay;
+        predicted[half] = fmaf(state_element(i, half), x, predicted[half]);
       }
     });
     int const column = 16 * lane.warp + lane.g;
@@ -345,14 +345,14 @@ __device__ __forceinline__ void step_by_tokens(const FwdProblem& problem, const 
     for_each_row_element<Dtype, kDim>(lane, tile_k, token, [&](int i, float x) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        of_state(i, half) = fmaf(update[half], x, of_state(i, half));
+        state_element(i, half) = fmaf(update[half], x, state_element(i, half));
       }
     });
     if constexpr (!kOutput) continue;
     float const factor = problem.scale * norm_of<Dtype, kDim>(problem, lane, tile_q, token);
     for_each_row_element<Dtype, kDim>(lane, tile_q, token, [&](int i, float x) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) out[half] = fmaf(of_state(i, half), x, out[half]);
+      for (int half = 0; half < 2; ++half) out[half] = fmaf(state_element(i, half), x, out[half]);
     });
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

@@ -45,14 +45,15 @@ inline int64_t chain_cost(const Problem& problem, const GradChainCosts& costs, i
     return costs.start +
            chunks * (deepest / 2 * costs.chunk.pair + deepest % 2 * costs.chunk.alone);
   }
-  auto const time = [&](int64_t blocks, int64_t of_block) {
-    return tiles(blocks, costs.multiprocessors) * (costs.start + of_block);
+  auto const time = [&](int64_t blocks, int64_t block_time) {
+    return tiles(blocks, costs.multiprocessors) * (costs.start + block_time);
   };
   int64_t const length = tiles(chunks, count), inner = count - 2;
   int64_t const blocks =
       tiles_64 + tiles_128 + inner * (2 * tiles_128 + tiles(problem.head_dim, 128));
-  int64_t const of_chunk = inner > 0 ? std::max(costs.output, costs.inner) : costs.output;
-  return time(chains * blocks, length * of_chunk) + time(chains * tiles(v, 8), inner * costs.scan) +
+  int64_t const chunk_time = inner > 0 ? std::max(costs.output, costs.inner) : costs.output;
+  return time(chains * blocks, length * chunk_time) +
+         time(chains * tiles(v, 8), inner * costs.scan) +
          time(chains * (count - 1) * (tiles_64 + tiles_128), length * costs.output);
 }
 

@@ -65,9 +65,9 @@ __device__ __forceinline__ void scan_boundaries(const ScanArgs& args, const Segm
   int const group = static_cast<int>(threadIdx.x) % kGroups;
   int const part = static_cast<int>(threadIdx.x) / kGroups;
   int32_t const known = reverse ? work.after + boundaries - 1 : work.after;
-  auto const address_of = [&](const State& of, int column, int row) {
-    return of.data + known * of.sequence_stride + work.head * of.head_stride +
-           column * of.v_stride + row;
+  auto const address_of = [&](const State& array, int column, int row) {
+    return array.data + known * array.sequence_stride + work.head * array.head_stride +
+           column * array.v_stride + row;
   };
   const State& states = args.between.states;
   const State& transitions = args.between.transitions;

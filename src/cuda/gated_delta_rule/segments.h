@@ -33,9 +33,12 @@ struct Segments {
 #ifdef __CUDACC__
   // Index of a sequence's first boundary. For varlen sequences it is derived from the offset:
   // boundaries are at least `rows` rows apart, so that no two get the same index.
-  __device__ __forceinline__ int32_t first_boundary(const Sequences& of, uint32_t sequence) const {
-    if (of.offsets == nullptr) return static_cast<int32_t>(sequence) * ((of.seqlen - 1) / rows);
-    return min(max(of.offsets[sequence], 0), of.total) / rows;
+  __device__ __forceinline__ int32_t first_boundary(const Sequences& sequences,
+                                                    uint32_t sequence) const {
+    if (sequences.offsets == nullptr) {
+      return static_cast<int32_t>(sequence) * ((sequences.seqlen - 1) / rows);
+    }
+    return min(max(sequences.offsets[sequence], 0), sequences.total) / rows;
   }
 #endif
 };
@@ -60,8 +63,8 @@ inline int64_t chain_cost(const Problem& problem, const ChainCosts& costs, int64
   auto const tiles = [](int64_t columns, int64_t size) { return (columns + size - 1) / size; };
   int64_t const chains = sequences * problem.heads, v = problem.head_dim_v;
   int64_t const length = tiles(chunks, count);
-  auto const time = [&](int64_t blocks, int64_t of_block) {
-    return tiles(blocks, costs.multiprocessors) * (costs.start + of_block);
+  auto const time = [&](int64_t blocks, int64_t block_time) {
+    return tiles(blocks, costs.multiprocessors) * (costs.start + block_time);
   };
   bool const first_once = costs.first_once && count > 1;
   int64_t const last_pass = chains * (first_once ? count - 1 : count);
@@ -72,8 +75,8 @@ inline int64_t chain_cost(const Problem& problem, const ChainCosts& costs, int64
   if (count == 1) return cost;
   int64_t const first = tiles(v, first_once ? 64 : 128);
   int64_t const inner = (count - 2) * (tiles(problem.head_dim, 128) + tiles(v, 128));
-  int64_t const of_chunk = first_once ? std::max(costs.columns_64, costs.state) : costs.state;
-  return cost + time(chains * (first + inner), length * of_chunk) +
+  int64_t const chunk_time = first_once ? std::max(costs.columns_64, costs.state) : costs.state;
+  return cost + time(chains * (first + inner), length * chunk_time) +
          time(chains * tiles(v, 8), (count - 2) * costs.scan);
 }
 

@@ -338,10 +338,10 @@ struct UpdateInputs {
     float k_k = 0.f, q_q = 0.f, k_q = 0.f;
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      float const of_k = Dtype::unpack(k[i]), of_q = Dtype::unpack(q[i]);
-      k_k = fmaf(of_k, of_k, k_k);
-      q_q = fmaf(of_q, of_q, q_q);
-      k_q = fmaf(of_k, of_q, k_q);
+      float const k_value = Dtype::unpack(k[i]), q_value = Dtype::unpack(q[i]);
+      k_k = fmaf(k_value, k_value, k_k);
+      q_q = fmaf(q_value, q_value, q_q);
+      k_q = fmaf(k_value, q_value, k_q);
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {

@@ -66,7 +66,7 @@ struct BwdLaunch {
   }
 
   // The memory of GradSegments lies after the `used` bytes of lay_out().
-  static GradSegments of_segments(const BwdProblem& problem, uint64_t used) {
+  static GradSegments grad_segments(const BwdProblem& problem, uint64_t used) {
     return {problem, Chains::segments(problem), kDim,
             static_cast<unsigned char*>(problem.workspace) + used};
   }
@@ -74,7 +74,7 @@ struct BwdLaunch {
   static uint64_t workspace(const BwdProblem& problem) {
     GradWorkspace parts{};
     uint64_t const used = lay_out(problem, parts);
-    return used + of_segments(problem, used).bytes;
+    return used + grad_segments(problem, used).bytes;
   }
 
   static cudaError_t launch(const BwdProblem& problem, int device, cudaStream_t stream) {
@@ -82,7 +82,7 @@ struct BwdLaunch {
     uint64_t const used = lay_out(problem, workspace);
     cudaError_t error = launch_prepare<Prepare>(problem, device, stream);
     if (error != cudaSuccess) return error;
-    error = Chains::launch(problem, workspace, of_segments(problem, used), device, stream);
+    error = Chains::launch(problem, workspace, grad_segments(problem, used), device, stream);
     int64_t const slots = problem.rows.tiles(problem.sequences, kChunk);
     if (error == cudaSuccess && slots > 0) {
       error = Rows::launch(problem, workspace, device, stream);

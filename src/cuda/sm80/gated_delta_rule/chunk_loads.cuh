@@ -20,7 +20,7 @@ struct ChunkCoordinate {
   __device__ __forceinline__ ChunkCoordinate(int64_t batch, int64_t row, int32_t count)
       : batch(batch), row(row), count(count) {}
 
-  __device__ __forceinline__ uint16_t* of(const Tensor& tensor, uint32_t head) const {
+  __device__ __forceinline__ uint16_t* address(const Tensor& tensor, uint32_t head) const {
     return tensor.data + batch * tensor.batch_stride + row * tensor.seq_stride +
            head * tensor.head_stride;
   }
@@ -32,8 +32,8 @@ template <class Layout, int kThreads>
 __device__ __forceinline__ void load_rows(unsigned char* tile, const Tensor& from,
                                           const ChunkCoordinate& rows, uint32_t head,
                                           int32_t column, int32_t columns) {
-  load_tile<Layout, kThreads, true>(tile, rows.of(from, head) + column, from.seq_stride, rows.count,
-                                    columns);
+  load_tile<Layout, kThreads, true>(tile, rows.address(from, head) + column, from.seq_stride,
+                                    rows.count, columns);
 }
 
 // Starts copies of `bytes` contiguous bytes (cp.async), by all threads of the block.

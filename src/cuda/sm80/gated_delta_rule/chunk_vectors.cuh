@@ -86,12 +86,12 @@ class ThreadGates {
         exists{token < count, token + kStep < count} {
     GateCoordinate const coordinate{first.batch, first.row + (exists[0] ? token : 0),
                                     first.head + min(head, heads - 1)};
-    auto load = [&](const Gate& gate, uint32_t GateBits::* of) {
-      bits[0].*of = bits[1].*of = 0;
+    auto load = [&](const Gate& gate, uint32_t GateBits::* field) {
+      bits[0].*field = bits[1].*field = 0;
       if (gate.data == nullptr) return;
       int64_t const index = coordinate.index(gate);
-      bits[0].*of = load_bits(gate, index);
-      bits[1].*of = load_bits(gate, index + (exists[1] ? kStep * gate.seq_stride : 0));
+      bits[0].*field = load_bits(gate, index);
+      bits[1].*field = load_bits(gate, index + (exists[1] ? kStep * gate.seq_stride : 0));
     };
     load(problem.g, &GateBits::g);
     load(problem.beta, &GateBits::beta);
@@ -123,7 +123,7 @@ __device__ __forceinline__ uint32_t find_far_gates(const PrepareSmem& smem, int3
 template <class Record>
 __device__ __forceinline__ void compute_vectors(const PrepareSmem& smem, HeadVectors& head,
                                                 float scale, Record& record) {
-  using Of = Solution<Record>;
+  using FirstMatrix = Solution<Record>;
   // Range of D's factors: 2^-60 to 2^60, well inside fp32's.
   constexpr float kFarthest = 60.f;
   int const first = static_cast<int>(threadIdx.x) % 32 * 2;
@@ -142,19 +142,22 @@ __device__ __forceinline__ void compute_vectors(const PrepareSmem& smem, HeadVec
   put_pair(record.b, first,
            {exp2_approx(last - sums.x) * norm_k.x, exp2_approx(last - sums.y) * norm_k.y});
   put_pair(record.c, first, {scale * decay.x * norm_q.x, scale * decay.y * norm_q.y});
-  Of::write_more(record, first, beta, sums, norm_q, norm_k);
+  FirstMatrix::write_more(record, first, beta, sums, norm_q, norm_k);
 
-  float2 of_row = {1.f, 1.f}, of_column = {1.f, 1.f};
+  float2 row_factor = {1.f, 1.f}, column_factor = {1.f, 1.f};
   if (!far_gates) {
-    of_row = {exp2_approx(sums.x - middle), exp2_approx(sums.y - middle)};
-    of_column = {exp2_approx(middle - sums.x), exp2_approx(middle - sums.y)};
+    row_factor = {exp2_approx(sums.x - middle), exp2_approx(sums.y - middle)};
+    column_factor = {exp2_approx(middle - sums.x), exp2_approx(middle - sums.y)};
   }
   put_pair(head.sums, first, sums);
-  put_pair(head.rows, first, {Of::row(beta.x) * of_row.x, Of::row(beta.y) * of_row.y});
+  put_pair(head.rows, first,
+           {FirstMatrix::row(beta.x) * row_factor.x, FirstMatrix::row(beta.y) * row_factor.y});
   put_pair(head.columns, first,
-           {Of::column(beta.x) * of_column.x, Of::column(beta.y) * of_column.y});
-  put_pair(head.score_rows, first, {scale * norm_q.x * of_row.x, scale * norm_q.y * of_row.y});
-  put_pair(head.score_columns, first, {norm_k.x * of_column.x, norm_k.y * of_column.y});
+           {FirstMatrix::column(beta.x) * column_factor.x,
+            FirstMatrix::column(beta.y) * column_factor.y});
+  put_pair(head.score_rows, first,
+           {scale * norm_q.x * row_factor.x, scale * norm_q.y * row_factor.y});
+  put_pair(head.score_columns, first, {norm_k.x * column_factor.x, norm_k.y * column_factor.y});
   if (first == 0) {
     head.far_gates = far_gates;
     record.decay = exp2_approx(last);

@@ -110,8 +110,8 @@ struct FwdLaunch {
     if (error != cudaSuccess) return error;
     ScanArgs const scan{problem, args.segments, args.between,
                         tiles(problem.head_dim_v, Scan::kColumns)};
-    LaunchShape const of_scan{chains * scan.column_tiles, Scan::kThreads, 0};
-    return launch_kernel<scan_kernel<Scan>>(scan, of_scan, device, stream);
+    LaunchShape const scan_shape{chains * scan.column_tiles, Scan::kThreads, 0};
+    return launch_kernel<scan_kernel<Scan>>(scan, scan_shape, device, stream);
   }
 
   static void explain_call(const FwdProblem& problem, Text& text) {

@@ -206,20 +206,20 @@ __device__ __forceinline__ void add_square_products(Acc& dq, Acc& dk, uint32_t t
   Part const part;
   uint32_t const rows = part.strip * 16 * Square::kRowBytes + fragment_offset<Square>();
   uint32_t const transposed = transposed_offset(2 * part.strip);
-  uint32_t const of_qk = tiles + Config::kSquares, of_kk = of_qk + kSquareBytes;
+  uint32_t const dqk = tiles + Config::kSquares, dkk = dqk + kSquareBytes;
   uint32_t const q = column_fragments<Config>(tiles);
   uint32_t const k = column_fragments<Config>(tiles + Config::kK);
 #pragma unroll Config::kUnroll
   for (int kk = 0; kk < 4; ++kk) {
     uint32_t a[4], b[4];
     if (kk <= part.strip) {
-      ptx::ldmatrix_x4(a, Square::advance(of_qk + rows, 2 * kk));
-      ptx::ldmatrix_x4(b, Square::advance(of_kk + rows, 2 * kk));
+      ptx::ldmatrix_x4(a, Square::advance(dqk + rows, 2 * kk));
+      ptx::ldmatrix_x4(b, Square::advance(dkk + rows, 2 * kk));
       add_products<Config>(dq, a, dk, b, k, 16 * kk);
     }
     if (kk >= part.strip) {
-      ptx::ldmatrix_x4_trans(a, of_qk + transposed + 16 * kk * Square::kRowBytes);
-      ptx::ldmatrix_x4_trans(b, of_kk + transposed + 16 * kk * Square::kRowBytes);
+      ptx::ldmatrix_x4_trans(a, dqk + transposed + 16 * kk * Square::kRowBytes);
+      ptx::ldmatrix_x4_trans(b, dkk + transposed + 16 * kk * Square::kRowBytes);
       add_product<Config>(dk, a, q, 16 * kk);
       add_product<Config>(dk, b, k, 16 * kk);
     }
@@ -229,11 +229,11 @@ __device__ __forceinline__ void add_square_products(Acc& dq, Acc& dk, uint32_t t
 // Products with the states S and dS, without factors of rows.
 template <class Config>
 struct StateProducts {
-  Accumulator<16, Config::kColumns> of_q, of_k, later;  // dOut S^T, dV S^T, R dS^T
+  Accumulator<16, Config::kColumns> q, k, later;  // dOut S^T, dV S^T, R dS^T
 
   __device__ __forceinline__ void clear() {
-    of_q.clear();
-    of_k.clear();
+    q.clear();
+    k.clear();
     later.clear();
   }
 
@@ -250,9 +250,9 @@ struct StateProducts {
       ptx::ldmatrix_x4(a, Square::advance(rows + Config::kGradValues, 2 * kk));
       if (both) {
         ptx::ldmatrix_x4(b, Square::advance(rows + Config::kGradOut, 2 * kk));
-        add_products<Config>(of_q, b, of_k, a, state, 16 * kk);
+        add_products<Config>(q, b, k, a, state, 16 * kk);
       } else {
-        add_product<Config>(of_k, a, state, 16 * kk);
+        add_product<Config>(k, a, state, 16 * kk);
       }
       ptx::ldmatrix_x4_trans(a, transposed + 16 * kk * Square::kRowBytes);
       add_product<Config>(later, a, grad_state, 16 * kk);

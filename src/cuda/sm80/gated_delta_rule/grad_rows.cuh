@@ -167,7 +167,7 @@ __device__ __forceinline__ void add_heads(RowsAccumulator<Config>& dq, RowsAccum
   for (int32_t i = 0; i < problem.group; ++i) {
     GroupHead const head{item.head(problem, i), item.record(problem, i)};
     const RecordVectors& vectors = *loads.vectors(i);
-    float2 of_gates{};
+    float2 gates{};
     bool careful;
     {
       Squares e, f, product;  // e and f become dB and dQK
@@ -175,28 +175,28 @@ __device__ __forceinline__ void add_heads(RowsAccumulator<Config>& dq, RowsAccum
       careful = Config::kCareful && vectors.growth > kCarefulGrowth;
       float columns[4] = {};
       multiply_keys<Config>(product, tile_q, tile_k);
-      finish_square<false>(f, product, problem.scale, vectors, of_gates, columns);
+      finish_square<false>(f, product, problem.scale, vectors, gates, columns);
       multiply_keys<Config>(product, tile_k, tile_k);
-      finish_square<true>(e, product, problem.scale, vectors, of_gates, columns);
+      finish_square<true>(e, product, problem.scale, vectors, gates, columns);
       write_column_sums(sums.columns, columns, at, part);
       add_rounded_squares<Config>(dq, dk, f, e, tile_q, careful);
     }
     StateProducts<Config> products;
     float states = multiply_states(products, loads, item, head, i, careful, resident);
 
-    float const of_q[2] = {vectors.c[row], vectors.c[row + 8]};
-    float const of_k[2] = {-vectors.a[row], -vectors.a[row + 8]};
+    float const factors_q[2] = {vectors.c[row], vectors.c[row + 8]};
+    float const factors_k[2] = {-vectors.a[row], -vectors.a[row + 8]};
     float2 const later = row_products<Config>(products.later, tile_k);
     // Of a row each: q . (S dout) and k . (S dv), the gradients of c and of -a.
-    float2 const of_state = row_products<Config>(products.of_q, tile_q);
-    float2 const of_read = row_products<Config>(products.of_k, tile_k);
-    of_gates.x += of_q[0] * of_state.x + of_k[0] * of_read.x;
-    of_gates.y += of_q[1] * of_state.y + of_k[1] * of_read.y;
-    add_scaled(dq, products.of_q, of_q);
-    add_scaled(dk, products.of_k, of_k);
+    float2 const dot_q = row_products<Config>(products.q, tile_q);
+    float2 const dot_k = row_products<Config>(products.k, tile_k);
+    gates.x += factors_q[0] * dot_q.x + factors_k[0] * dot_k.x;
+    gates.y += factors_q[1] * dot_q.y + factors_k[1] * dot_k.y;
+    add_scaled(dq, products.q, factors_q);
+    add_scaled(dk, products.k, factors_k);
     add_scaled(dk, products.later,
                {vectors.b[row] * vectors.beta[row], vectors.b[row + 8] * vectors.beta[row + 8]});
-    write_row_sums(sums.gates[part.quarter], of_gates);
+    write_row_sums(sums.gates[part.quarter], gates);
     write_row_sums(sums.later[part.quarter], later);
     states = warp_sum(states);
     if (threadIdx.x % 32 == 0) sums.states[threadIdx.x / 32] = states;
@@ -213,7 +213,7 @@ __device__ __forceinline__ void store_both(const RowsAccumulator<Config>& dq,
   const BwdProblem& problem = loads.args.problem;
   int const column = loads.part * Config::kDim;
   auto const put = [&](const RowsAccumulator<Config>& d, const Tensor& to) {
-    store_rows<Config>(d, loads.coordinate.of(to, head_qk) + column, to.seq_stride,
+    store_rows<Config>(d, loads.coordinate.address(to, head_qk) + column, to.seq_stride,
                        loads.coordinate.count, problem.head_dim - column);
   };
   put(dq, problem.grad_q);

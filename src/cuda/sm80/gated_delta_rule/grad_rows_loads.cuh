@@ -79,29 +79,27 @@ struct RowsLoads {
                                          int32_t tile, bool low_values, bool low_residuals) const {
     const BwdProblem& problem = args.problem;
     const GradWorkspace& workspace = args.workspace;
-    int64_t const of_workspace = record * workspace.tiles + tile;
+    int64_t const index = record * workspace.tiles + tile;
     int32_t const column = tile * kChainColumns;
     load_rows<Square, Config::kThreads>(slot + Config::kGradOut, problem.grad_out, coordinate, head,
                                         column, problem.head_dim_v - column);
     if (low_values) {
       load_tile<Square, Config::kThreads, true>(
           slot + Config::kGradValues,
-          reinterpret_cast<const uint16_t*>(workspace.grad_values_low +
-                                            of_workspace * kSquareBytes),
+          reinterpret_cast<const uint16_t*>(workspace.grad_values_low + index * kSquareBytes),
           kChainColumns, coordinate.count, kChainColumns);
     } else {
       load_rows<Square, Config::kThreads>(slot + Config::kGradValues, problem.grad_v, coordinate,
                                           head, column, problem.head_dim_v - column);
     }
-    image(low_residuals ? workspace.residuals_low : workspace.residuals, of_workspace, kSquareBytes,
+    image(low_residuals ? workspace.residuals_low : workspace.residuals, index, kSquareBytes,
           slot + Config::kResiduals);
   }
 
   __device__ __forceinline__ void states(unsigned char* slot, int64_t record, int32_t tile) const {
-    int64_t const of_workspace = (record * args.workspace.tiles + tile) * Config::kParts + part;
-    image(args.workspace.states, of_workspace, Config::Tile::kBytes, slot + Config::kState);
-    image(args.workspace.grad_states, of_workspace, Config::Tile::kBytes,
-          slot + Config::kGradState);
+    int64_t const index = (record * args.workspace.tiles + tile) * Config::kParts + part;
+    image(args.workspace.states, index, Config::Tile::kBytes, slot + Config::kState);
+    image(args.workspace.grad_states, index, Config::Tile::kBytes, slot + Config::kGradState);
   }
 
   __device__ __forceinline__ unsigned char* slot(int32_t tile) const {

@@ -55,13 +55,13 @@ struct KeyProducts {
 // Addresses to which a lane stores its elements, those of row g, of the 8 x 8 tiles (m, n) of N, n
 // <= m.
 class TileRowAddresses {
-  int of_diagonal;     // first of the tiles in the block on the diagonal
-  uint32_t* below;     // tile (m, 0)
-  float* diagonal[2];  // its two tiles
+  int first_on_diagonal;  // first of the tiles in the block on the diagonal
+  uint32_t* below;        // tile (m, 0)
+  float* diagonal[2];     // its two tiles
 
  public:
   __device__ __forceinline__ TileRowAddresses(KeyProducts& products, int m, const Lane& at)
-      : of_diagonal(m / 2 * 2),
+      : first_on_diagonal(m / 2 * 2),
         below(&products.below[KeyProducts::index(m / 2, 0)][m % 2][4 * at.g + at.t]) {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
@@ -73,7 +73,7 @@ class TileRowAddresses {
   __device__ __forceinline__ void put(int n, float first, float second) const {
     using fp16 = dtype::fp16;
     uint32_t const word = fp16::pack(first, second);
-    if (n < of_diagonal) {
+    if (n < first_on_diagonal) {
       below[2 * 32 * n] = word;
     } else {
       *reinterpret_cast<float2*>(diagonal[n % 2]) = {
@@ -121,10 +121,10 @@ struct DiagonalRows {
       if (column >= row) upper[column] = lower[column + 8] = 0.f;
     }
 #pragma unroll
-    for (int known = kBlock - 2; known > 0; --known) {  // the last column is 0
-      bool const of_both = known < kBlock / 2 - 1;      // likewise of the upper row
-      float const of_upper = of_both ? minus_beta[known] * upper[known % 8] : 0.f;
-      float const of_lower = minus_beta[known] * lower[known];
+    for (int known = kBlock - 2; known > 0; --known) {    // the last column is 0
+      bool const changes_upper = known < kBlock / 2 - 1;  // likewise of the upper row
+      float const upper_factor = changes_upper ? minus_beta[known] * upper[known % 8] : 0.f;
+      float const lower_factor = minus_beta[known] * lower[known];
 #pragma unroll
       for (int first = 0; first < known; first += 4) {
         float four[4];
@@ -133,8 +133,8 @@ struct DiagonalRows {
         for (int i = 0; i < 4; ++i) {
           int const column = first + i;
           if (column >= known) break;
-          lower[column] = fmaf(of_lower, four[i], lower[column]);
-          if (of_both) upper[column % 8] = fmaf(of_upper, four[i], upper[column % 8]);
+          lower[column] = fmaf(lower_factor, four[i], lower[column]);
+          if (changes_upper) upper[column % 8] = fmaf(upper_factor, four[i], upper[column % 8]);
         }
       }
     }
@@ -164,8 +164,8 @@ struct SolutionMatrix {
 
   // Byte offset of a 16-byte unit.
   static __device__ __forceinline__ uint32_t unit_offset(uint32_t row, uint32_t unit) {
-    uint32_t const of_half = row < kChunk / 2 ? Triangle::kBytes : Triangle::kColBlockBytes;
-    return Triangle::unit_offset(row, unit % 4) + unit / 4 * of_half;
+    uint32_t const half_bytes = row < kChunk / 2 ? Triangle::kBytes : Triangle::kColBlockBytes;
+    return Triangle::unit_offset(row, unit % 4) + unit / 4 * half_bytes;
   }
 
   // Blocks of operands.
@@ -201,8 +201,8 @@ class DiagonalAddresses {
   __device__ __forceinline__ DiagonalAddresses(const SolutionMatrix& matrix, int lane)
       : row(lane % 8), has_right(lane / 8 < kBlocks - 1), has_left(lane / 8 > 0) {
     int const block = lane / 8;
-    auto address_of = [&](const SolutionMatrix::Block& of) {
-      return matrix.smem + SolutionMatrix::unit_offset(kBlock * of.i + row, 2 * of.j);
+    auto address_of = [&](const SolutionMatrix::Block& at) {
+      return matrix.smem + SolutionMatrix::unit_offset(kBlock * at.i + row, 2 * at.j);
     };
     result = address_of({block, block});
     right = address_of(SolutionMatrix::right(block));

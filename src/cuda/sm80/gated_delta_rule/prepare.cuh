@@ -77,22 +77,22 @@ struct RowProducts {
     qq.clear();
 #pragma unroll
     for (int step = 0; step < Config::kDim / 16; ++step) {
-      uint32_t of_q[4], of_k[4];
-      ptx::ldmatrix_x4(of_q, rows_q.unit(2 * step));
-      ptx::ldmatrix_x4(of_k, rows_k.unit(2 * step));
+      uint32_t a_q[4], a_k[4];
+      ptx::ldmatrix_x4(a_q, rows_q.unit(2 * step));
+      ptx::ldmatrix_x4(a_k, rows_k.unit(2 * step));
 #pragma unroll
       for (int half = 0; half < 2; ++half) {  // rows of operand A, reused as B
-        ptx::mma_m16n8k16<Dtype>(qq.tile[0][half], of_q, of_q[half], of_q[half + 2]);
+        ptx::mma_m16n8k16<Dtype>(qq.tile[0][half], a_q, a_q[half], a_q[half + 2]);
       }
 #pragma unroll
       for (int n = 0; n < kChunk / 8; n += 2) {
         if (n >= 6 && n > last) break;  // above the diagonal: `last` is 4 to 7
         uint32_t b[4];
         ptx::ldmatrix_x4(b, columns.unit(2 * step) + n * 8 * Layout::kRowBytes);
-        ptx::mma_m16n8k16<Dtype>(qk.tile[0][n], of_q, b[0], b[1]);
-        ptx::mma_m16n8k16<Dtype>(qk.tile[0][n + 1], of_q, b[2], b[3]);
-        ptx::mma_m16n8k16<Dtype>(kk.tile[0][n], of_k, b[0], b[1]);
-        ptx::mma_m16n8k16<Dtype>(kk.tile[0][n + 1], of_k, b[2], b[3]);
+        ptx::mma_m16n8k16<Dtype>(qk.tile[0][n], a_q, b[0], b[1]);
+        ptx::mma_m16n8k16<Dtype>(qk.tile[0][n + 1], a_q, b[2], b[3]);
+        ptx::mma_m16n8k16<Dtype>(kk.tile[0][n], a_k, b[0], b[1]);
+        ptx::mma_m16n8k16<Dtype>(kk.tile[0][n + 1], a_k, b[2], b[3]);
       }
     }
   }
@@ -222,18 +222,18 @@ __device__ __noinline__ float call_solve(bool low) {
 template <class Config>
 __device__ __forceinline__ void write_solution(unsigned char* shared, bool far_gates,
                                                typename Config::Record* records, uint32_t index) {
-  using Of = Solution<typename Config::Record>;
+  using FirstMatrix = Solution<typename Config::Record>;
   unsigned char* const matrix = shared + threadIdx.x / 32 * SolutionMatrix::kBytes;
   float const growth = far_gates ? call_solve<Config>(false) : solve<Config, false>(shared);
   // Computed here and not earlier, so that the address takes no registers during solve().
   typename Config::Record& record = records[ptx::pin(index)];
-  start_warp_copy<Triangle::kBytes>(Of::matrix(record), matrix);
+  start_warp_copy<Triangle::kBytes>(FirstMatrix::matrix(record), matrix);
   if (threadIdx.x % 32 == 0) record.growth = growth;
   finish_warp_copies();  // the low part overwrites the matrix, or the block exits
-  if constexpr (Of::kCareful < __builtin_huge_valf()) {
-    if (growth > Of::kCareful) {
+  if constexpr (FirstMatrix::kCareful < __builtin_huge_valf()) {
+    if (growth > FirstMatrix::kCareful) {
       call_solve<Config>(true);
-      start_warp_copy<Triangle::kBytes>(Of::low(record), matrix);
+      start_warp_copy<Triangle::kBytes>(FirstMatrix::low(record), matrix);
       finish_warp_copies();
     }
   }

@@ -30,7 +30,7 @@ struct BlockColumn {
 // gates, and `low`, which asks for the low part instead.
 template <class Record, bool kRare>
 class SolutionWriter {
-  using Of = Solution<Record>;
+  using FirstMatrix = Solution<Record>;
   const KeyProducts& products;
   const HeadVectors& head;
   float* const row_totals;  // sums of absolute values, within the blocks on the diagonal
@@ -40,7 +40,7 @@ class SolutionWriter {
   Lane const at;
   uint32_t const word;  // offset of the lane's elements in a tile of the matrix
   bool const far_gates, low;
-  bool too_large = false;  // whether an element is larger than Of::kLargest
+  bool too_large = false;  // whether an element is larger than FirstMatrix::kLargest
 
  public:
   __device__ __forceinline__ SolutionWriter(const KeyProducts& products, const HeadVectors& head,
@@ -96,8 +96,8 @@ class SolutionWriter {
     return low ? pack_low_fp16(first, second) : dtype::fp16::pack(first, second);
   }
   __device__ __forceinline__ float add(float element, float minus_beta) {
-    too_large |= fabsf(element) > Of::kLargest;
-    return Of::size(element, minus_beta);
+    too_large |= fabsf(element) > FirstMatrix::kLargest;
+    return FirstMatrix::size(element, minus_beta);
   }
 
   // Stores the lane's two rows of a diagonal block of X.
@@ -110,7 +110,7 @@ class SolutionWriter {
       int const i = block + 8 * lower + row;
       beta[lower] = -head.minus_beta[i];
       factors[lower] = head.rows[i];
-      totals[lower] = Of::diagonal_size(beta[lower]);
+      totals[lower] = FirstMatrix::diagonal_size(beta[lower]);
     }
 #pragma unroll
     for (int unit = 0; unit < 2; ++unit) {
@@ -150,7 +150,7 @@ class SolutionWriter {
     for (int lower = 0; lower < 2; ++lower) {
       row_totals[block + 8 * lower + row] = totals[lower];
       addresses.put_diagonal(
-          lower, static_cast<uint16_t>(dtype::fp16::pack(Of::diagonal(beta[lower]), 0.f)));
+          lower, static_cast<uint16_t>(dtype::fp16::pack(FirstMatrix::diagonal(beta[lower]), 0.f)));
     }
   }
 
@@ -162,16 +162,16 @@ class SolutionWriter {
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
       int const n = e / 4, half = e / 2 % 2;
-      float2 const of = column.factors[n];
-      elements[n][e % 4] = factors[half] * (e % 2 == 0 ? of.x : of.y);
+      float2 const pair = column.factors[n];
+      elements[n][e % 4] = factors[half] * (e % 2 == 0 ? pair.x : pair.y);
     }
     if (far_gates) {
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         int const n = e / 4, half = e / 2 % 2;
-        float const of_row = head.sums[kBlock * i + 8 * half + at.g];
-        float const of_column = head.sums[kBlock * j + 8 * n + 2 * at.t + e % 2];
-        elements[n][e % 4] *= exp2_approx(of_row - of_column);
+        float const row_sum = head.sums[kBlock * i + 8 * half + at.g];
+        float const column_sum = head.sums[kBlock * j + 8 * n + 2 * at.t + e % 2];
+        elements[n][e % 4] *= exp2_approx(row_sum - column_sum);
       }
     }
 #pragma unroll

@@ -70,17 +70,17 @@ struct ChainsLaunch {
   static Segments segments(const BwdProblem& problem) { return choose_segments(problem, kCosts); }
 
   static cudaError_t launch(const BwdProblem& problem, const GradWorkspace& workspace,
-                            const GradSegments& of_segments, int device, cudaStream_t stream) {
+                            const GradSegments& grad_segments, int device, cudaStream_t stream) {
     int multiprocessors = 0;
     cudaError_t error =
         cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     ChainArgs args{};
-    args.of_segments = of_segments;
+    args.grad_segments = grad_segments;
     args.value_tiles_128 = tiles(problem.head_dim_v, kColumns128);
     args.key_tiles_128 = tiles(problem.head_dim, kColumns128);
     if (error == cudaSuccess) error = make_chain_args<Dtype>(args, problem, workspace);
     if (error != cudaSuccess) return error;
-    if (of_segments.boundaries > 0) return launch_segments(args, device, stream);
+    if (grad_segments.boundaries > 0) return launch_segments(args, device, stream);
     int64_t const chains = 2 * problem.sequences * problem.heads * workspace.tiles;
     return chains <= multiprocessors ? launch_blocks<1>(args, chains, device, stream)
                                      : launch_blocks<2>(args, chains, device, stream);
@@ -96,10 +96,10 @@ struct ChainsLaunch {
   // The three passes. Each may start while the preceding kernel's last blocks run (PDL).
   static cudaError_t launch_segments(const ChainArgs& args, int device, cudaStream_t stream) {
     const BwdProblem& problem = args.problem;
-    const GradSegments& of = args.of_segments;
+    const GradSegments& segments = args.grad_segments;
     int64_t const tiles_64 = args.workspace.tiles, tiles_128 = args.value_tiles_128;
     int64_t const ends = problem.sequences * problem.heads;
-    int64_t const inner = int64_t{of.boundaries} * problem.heads;
+    int64_t const inner = int64_t{segments.boundaries} * problem.heads;
     LaunchShape shape{ends * (tiles_64 + tiles_128) + inner * (2 * tiles_128 + args.key_tiles_128),
                       kSegmentThreads, kSegmentMemory, true};
     cudaError_t error = launch_kernel<
@@ -107,9 +107,9 @@ struct ChainsLaunch {
         args, shape, device, stream);
     if (error != cudaSuccess) return error;
     int32_t const scans = tiles(problem.head_dim_v, Scan::kColumns);
-    GradScanArgs const scan{{problem, of.segments, of.between, scans},
-                            {problem, of.segments, of.grads, scans},
-                            problem.sequences <= of.boundaries};
+    GradScanArgs const scan{{problem, segments.segments, segments.between, scans},
+                            {problem, segments.segments, segments.grads, scans},
+                            problem.sequences <= segments.boundaries};
     shape = {2 * std::min(ends, inner) * scans, Scan::kThreads, 0, true};
     error = launch_kernel<chain_scan_kernel<Scan>>(scan, shape, device, stream);
     if (error != cudaSuccess) return error;

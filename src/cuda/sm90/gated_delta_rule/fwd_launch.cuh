@@ -44,18 +44,18 @@ struct FwdLaunch {
     KernelFactsMaker const chain{row, "wgmma", "every call"};
     KernelFactsMaker const prepare{row, "mma.sync", "every call"};
     KernelFactsMaker const segment{row, "wgmma", kSegments}, scan{row, "simt", kSegments};
-    auto const of_prepare =
+    auto const prepare_facts =
         prepare.make("prepare_kernel", Prepare::kThreads, Prepare::kSharedMemory, kChunk);
     if constexpr (kLarge) {
       return KernelFactsList<2>{{chain.make("fwd_kernel", Config<1>::kThreads,
                                             Config<1>::kSharedMemory, kChunk, Config<1>::kColumns),
-                                 of_prepare}};
+                                 prepare_facts}};
     } else {
       return KernelFactsList<5>{{chain.make("fwd_kernel", Config<2>::kThreads,
                                             Config<2>::kSharedMemory, kChunk, Config<2>::kColumns),
                                  chain.make("fwd_kernel, few heads", Config<1>::kThreads,
                                             Config<1>::kSharedMemory, kChunk, Config<1>::kColumns),
-                                 of_prepare,
+                                 prepare_facts,
                                  segment.make("segment_kernel", kSegmentThreads, kSegmentMemory,
                                               kChunk, SegmentConfig::kColumns),
                                  scan.make("scan_kernel", Scan::kThreads, 0, Scan::kColumns)}};
@@ -141,8 +141,8 @@ struct FwdLaunch {
         launch_kernel<segment_kernel<Config<1>, SegmentConfig>>(args, shape, device, stream);
     if (error != cudaSuccess) return error;
     ScanArgs const scan{problem, args.segments, args.between, tiles<Scan>(problem.head_dim_v)};
-    LaunchShape const of_scan{chains * scan.column_tiles, Scan::kThreads, 0, true};
-    return launch_kernel<scan_kernel<Scan>>(scan, of_scan, device, stream);
+    LaunchShape const scan_shape{chains * scan.column_tiles, Scan::kThreads, 0, true};
+    return launch_kernel<scan_kernel<Scan>>(scan, scan_shape, device, stream);
   }
 
   template <class C>

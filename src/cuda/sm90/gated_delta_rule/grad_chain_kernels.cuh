@@ -103,9 +103,9 @@ __global__ void __launch_bounds__(kChainThreads<Extent::kSegment>, 1)
     chain_segments_kernel(const __grid_constant__ ChainArgs args) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const BwdProblem& problem = args.problem;
-  const Segments& segments = args.of_segments.segments;
+  const Segments& segments = args.grad_segments.segments;
   uint32_t const ends = problem.sequences * problem.heads;
-  uint32_t const inner = args.of_segments.boundaries * problem.heads;
+  uint32_t const inner = args.grad_segments.boundaries * problem.heads;
   uint32_t const tiles = args.workspace.tiles, tiles_128 = args.value_tiles_128;
   uint32_t block = blockIdx.x;
   auto const is_one_of = [&](uint32_t blocks) {
@@ -140,9 +140,9 @@ __global__ void __launch_bounds__(kChainThreads<Extent::kSegment>, 1)
   extern __shared__ __align__(1024) unsigned char shared[];
   ptx::griddepcontrol_launch_dependents();  // PDL: rows_kernel waits for this grid's results
   const BwdProblem& problem = args.problem;
-  const Segments& segments = args.of_segments.segments;
+  const Segments& segments = args.grad_segments.segments;
   uint32_t const tiles = args.workspace.tiles;
-  uint32_t const reverse = args.of_segments.boundaries * problem.heads * tiles;
+  uint32_t const reverse = args.grad_segments.boundaries * problem.heads * tiles;
   if (blockIdx.x < reverse) {
     auto const work = SegmentWork::ending_at_boundary(problem, segments, tiles, kChainColumns);
     run_if_exists<Reverse>(args, work, shared);
@@ -165,14 +165,14 @@ __global__ void __launch_bounds__(Config::kThreads, 2)
   uint32_t const scans = gridDim.x / 2;
   bool const reverse = blockIdx.x >= scans;
   uint32_t const block = reverse ? blockIdx.x - scans : blockIdx.x;
-  const ScanArgs& of = reverse ? args.grads : args.states;
+  const ScanArgs& scan = reverse ? args.grads : args.states;
   auto work = args.by_sequences
-                  ? SegmentWork::first_segment(of.problem, of.segments, of.column_tiles,
+                  ? SegmentWork::first_segment(scan.problem, scan.segments, scan.column_tiles,
                                                Config::kColumns, block)
-                  : SegmentWork::ending_at_boundary(of.problem, of.segments, of.column_tiles,
+                  : SegmentWork::ending_at_boundary(scan.problem, scan.segments, scan.column_tiles,
                                                     Config::kColumns, block);
   work.exists = work.after >= 0;
-  scan_boundaries<Config>(of, work, reverse, state, sums);
+  scan_boundaries<Config>(scan, work, reverse, state, sums);
 }
 
 }  // namespace flashvar::sm90::gated_delta_rule

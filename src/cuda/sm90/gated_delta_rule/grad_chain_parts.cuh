@@ -21,7 +21,7 @@ namespace flashvar::sm90::gated_delta_rule {
 struct ChainArgs {
   BwdProblem problem;
   GradWorkspace workspace;
-  GradSegments of_segments;
+  GradSegments grad_segments;
   CUtensorMap q, k, v, grad_out;            // clipped at the end of a sequence
   uint32_t value_tiles_128, key_tiles_128;  // tiles of kColumns128 columns of V and of K
 };
@@ -84,7 +84,7 @@ __device__ __forceinline__ void load_last_gradient(const ChainArgs& args, const 
     load_state<kDim>(problem, problem.grad_final_state, work, work.column, grad);
   } else {
     ptx::griddepcontrol_wait();  // pass 2 has written the gradients
-    for_each_pair<kDim>(args.of_segments.grads.states, work.after, work.head, work.column,
+    for_each_pair<kDim>(args.grad_segments.grads.states, work.after, work.head, work.column,
                         problem.head_dim_v, [&](int i, const float2* from) {
                           grad[i] = from->x;
                           grad[i + 1] = from->y;
@@ -101,7 +101,7 @@ __device__ __forceinline__ void store_first_gradient(const ChainArgs& args, cons
   if (kExtent != Extent::kInner && work.before < 0) {
     store_state<kDim>(problem, problem.grad_initial_state, work, work.column, grad);
   } else if (kExtent == Extent::kInner || work.after < 0) {
-    for_each_pair<kDim>(args.of_segments.grads.states, work.before, work.head, work.column,
+    for_each_pair<kDim>(args.grad_segments.grads.states, work.before, work.head, work.column,
                         problem.head_dim_v,
                         [&](int i, float2* to) { *to = {grad[i], grad[i + 1]}; });
   }

@@ -49,15 +49,15 @@ __device__ __forceinline__ uint32_t half_of(uint32_t tile, uint32_t warpgroup) {
 template <class Config>
 struct SlotProducts {
   static constexpr int kElements = Config::kColumns / 2;
-  float square[32];                                          // dOut R^T or dV R^T
-  float of_q[kElements], of_k[kElements], later[kElements];  // dOut S^T, dV S^T, R dS^T
+  float square[32];                                    // dOut R^T or dV R^T
+  float q[kElements], k[kElements], later[kElements];  // dOut S^T, dV S^T, R dS^T
   float spare[kElements == 32 ? 1 : 32];
 
-  // Accumulators for another product, after of_q has been read. Where sizes agree it reuses of_q's
+  // Accumulators for another product, after q has been read. Where sizes agree it reuses q's
   // registers, which the compiler does not do by itself, and there are too few.
-  __device__ __forceinline__ float (&after_of_q())[32] {
+  __device__ __forceinline__ float (&after_q())[32] {
     if constexpr (kElements == 32) {
-      return of_q;
+      return q;
     } else {
       return spare;
     }
@@ -65,8 +65,8 @@ struct SlotProducts {
 
   __device__ __forceinline__ void fence() {
     ptx::wgmma_fence_operand(square);
-    ptx::wgmma_fence_operand(of_q);
-    ptx::wgmma_fence_operand(of_k);
+    ptx::wgmma_fence_operand(q);
+    ptx::wgmma_fence_operand(k);
     ptx::wgmma_fence_operand(later);
   }
 
@@ -76,15 +76,15 @@ struct SlotProducts {
     using Dtype = typename Config::Dtype;
     constexpr int kN = Config::kColumns;
     uint32_t const values = slot + Config::kGradValues, residuals = slot + Config::kResiduals;
-    uint32_t const of_square = slot + Config::kGradOut + warpgroup * kSquareBytes;
+    uint32_t const square_a = slot + Config::kGradOut + warpgroup * kSquareBytes;
     RowsAsK const state(half_of<Config>(slot + Config::kState, warpgroup));
     RowsAsK const grad_state(half_of<Config>(slot + Config::kGradState, warpgroup));
     if constexpr (kAdd) fence();  // without kAdd it would make the registers live too early
     ptx::wgmma_fence();
-    multiply<Dtype, kN, kAdd>(of_q, ColumnsAsK(slot + Config::kGradOut), state);
-    multiply<Dtype, kN, kAdd>(of_k, ColumnsAsK(values), state);
+    multiply<Dtype, kN, kAdd>(q, ColumnsAsK(slot + Config::kGradOut), state);
+    multiply<Dtype, kN, kAdd>(k, ColumnsAsK(values), state);
     multiply<Dtype, kN, kAdd>(later, RowsAsK(residuals), grad_state);
-    multiply<Dtype, kChunk, kAdd>(square, ColumnsAsK(of_square), RowsAsK(residuals));
+    multiply<Dtype, kChunk, kAdd>(square, ColumnsAsK(square_a), RowsAsK(residuals));
     ptx::wgmma_commit();
   }
 };

@@ -92,7 +92,7 @@ struct ReverseChain {
          row -= kChunk, stage.advance(), buffer.advance()) {
       const GradRecord& record = from.record(row);
       uint32_t const at = buffer.stage();
-      BarrierPair const out = out_barriers(at), queries_of = queries_barriers(at);
+      BarrierPair const out = out_barriers(at), q_barriers = queries_barriers(at);
       ptx::mbarrier_wait(out.empty(), buffer.phase() ^ 1);  // dOut^T P has read both
       ptx::mbarrier_arrive_expect(out.full,
                                   from.values * kSquareBytes + Triangle::kBytes + kGrowthBytes);
@@ -110,9 +110,9 @@ struct ReverseChain {
       ptx::bulk_load(to + kInverse, record.inverse, Triangle::kBytes, barrier.full);
       ptx::bulk_load(vectors(stage.stage()), record.a, kChainVectorBytes, barrier.full);
 
-      ptx::mbarrier_wait(queries_of.empty(), buffer.phase() ^ 1);  // dOut^T Q has read Q
-      ptx::mbarrier_arrive_expect(queries_of.full, from.keys * kSquareBytes);
-      from.rows.load(queries(at), from.args.q, queries_of.full, from.keys, 0, row, work.head_qk);
+      ptx::mbarrier_wait(q_barriers.empty(), buffer.phase() ^ 1);  // dOut^T Q has read Q
+      ptx::mbarrier_arrive_expect(q_barriers.full, from.keys * kSquareBytes);
+      from.rows.load(queries(at), from.args.q, q_barriers.full, from.keys, 0, row, work.head_qk);
     }
   }
 
@@ -172,7 +172,7 @@ struct ReverseChain {
     using Columns = MnMajor<kSquareBytes>;  // K and Q, rows (tokens) are k
     const BwdProblem& problem = args.problem;
     const GradWorkspace& workspace = args.workspace;
-    ImageStore<kColBlocks> const of_state{base + kGradState + warpgroup * kTileBytes};
+    ImageStore<kColBlocks> const images{base + kGradState + warpgroup * kTileBytes};
     uint32_t const tile_v = base + kGradValues + warpgroup * kSquareBytes;
 
     float grad[kDim / 2];
@@ -189,17 +189,17 @@ struct ReverseChain {
     for (int32_t row = last; row >= 0; row -= kChunk, stage.advance(), own.advance()) {
       next.advance();
       uint32_t const at = own.stage();
-      BarrierPair const of_next = out_barriers(next.stage());
-      uint32_t const tile_k = tiles(stage.stage()), of_tokens = vectors(stage.stage());
+      BarrierPair const next_out = out_barriers(next.stage());
+      uint32_t const tile_k = tiles(stage.stage()), chunk_vectors = vectors(stage.stage());
       TileIndices const indices(problem, work, workspace.tiles, row);
       unsigned char* const image = indices.grad_state(workspace);
       uint16_t* const low = indices.grad_values_low(workspace);
       uint32_t packed_grad[kDim / 16][4];
       pack<Dtype>(packed_grad, grad);
-      if constexpr (kOutput) of_state.template put<0>(packed_grad);
+      if constexpr (kOutput) images.template put<0>(packed_grad);
       ptx::mbarrier_wait(operands(stage.stage()).full, stage.phase());  // all but Q is loaded
       if (by_tokens) {
-        if constexpr (kOutput) of_state.send(image);
+        if constexpr (kOutput) images.send(image);
         ptx::mbarrier_wait(queries_barriers(at).full, own.phase());  // Q is loaded
         gradients_by_tokens<Dtype, kDim>(problem, work, grad, tile_k, queries(at),
                                          grad_out(at, warpgroup), row,
@@ -216,14 +216,14 @@ struct ReverseChain {
       }
       float d[32];
       gemm_rs<Dtype, 64, kDim / 16, Rows, false>(d, packed_grad, Rows(tile_k));  // (R1)
-      if constexpr (kOutput) of_state.send(image);
+      if constexpr (kOutput) images.send(image);
       // While the GEMM runs: decay of the gradient, scaling of dOut.
-      float const decay = load_float(of_tokens + Vectors::decay);
+      float const decay = load_float(chunk_vectors + Vectors::decay);
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i) grad[i] *= decay;  // (R4)
-      scale_operand<Dtype>(packed_out, of_tokens + Vectors::c);
-      bool const careful = load_float(of_tokens + Vectors::growth) > kCarefulGrowth;
-      TokenFactors const b(of_tokens + Vectors::b);
+      scale_operand<Dtype>(packed_out, chunk_vectors + Vectors::c);
+      bool const careful = load_float(chunk_vectors + Vectors::growth) > kCarefulGrowth;
+      TokenFactors const b(chunk_vectors + Vectors::b);
       ptx::mbarrier_wait(queries_barriers(at).full, own.phase());       // Q is loaded
       gemm_rs<Dtype, kDim, 4>(grad, packed_out, Columns(queries(at)));  // (R5)
       ptx::wgmma_wait<1>();
@@ -234,24 +234,24 @@ struct ReverseChain {
         d[i] = fmaf(i % 2 == 0 ? factor.x : factor.y, d[i], out_product[i]);  // (R2)
       }
       // (R3)
-      solve<true>(d, workspace.records[indices.record], tile_k + kInverse, of_tokens + kVectorBeta,
-                  careful, kStateThreads * warpgroups, [] {});
+      solve<true>(d, workspace.records[indices.record], tile_k + kInverse,
+                  chunk_vectors + kVectorBeta, careful, kStateThreads * warpgroups, [] {});
       ptx::wgmma_fence_operand(grad);
       warp_arrive(queries_barriers(at).empty());
       // Issue dOut^T P of the next chunk, to run during the arithmetic below. After the last one
       // its result is not read.
       bool const more = row > 0;
-      if (more) ptx::mbarrier_wait(of_next.full, next.phase());  // the next dOut is loaded
+      if (more) ptx::mbarrier_wait(next_out.full, next.phase());  // the next dOut is loaded
       by_tokens = start_out(next.stage(), warpgroup, out_product, packed_out);
-      TokenFactors(of_tokens + kVectorBeta).scale(d);
+      TokenFactors(chunk_vectors + kVectorBeta).scale(d);
       uint32_t packed[4][4];
       if constexpr (kOutput) stage_values(tile_v, d, careful, low);
-      pack_removed<Dtype>(packed, d, of_tokens);
+      pack_removed<Dtype>(packed, d, chunk_vectors);
       gemm_rs<Dtype, kDim, 4>(grad, packed, Columns(tile_k));  // (R6)
       if constexpr (kOutput) copy_out(problem, problem.grad_v, work, tile_v, row, work.column);
       ptx::wgmma_wait<1>();
       ptx::wgmma_fence_operand(out_product);
-      if (more && !by_tokens) warp_arrive(of_next.empty());
+      if (more && !by_tokens) warp_arrive(next_out.empty());
       ptx::wgmma_wait<0>();
       ptx::wgmma_fence_operand(grad);
       warp_arrive(operands(stage.stage()).empty());

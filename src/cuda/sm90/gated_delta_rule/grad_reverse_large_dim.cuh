@@ -22,7 +22,7 @@ struct LargeDimReverseChain : ReverseChain<Target, Dtype_, kDim_, Extent::kSeque
     using Columns = MnMajor<kSquareBytes>;  // K and Q, rows (tokens) are k
     const BwdProblem& problem = args.problem;
     const GradWorkspace& workspace = args.workspace;
-    ImageStore<Base::kColBlocks> const of_state{this->base + Base::kGradState};
+    ImageStore<Base::kColBlocks> const images{this->base + Base::kGradState};
     uint32_t const tile_v = this->base + Base::kGradValues;
 
     float grad[kDim / 2];
@@ -32,31 +32,32 @@ struct LargeDimReverseChain : ReverseChain<Target, Dtype_, kDim_, Extent::kSeque
     for (int32_t row = last_chunk(work); row >= 0;
          row -= kChunk, stage.advance(), buffer.advance()) {
       uint32_t const at = buffer.stage();
-      uint32_t const tile_k = this->tiles(stage.stage()), of_tokens = this->vectors(stage.stage());
+      uint32_t const tile_k = this->tiles(stage.stage()),
+                     chunk_vectors = this->vectors(stage.stage());
       uint32_t const tile_out = this->grad_out(at, 0);
-      BarrierPair const operands = this->operands(stage.stage()), of_out = this->out_barriers(at);
-      BarrierPair const of_queries = this->queries_barriers(at);
+      BarrierPair const operands = this->operands(stage.stage()), out = this->out_barriers(at);
+      BarrierPair const q_barriers = this->queries_barriers(at);
       TileIndices const indices(problem, work, workspace.tiles, row);
       unsigned char* const image = indices.grad_state(workspace);
       uint16_t* const low = indices.grad_values_low(workspace);
       {
         uint32_t packed_grad[kDim / 16][4];
         pack<Dtype>(packed_grad, grad);
-        of_state.template put<0>(packed_grad);
+        images.template put<0>(packed_grad);
       }
-      of_state.send(image);  // its fence orders the image before wgmma, each warp's own rows
-      ptx::mbarrier_wait(of_out.full, buffer.phase());   // dOut and P are loaded
+      images.send(image);  // its fence orders the image before wgmma, each warp's own rows
+      ptx::mbarrier_wait(out.full, buffer.phase());      // dOut and P are loaded
       ptx::mbarrier_wait(operands.full, stage.phase());  // all but Q is loaded
-      float const growth = load_float(of_tokens + Vectors::growth);
+      float const growth = load_float(chunk_vectors + Vectors::growth);
       if (growth > kMaxGradGrowth) {
-        ptx::mbarrier_wait(of_queries.full, buffer.phase());  // Q is loaded
+        ptx::mbarrier_wait(q_barriers.full, buffer.phase());  // Q is loaded
         gradients_by_tokens<Dtype, kDim>(problem, work, grad, tile_k, this->queries(at), tile_out,
                                          row, [&](int token, int half, float x) {
                                            put_grad_value<Dtype>(tile_v, token, half, x, low);
                                          });
         copy_out(problem, problem.grad_v, work, tile_v, row, work.column);
-        warp_arrive(of_out.empty());
-        warp_arrive(of_queries.empty());
+        warp_arrive(out.empty());
+        warp_arrive(q_barriers.empty());
         warp_arrive(operands.empty());
         continue;
       }
@@ -64,32 +65,32 @@ struct LargeDimReverseChain : ReverseChain<Target, Dtype_, kDim_, Extent::kSeque
       uint32_t packed_out[4][4];
       load_transposed(packed_out, tile_out);
       gemm_triangle<Dtype, true, false>(out_product, packed_out, this->scores(at));
-      gemm_ss<Dtype, 64, kDim / 16>(d, Rows(of_state.staging), Rows(tile_k));  // (R1)
+      gemm_ss<Dtype, 64, kDim / 16>(d, Rows(images.staging), Rows(tile_k));  // (R1)
       // While the GEMMs run: decay of the gradient, then scaling of dOut.
-      float const decay = load_float(of_tokens + Vectors::decay);
+      float const decay = load_float(chunk_vectors + Vectors::decay);
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i) grad[i] *= decay;  // (R4)
       ptx::wgmma_wait<1>();
       ptx::wgmma_fence_operand(out_product);
-      warp_arrive(of_out.empty());
-      scale_operand<Dtype>(packed_out, of_tokens + Vectors::c);
-      ptx::mbarrier_wait(of_queries.full, buffer.phase());                    // Q is loaded
+      warp_arrive(out.empty());
+      scale_operand<Dtype>(packed_out, chunk_vectors + Vectors::c);
+      ptx::mbarrier_wait(q_barriers.full, buffer.phase());                    // Q is loaded
       gemm_rs<Dtype, kDim, 4>(grad, packed_out, Columns(this->queries(at)));  // (R5)
       ptx::wgmma_wait<1>();
       ptx::wgmma_fence_operand(d);
-      TokenFactors(of_tokens + Vectors::b).scale(d);  // (R2)
+      TokenFactors(chunk_vectors + Vectors::b).scale(d);  // (R2)
 #pragma unroll
       for (int i = 0; i < 32; ++i) d[i] += out_product[i];
       bool const careful = growth > kCarefulGrowth;
       // (R3)
       solve<true>(d, workspace.records[indices.record], tile_k + Base::kInverse,
-                  of_tokens + kVectorBeta, careful, kStateThreads, [] {});
+                  chunk_vectors + kVectorBeta, careful, kStateThreads, [] {});
       ptx::wgmma_fence_operand(grad);
-      warp_arrive(of_queries.empty());
-      TokenFactors(of_tokens + kVectorBeta).scale(d);
+      warp_arrive(q_barriers.empty());
+      TokenFactors(chunk_vectors + kVectorBeta).scale(d);
       uint32_t packed[4][4];
       Base::stage_values(tile_v, d, careful, low);
-      pack_removed<Dtype>(packed, d, of_tokens);
+      pack_removed<Dtype>(packed, d, chunk_vectors);
       gemm_rs<Dtype, kDim, 4>(grad, packed, Columns(tile_k));  // (R6)
       copy_out(problem, problem.grad_v, work, tile_v, row, work.column);
       ptx::wgmma_wait<0>();

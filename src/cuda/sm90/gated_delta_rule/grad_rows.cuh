@@ -120,35 +120,34 @@ struct RowGradients {
     multiply_slots(products, slot);
     ptx::mbarrier_wait(smem.tiles_barriers().full, tiles_phase);  // Q and K are loaded
     ptx::mbarrier_wait(vectors_full, vectors_phase);              // the vectors are loaded
-    float const of_q[2] = {vectors.c[row], vectors.c[row + 8]};
-    float const of_k[2] = {-vectors.a[row], -vectors.a[row + 8]};
-    float const of_later[2] = {vectors.b[row] * vectors.beta[row],
-                               vectors.b[row + 8] * vectors.beta[row + 8]};
-    // Of a row each, of_state and of_read: q . (S dout) and k . (S dv), the gradients of c and of
-    // -a.
-    float2 const of_state = row_products<Config>(products.of_q, tile_q(), warpgroup);
-    add_scaled(dq, products.of_q, of_q);
-    float2 const of_read = row_products<Config>(products.of_k, tile_k(), warpgroup);
-    add_scaled(dk, products.of_k, of_k);
-    // These are complete before the next product overwrites the registers of of_q.
+    float const factors_q[2] = {vectors.c[row], vectors.c[row + 8]};
+    float const factors_k[2] = {-vectors.a[row], -vectors.a[row + 8]};
+    float const factors_later[2] = {vectors.b[row] * vectors.beta[row],
+                                    vectors.b[row + 8] * vectors.beta[row + 8]};
+    // Of a row each: q . (S dout) and k . (S dv), the gradients of c and of -a.
+    float2 const dot_q = row_products<Config>(products.q, tile_q(), warpgroup);
+    add_scaled(dq, products.q, factors_q);
+    float2 const dot_k = row_products<Config>(products.k, tile_k(), warpgroup);
+    add_scaled(dk, products.k, factors_k);
+    // These are complete before the next product overwrites the registers of products.q.
     ptx::wgmma_fence_operand(dq);
     ptx::wgmma_fence_operand(dk);
-    float (&product)[32] = products.after_of_q();
+    float (&product)[32] = products.after_q();
     ptx::wgmma_fence_operand(product);
     ptx::wgmma_fence();
     multiply<Dtype, kChunk, false, Config::kDim / 16>(
         product, ColumnsAsK(tile_q() + warpgroup * Config::kK), ColumnsAsK(tile_k()));
     ptx::wgmma_commit();
     float2 const later = row_products<Config>(products.later, tile_k(), warpgroup);
-    add_scaled(dk, products.later, of_later);
+    add_scaled(dk, products.later, factors_later);
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(product);
 
     float gates[2] = {}, columns[16];
     finish_square(products.square, product, warpgroup, args.problem.scale, vectors, gates, columns);
-    gates[0] = quad_sum(gates[0]) + of_q[0] * of_state.x + of_k[0] * of_read.x;
-    gates[1] = quad_sum(gates[1]) + of_q[1] * of_state.y + of_k[1] * of_read.y;
-    float2 const of_columns = add_columns(columns);
+    gates[0] = quad_sum(gates[0]) + factors_q[0] * dot_q.x + factors_k[0] * dot_k.x;
+    gates[1] = quad_sum(gates[1]) + factors_q[1] * dot_q.y + factors_k[1] * dot_k.y;
+    float2 const column_sums = add_columns(columns);
     sync_warpgroups();  // both warpgroups have read the last head's squares and sums
     put_square<Dtype>(smem.base + Config::kSquares + warpgroup * kSquareBytes, products.square);
     GateSumsByWarp& sums = smem.sums();
@@ -159,7 +158,7 @@ struct RowGradients {
       sums.later[warpgroup][row + 8] = later.y;
     }
     *reinterpret_cast<float2*>(sums.columns[4 * warpgroup + at.warp] + 8 * at.g + 2 * at.t) =
-        of_columns;
+        column_sums;
     sync_warpgroups();  // both have written squares and sums
     add_square_products<Config>(dq, dk, smem.base, smem.base + Config::kSquares, warpgroup);
     if (warpgroup == 0) write_sums(to);

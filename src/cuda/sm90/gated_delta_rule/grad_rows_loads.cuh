@@ -174,23 +174,23 @@ template <class Config>
 __device__ __forceinline__ void load_items(const RowsArgs& args, const RowsSmem<Config>& smem) {
   const BwdProblem& problem = args.problem;
   int32_t const blocks = col_blocks_of(problem.head_dim);
-  PipelineState<2> of_item, of_vectors;
-  PipelineState<1> of_tiles;
+  PipelineState<2> item_state, vectors_state;
+  PipelineState<1> tiles_state;
   auto const publish = [&](const RowsItem& item) {
-    BarrierPair const barrier = smem.item_barriers(of_item.stage());
-    ptx::mbarrier_wait(barrier.empty(), of_item.phase() ^ 1);  // the slot of the queue is free
-    smem.item(of_item.stage()) = item;
+    BarrierPair const barrier = smem.item_barriers(item_state.stage());
+    ptx::mbarrier_wait(barrier.empty(), item_state.phase() ^ 1);  // the slot of the queue is free
+    smem.item(item_state.stage()) = item;
     ptx::mbarrier_arrive(barrier.full);
   };
   auto const load = [&](const RowsItem& item) {
     publish(item);
     BarrierPair const tiles = smem.tiles_barriers();
-    ptx::mbarrier_wait(tiles.empty(), of_tiles.phase() ^ 1);  // all warps have released Q and K
+    ptx::mbarrier_wait(tiles.empty(), tiles_state.phase() ^ 1);  // all warps have released Q and K
     ptx::mbarrier_arrive_expect(tiles.full, 2 * blocks * Config::kColBlockBytes);
     ClippedRows const rows(problem, {item.begin, item.length}, item.batch);
     rows.load(smem.base, args.q, tiles.full, blocks, 0, item.first, item.head_qk);
     rows.load(smem.base + Config::kK, args.k, tiles.full, blocks, 0, item.first, item.head_qk);
-    PipelineState<2> vectors = of_vectors;
+    PipelineState<2> vectors = vectors_state;
     for (int32_t i = 0; i < problem.group; ++i, vectors.advance()) {
       BarrierPair const barrier = smem.vectors_barriers(vectors.stage());
       ptx::mbarrier_wait(barrier.empty(), vectors.phase() ^ 1);  // the vectors are released
@@ -202,9 +202,9 @@ __device__ __forceinline__ void load_items(const RowsArgs& args, const RowsSmem<
   };
   for_each_item(args, [&](const RowsItem& item) {
     if (ptx::elect_one()) load(item);
-    of_item.advance();
-    of_tiles.advance();
-    of_vectors.count += problem.group;
+    item_state.advance();
+    tiles_state.advance();
+    vectors_state.count += problem.group;
   });
   __syncwarp();  // converged again, as elect_one() requires
   if (ptx::elect_one()) {

@@ -80,31 +80,31 @@ struct StatesChain {
     using Columns = MnMajor<kSquareBytes>;  // K, rows (tokens) are k
     const BwdProblem& problem = args.problem;
     const GradWorkspace& workspace = args.workspace;
-    ImageStore<kColBlocks> const of_state{base + kState + warpgroup * kStateBytes};
-    ImageStore<1> const of_residuals{base + kResiduals + warpgroup * kSquareBytes};
+    ImageStore<kColBlocks> const state_images{base + kState + warpgroup * kStateBytes};
+    ImageStore<1> const residual_images{base + kResiduals + warpgroup * kSquareBytes};
 
     float state[kDim / 2];
     if constexpr (kExtent == Extent::kSequence) {
       load_initial_state<kDim>(problem, work, work.column, state);
     } else if constexpr (kOutput) {
-      load_first_state<kDim>(problem, args.of_segments.between, work, work.column, state);
+      load_first_state<kDim>(problem, args.grad_segments.between, work, work.column, state);
     } else {
       load_first_state<kDim>(problem, work, work.column, state);
     }
     PipelineState<kStages> stage;
     for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance()) {
-      uint32_t const tile_k = tiles(stage.stage()), of_tokens = vectors(stage.stage());
+      uint32_t const tile_k = tiles(stage.stage()), chunk_vectors = vectors(stage.stage());
       uint32_t const tile_v = tile_k + kV + warpgroup * kSquareBytes;
       TileIndices const indices(problem, work, workspace.tiles, row);
       unsigned char* const image = workspace.residuals + indices.tile * kSquareBytes;
       unsigned char* const image_low = workspace.residuals_low + indices.tile * kSquareBytes;
       uint32_t packed_state[kDim / 16][4];
       pack<Dtype>(packed_state, state);
-      if constexpr (kOutput) of_state.template put<1>(packed_state);
+      if constexpr (kOutput) state_images.template put<1>(packed_state);
       ptx::mbarrier_wait(operands(stage.stage()).full, stage.phase());  // the chunk is loaded
-      float const growth = load_float(of_tokens + Vectors::growth);
+      float const growth = load_float(chunk_vectors + Vectors::growth);
       if (growth > kMaxGradGrowth) {
-        if constexpr (kOutput) of_state.send(indices.state(workspace));
+        if constexpr (kOutput) state_images.send(indices.state(workspace));
         residuals_by_tokens<Dtype, kDim>(problem, work, state, tile_k, tile_v, row,
                                          [&](int token, int half, float x) {
                                            if constexpr (kOutput)
@@ -120,21 +120,21 @@ struct StatesChain {
         // From the image, because registers are scarce. The fence of send() orders each warp's
         // rows.
         static_assert(kOutput);
-        of_state.send(indices.state(workspace));
-        gemm_ss<Dtype, 64, kDim / 16>(residual, Rows(of_state.staging), Rows(tile_k));
+        state_images.send(indices.state(workspace));
+        gemm_ss<Dtype, 64, kDim / 16>(residual, Rows(state_images.staging), Rows(tile_k));
       } else {
         gemm_rs<Dtype, 64, kDim / 16, Rows, false>(residual, packed_state, Rows(tile_k));
-        if constexpr (kOutput) of_state.send(indices.state(workspace));
+        if constexpr (kOutput) state_images.send(indices.state(workspace));
       }
       ValueTile const values(tile_v);
-      TokenFactors const a(of_tokens);
+      TokenFactors const a(chunk_vectors);
       ptx::wgmma_wait<0>();
       ptx::wgmma_fence_operand(residual);
       values.template subtract<Dtype>(residual, a);  // (S1)
-      float const decay = load_float(of_tokens + Vectors::decay);
+      float const decay = load_float(chunk_vectors + Vectors::decay);
       // (S2); while its GEMM runs, the state is decayed (S3)
       solve<false>(residual, workspace.records[indices.record], tile_k + kInverse,
-                   of_tokens + kVectorBeta, growth > kCarefulGrowth, kStateThreads * warpgroups,
+                   chunk_vectors + kVectorBeta, growth > kCarefulGrowth, kStateThreads * warpgroups,
                    [&] {
 #pragma unroll
                      for (int i = 0; i < kDim / 2; ++i) state[i] *= decay;
@@ -146,26 +146,26 @@ struct StatesChain {
           store_image(image_low, packed);
         }
         pack<Dtype>(packed, residual);
-        of_residuals.template put<1>(packed);
+        residual_images.template put<1>(packed);
       }
-      TokenFactors(of_tokens + kVectorBeta).scale(residual);  // (S3)
-      TokenFactors(of_tokens + Vectors::b).scale(residual);
+      TokenFactors(chunk_vectors + kVectorBeta).scale(residual);  // (S3)
+      TokenFactors(chunk_vectors + Vectors::b).scale(residual);
       pack<Dtype>(packed, residual);
       gemm_rs<Dtype, kDim, 4>(state, packed, Columns(tile_k));
-      if constexpr (kOutput) of_residuals.send(image);
+      if constexpr (kOutput) residual_images.send(image);
       ptx::wgmma_wait<0>();
       ptx::wgmma_fence_operand(state);
       warp_arrive(operands(stage.stage()).empty());
     }
     if constexpr (kOutput) {
       if (kExtent == Extent::kSegment && work.before < 0) {
-        store_state_after<kDim>(problem, args.of_segments.between, work, work.column, state);
+        store_state_after<kDim>(problem, args.grad_segments.between, work, work.column, state);
       }
       ptx::bulk_wait();  // images are stored: the block may exit
     } else {
-      store_last_state<kDim>(problem, args.of_segments.between, work, work.column, state);
+      store_last_state<kDim>(problem, args.grad_segments.between, work, work.column, state);
       if (work.is_transition) {
-        store_transposed<kDim>(problem, args.of_segments.grads, work, work.column, state);
+        store_transposed<kDim>(problem, args.grad_segments.grads, work, work.column, state);
       }
     }
   }
