@@ -35,8 +35,8 @@ inline constexpr float kMaxGrowth = 32.f;
 inline constexpr int kTriangleElements = kChunk * kChunk * 3 / 4;
 inline constexpr int kTriangleBytes = 2 * kTriangleElements;
 struct ChunkRecord {
-  uint16_t update[kTriangleElements];  // (T o D) diag(beta), fp16; used up to kMaxGrowth only
-  uint16_t scores[kTriangleElements];  // P, in the dtype of q
+  uint16_t solution[kTriangleElements];  // (T o D) diag(beta), fp16; used up to kMaxGrowth only
+  uint16_t scores[kTriangleElements];    // P, in the dtype of q
   float a[kChunk], b[kChunk], c[kChunk];
   float decay, growth;
   float unused[kChunk - 2];

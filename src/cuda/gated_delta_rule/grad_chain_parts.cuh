@@ -143,9 +143,9 @@ __device__ __forceinline__ void start_solve(uint32_t (&packed)[4][4], float (&de
 
 // Careful chunks: overwrites X o D in shared memory with its low part. Called by the block's first
 // `threads` threads, after a barrier behind which all of them have read X o D.
-__device__ __forceinline__ void copy_inverse_low(uint32_t matrix, const GradRecord& record,
-                                                 int threads) {
-  const auto* const low = reinterpret_cast<const uint4*>(record.inverse_low);
+__device__ __forceinline__ void copy_solution_low(uint32_t matrix, const GradRecord& record,
+                                                  int threads) {
+  const auto* const low = reinterpret_cast<const uint4*>(record.solution_low);
   for (int i = static_cast<int>(threadIdx.x); i < kTriangleBytes / 16; i += threads) {
     ptx::shared_store(matrix + 16 * i, low[i]);
   }

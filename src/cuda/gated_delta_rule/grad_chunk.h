@@ -22,19 +22,19 @@ namespace flashvar::gated_delta_rule {
 inline constexpr float kCarefulGrowth = 2.25f;
 inline constexpr float kMaxGradGrowth = 8.f;
 // Largest element of X that is stored in fp16.
-inline constexpr float kLargestInverse = 16384.f;
+inline constexpr float kLargestSolution = 16384.f;
 
 // Matrices are swizzled as in ChunkRecord.
 struct GradRecord {
-  uint16_t inverse[kTriangleElements];  // X o D, in fp16
-  uint16_t scores[kTriangleElements];   // P, in the dtype of q
+  uint16_t solution[kTriangleElements];  // X o D, in fp16
+  uint16_t scores[kTriangleElements];    // P, in the dtype of q
   float a[kChunk], b[kChunk], c[kChunk];
   float decay, growth;
   float unused[kChunk - 2];
   float beta[kChunk];  // 0 beyond the sequence
   float sums[kChunk];  // G / ln 2
   float norm_q[kChunk], norm_k[kChunk];
-  uint16_t inverse_low[kTriangleElements];  // low part of X o D; careful chunks only
+  uint16_t solution_low[kTriangleElements];  // low part of X o D; careful chunks only
 };
 static_assert(sizeof(GradRecord) == 20 * 1024);
 

@@ -72,7 +72,8 @@ struct RecordVectors {
   float unused[kChunk - 2];
   float beta[kChunk], sums[kChunk], norm_q[kChunk], norm_k[kChunk];
 };
-static_assert(sizeof(RecordVectors) == offsetof(GradRecord, inverse_low) - offsetof(GradRecord, a));
+static_assert(sizeof(RecordVectors) ==
+              offsetof(GradRecord, solution_low) - offsetof(GradRecord, a));
 
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll

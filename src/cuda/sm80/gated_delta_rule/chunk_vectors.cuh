@@ -48,7 +48,9 @@ struct Solution<ChunkRecord> {
   // Growth above which the matrix's low part is written too.
   static constexpr float kCareful = __builtin_huge_valf();
   static constexpr float kLargest = __builtin_huge_valf();
-  static __device__ __forceinline__ uint16_t* matrix(ChunkRecord& record) { return record.update; }
+  static __device__ __forceinline__ uint16_t* matrix(ChunkRecord& record) {
+    return record.solution;
+  }
   static __device__ __forceinline__ float row(float beta) { return -beta; }
   static __device__ __forceinline__ float column(float beta) { return beta; }
   static __device__ __forceinline__ float diagonal(float beta) { return beta; }

@@ -3,9 +3,9 @@
 // (gated_delta_rule/chain_parts.cuh). Head dims above 128: fwd_large_dim.cuh.
 //
 // A chunk is loaded as two cp.async groups. The first has what the state needs: K, V, the record's
-// update and vectors; double-buffered. The second has what the output needs, Q and the record's
-// scores; single-buffered, in flight while the updates are computed. At head dim 128 this fits the
-// 99 KB of shared memory of compute capability 8.6.
+// first matrix and vectors; double-buffered. The second has what the output needs, Q and the
+// record's scores; single-buffered, in flight while the updates are computed. At head dim 128 this
+// fits the 99 KB of shared memory of compute capability 8.6.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -52,9 +52,9 @@ struct FwdConfig : FwdTiles<Dtype, kDim, kOutput> {
   using typename Tiles::Square;
   using typename Tiles::Tile;
 
-  // A stage: K, update, V, vectors.
-  static constexpr int kUpdate = Tile::kBytes;
-  static constexpr int kV = kUpdate + Triangle::kBytes;
+  // A stage: K, the first matrix, V, vectors.
+  static constexpr int kSolution = Tile::kBytes;
+  static constexpr int kV = kSolution + Triangle::kBytes;
   static constexpr int kVectors = kV + Square::kBytes;
   static constexpr int kStageBytes = kVectors + kVectorBytes;
   // After the two stages: Q, scores.
@@ -133,7 +133,7 @@ struct FwdLoads : ChunkLoads<Config> {
       this->load_keys(stage, row);
       this->load_values(stage + Config::kV, row);
       uint32_t const to = ptx::smem_address(stage);
-      copy_async(to + Config::kUpdate, this->record(row).update, sizeof(ChunkRecord::update));
+      copy_async(to + Config::kSolution, this->record(row).solution, sizeof(ChunkRecord::solution));
       copy_async(to + Config::kVectors, this->record(row).a, Config::kVectorBytes);
     }
     ptx::cp_async_commit();
@@ -186,8 +186,8 @@ __device__ __forceinline__ void store_out(const FwdProblem& problem, const Work&
   copy_out(problem, problem.out, work, tile, row, work.column);
 }
 
-// Computes U^T = W^T update^T, W^T = V^T - a o (S^T K^T), packed: as it is, and `decayed`, b o U^T.
-// `predicted`: S^T K^T, which W^T overwrites.
+// Computes U^T = W^T M^T, W^T = V^T - a o (S^T K^T), packed: as it is, and `decayed`, b o U^T. M:
+// the record's first matrix. `predicted`: S^T K^T, which W^T overwrites.
 template <class Dtype>
 __device__ __forceinline__ void compute_updates(uint32_t (&packed)[4][4], uint32_t (&decayed)[4][4],
                                                 float (&predicted)[32], uint32_t tile_v,
@@ -239,7 +239,7 @@ __device__ __forceinline__ void advance_state(const FwdLoads<Config>& loads,
     uint32_t update[4][4], decayed[4][4];  // U^T, b o U^T
     multiply_registers<Dtype, Tile, false, false>(predicted, packed_state, tile_k);
     // (F1), (F2)
-    compute_updates<Dtype>(update, decayed, predicted, tile_v, vectors, tile_k + Config::kUpdate);
+    compute_updates<Dtype>(update, decayed, predicted, tile_v, vectors, tile_k + Config::kSolution);
 
     ptx::cp_async_wait<1>();
     __syncthreads();  // the chunk's second group is loaded

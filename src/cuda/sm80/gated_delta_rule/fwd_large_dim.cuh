@@ -25,8 +25,8 @@ struct LargeDimFwdConfig : FwdTiles<Dtype, kDim, kOutput> {
   // The two tiles; two of V, and of vectors; one of each matrix.
   static constexpr int kV = 2 * Tile::kBytes;
   static constexpr int kVectors = kV + 2 * Square::kBytes;
-  static constexpr int kUpdate = kVectors + 2 * kVectorBytes;
-  static constexpr int kScores = kUpdate + Triangle::kBytes;
+  static constexpr int kSolution = kVectors + 2 * kVectorBytes;
+  static constexpr int kScores = kSolution + Triangle::kBytes;
   static constexpr int kSharedMemory = kOutput ? kScores + Triangle::kBytes : kScores;
   static_assert(kSharedMemory <= Target::kSharedMemory);
 };
@@ -63,7 +63,7 @@ struct LargeDimLoads : ChunkLoads<Config> {
     if (row < this->work.span.count) {
       const ChunkRecord& record = this->record(row);
       uint32_t const to = ptx::smem_address(this->shared);
-      copy_async(to + Config::kUpdate, record.update, sizeof(ChunkRecord::update));
+      copy_async(to + Config::kSolution, record.solution, sizeof(ChunkRecord::solution));
       if constexpr (Config::kOutput) {
         this->load_queries(this->shared + tile_q(row), row);
         copy_async(to + Config::kScores, record.scores, sizeof(ChunkRecord::scores));
@@ -117,7 +117,7 @@ __device__ __forceinline__ void advance_state(const LargeDimLoads<Config>& loads
     }
     loads.start_keys(row + kChunk);
     // (F1), (F2)
-    compute_updates<Dtype>(update, decayed, predicted, tile_v, vectors, shared + Config::kUpdate);
+    compute_updates<Dtype>(update, decayed, predicted, tile_v, vectors, shared + Config::kSolution);
     if constexpr (kOutput) {
       TokenFactors(vectors + Offsets::c).scale(out);
       multiply_registers<Dtype, Triangle, false, true>(out, update, shared + Config::kScores);

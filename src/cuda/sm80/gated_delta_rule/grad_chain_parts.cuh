@@ -49,7 +49,7 @@ __device__ __forceinline__ void solve(float (&d)[32], const GradRecord& record, 
   multiply_registers<dtype::fp16, Triangle, kTransposed, false>(product, packed, matrix);
   if (careful) {
     __syncthreads();  // all warps have read the high part
-    copy_inverse_low(matrix, record, kChainThreads);
+    copy_solution_low(matrix, record, kChainThreads);
     __syncthreads();  // the low part is written
     multiply_registers<dtype::fp16, Triangle, kTransposed, true>(product, packed, matrix);
   }

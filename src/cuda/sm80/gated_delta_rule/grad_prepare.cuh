@@ -11,9 +11,11 @@ namespace flashvar::sm80::gated_delta_rule {
 template <>
 struct Solution<GradRecord> {
   static constexpr float kCareful = kCarefulGrowth;
-  static constexpr float kLargest = kLargestInverse;
-  static __device__ __forceinline__ uint16_t* matrix(GradRecord& record) { return record.inverse; }
-  static __device__ __forceinline__ uint16_t* low(GradRecord& record) { return record.inverse_low; }
+  static constexpr float kLargest = kLargestSolution;
+  static __device__ __forceinline__ uint16_t* matrix(GradRecord& record) { return record.solution; }
+  static __device__ __forceinline__ uint16_t* low(GradRecord& record) {
+    return record.solution_low;
+  }
   static __device__ __forceinline__ float row(float) { return 1.f; }
   static __device__ __forceinline__ float column(float) { return 1.f; }
   static __device__ __forceinline__ float diagonal(float) { return 0.f; }

@@ -199,7 +199,7 @@ __device__ __forceinline__ void store_square(Squares& d, uint32_t tile) {
   }
 }
 
-// Adds the products of the squares dQK and dB to dQ and dK. Only 16 x 16 blocks on and below the
+// Adds the products of the squares dQK and dKK to dQ and dK. Only 16 x 16 blocks on and below the
 // diagonal are stored.
 template <class Config, class Acc>
 __device__ __forceinline__ void add_square_products(Acc& dq, Acc& dk, uint32_t tiles) {

@@ -17,8 +17,8 @@ struct ReverseConfig {
   using Tile = SmemLayout<kChunk, kDim>;
 
   // A stage: K, X o D, P, dOut, vectors.
-  static constexpr int kInverse = Tile::kBytes;
-  static constexpr int kScores = kInverse + Triangle::kBytes;
+  static constexpr int kSolution = Tile::kBytes;
+  static constexpr int kScores = kSolution + Triangle::kBytes;
   static constexpr int kGradOut = kScores + Triangle::kBytes;
   static constexpr int kVectors = kGradOut + kSquareBytes;
   static constexpr int kStageBytes = kVectors + kChainVectorBytes;
@@ -59,7 +59,7 @@ struct ReverseLoads : ChainLoads {
       load_values(stage + Config::kGradOut, problem.grad_out, row);
       const GradRecord& from = record(row);
       uint32_t const to = ptx::smem_address(stage);
-      copy_async(to + Config::kInverse, from.inverse, 2 * Triangle::kBytes);
+      copy_async(to + Config::kSolution, from.solution, 2 * Triangle::kBytes);
       copy_async(to + Config::kVectors, from.a, kChainVectorBytes);
     }
     ptx::cp_async_commit();
@@ -121,7 +121,7 @@ __device__ __forceinline__ void compute_grad_states(const BwdProblem& problem,
     load_transposed(packed_out, tile_out);
     multiply_registers<Dtype, Triangle, true, true>(d, packed_out, tiles + Config::kScores);
     // (R3)
-    solve<true>(d, workspace.records[indices.record], tiles + Config::kInverse,
+    solve<true>(d, workspace.records[indices.record], tiles + Config::kSolution,
                 vectors + kVectorBeta, careful);
     TokenFactors(vectors + kVectorBeta).scale(d);
     __syncwarp();  // all lanes have read the warp's columns of dOut, which dV overwrites

@@ -19,10 +19,10 @@ struct LargeDimReverseConfig {
   // The two tiles; two of dOut, and of vectors; one of each matrix.
   static constexpr int kGradOut = 2 * Tile::kBytes;
   static constexpr int kVectors = kGradOut + 2 * kSquareBytes;
-  static constexpr int kInverse = kVectors + 2 * kChainVectorBytes;
-  static constexpr int kScores = kInverse + Triangle::kBytes;
+  static constexpr int kSolution = kVectors + 2 * kChainVectorBytes;
+  static constexpr int kScores = kSolution + Triangle::kBytes;
   static constexpr int kSharedMemory = kScores + Triangle::kBytes;
-  static_assert(kInverse % 128 == 0, "rows of matrices");
+  static_assert(kSolution % 128 == 0, "rows of matrices");
   static_assert(kSharedMemory <= Target::kSharedMemory);
 };
 
@@ -60,7 +60,7 @@ struct LargeDimReverseLoads : ChainLoads {
   __device__ __forceinline__ void start_queries(int32_t row) const {
     if (row >= 0) {
       load_keys<typename Config::Tile>(shared + tile_q(row), problem.q, row);
-      copy_async(ptx::smem_address(shared) + Config::kInverse, record(row).inverse,
+      copy_async(ptx::smem_address(shared) + Config::kSolution, record(row).solution,
                  Triangle::kBytes);
     }
     ptx::cp_async_commit();
@@ -121,7 +121,7 @@ __device__ __forceinline__ void compute_grad_states_large_dim(const BwdProblem& 
     __syncthreads();  // all warps have read Q and P, which the next loads overwrite
     loads.start_keys(row - kChunk);
     // (R3)
-    solve<true>(d, workspace.records[indices.record], base + Config::kInverse,
+    solve<true>(d, workspace.records[indices.record], base + Config::kSolution,
                 vectors + kVectorBeta, careful);
     TokenFactors(vectors + kVectorBeta).scale(d);
     pack<Dtype>(packed, d);

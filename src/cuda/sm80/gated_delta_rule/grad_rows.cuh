@@ -3,10 +3,10 @@
 // order. Careful chunks have a kernel of their own, whose blocks search for them.
 //
 // A warp has 16 tokens and a quarter of the columns of dQ and dK. First the block computes the
-// squares E = dV R^T and F = dOut R^T and from them dQK and dB, the gradients of Q K^T and K K^T;
+// squares E = dV R^T and F = dOut R^T and from them dQK and dKK, the gradients of Q K^T and K K^T;
 // then the products with S and dS:
 //   dQ = c o (dOut S^T) + dQK K
-//   dK = -a o (dV S^T) + beta b o (R dS^T) + dQK^T Q + (dB + dB^T) K
+//   dK = -a o (dV S^T) + beta b o (R dS^T) + dQK^T Q + (dKK + dKK^T) K
 // Head dims above 128 are computed in parts of their columns, one after the other: all sums over
 // columns are sums over parts.
 #pragma once
@@ -80,12 +80,12 @@ using RowsAccumulator = Accumulator<16, Config::kColumns>;
 template <class Config>
 __device__ __forceinline__ void add_rounded_squares(RowsAccumulator<Config>& dq,
                                                     RowsAccumulator<Config>& dk, Squares& dqk,
-                                                    Squares& db, uint32_t tiles, bool careful) {
+                                                    Squares& dkk, uint32_t tiles, bool careful) {
   using Dtype = typename Config::Dtype;
   for (int n = 0; n < (careful ? 2 : 1); ++n) {
     __syncthreads();  // all warps have read what the squares overwrite
     store_square<Dtype>(dqk, tiles + Config::kSquares);
-    store_square<Dtype>(db, tiles + Config::kSquares + kSquareBytes);
+    store_square<Dtype>(dkk, tiles + Config::kSquares + kSquareBytes);
     __syncthreads();  // all warps have written the squares
     add_square_products<Config>(dq, dk, tiles);
   }
@@ -142,7 +142,7 @@ __device__ __forceinline__ float multiply_states(StateProducts<Config>& products
 }
 
 // Computes dQ and dK of an item, or of a part of their columns, by a block; before the gradient of
-// the normalisation. The steps that make dQK and dB are written out: as a function they spill more
+// the normalisation. The steps that make dQK and dKK are written out: as a function they spill more
 // registers.
 template <class Config>
 __device__ __forceinline__ void add_heads(RowsAccumulator<Config>& dq, RowsAccumulator<Config>& dk,
@@ -170,7 +170,7 @@ __device__ __forceinline__ void add_heads(RowsAccumulator<Config>& dq, RowsAccum
     float2 gates{};
     bool careful;
     {
-      Squares e, f, product;  // e and f become dB and dQK
+      Squares e, f, product;  // e and f become dKK and dQK
       compute_squares(e, f, loads, head, vectors, resident);
       careful = Config::kCareful && vectors.growth > kCarefulGrowth;
       float columns[4] = {};

@@ -35,11 +35,11 @@ struct RowsConfig : RowsSlot<SmemLayout<kChunk, part_columns(kHeadDim)>::kBytes>
 
   static constexpr int kK = Tile::kBytes;
   static constexpr int kSlots = 2 * Tile::kBytes;
-  // Bytes after the slots: dQK and dB, vectors of two heads, sums of warps.
+  // Bytes after the slots: dQK and dKK, vectors of two heads, sums of warps.
   static constexpr int kRest = 2 * kSquareBytes + 2 * static_cast<int>(sizeof(RecordVectors)) +
                                static_cast<int>(sizeof(GateSumsByWarp));
   // Two slots, if they fit: a head's tiles are loaded once, and those of the next head are loaded
-  // ahead. Else there is one slot, loaded for each use, and dQK and dB overwrite its dOut and dV.
+  // ahead. Else there is one slot, loaded for each use, and dQK and dKK overwrite its dOut and dV.
   static constexpr int kSlotCount =
       !kCareful && kSlots + 2 * Slot::kSlotBytes + kRest <= Target::kSharedMemory ? 2 : 1;
   static constexpr int kAfterSlots = kSlots + kSlotCount * Slot::kSlotBytes;

@@ -16,8 +16,8 @@ struct StatesConfig {
   using Tile = SmemLayout<kChunk, kDim>;
 
   // A stage: K, X o D, V, vectors.
-  static constexpr int kInverse = Tile::kBytes;
-  static constexpr int kV = kInverse + Triangle::kBytes;
+  static constexpr int kSolution = Tile::kBytes;
+  static constexpr int kV = kSolution + Triangle::kBytes;
   static constexpr int kVectors = kV + kSquareBytes;
   static constexpr int kStageBytes = kVectors + kChainVectorBytes;
   static constexpr int kSharedMemory = 2 * kStageBytes;
@@ -37,7 +37,7 @@ struct StatesLoads : ChainLoads {
       load_values(stage + Config::kV, problem.v, row);
       const GradRecord& from = record(row);
       uint32_t const to = ptx::smem_address(stage);
-      copy_async(to + Config::kInverse, from.inverse, Triangle::kBytes);
+      copy_async(to + Config::kSolution, from.solution, Triangle::kBytes);
       copy_async(to + Config::kVectors, from.a, kChainVectorBytes);
     }
     ptx::cp_async_commit();
@@ -91,7 +91,7 @@ __device__ __forceinline__ void compute_states(const BwdProblem& problem,
     }
     ValueTile(tiles + Config::kV).subtract<Dtype>(residual, TokenFactors(vectors));  // (S1)
     // (S2)
-    solve<false>(residual, workspace.records[indices.record], tiles + Config::kInverse,
+    solve<false>(residual, workspace.records[indices.record], tiles + Config::kSolution,
                  vectors + kVectorBeta, growth > kCarefulGrowth);
     uint32_t packed[4][4];
     pack<Dtype>(packed, residual);

@@ -228,7 +228,7 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     float descale[2];
     values.template subtract<Dtype>(predicted, a);  // (F1)
     pack_scaled(packed, predicted, descale);
-    gemm_triangle<dtype::fp16, false, false>(update, packed, tiles + Config::kUpdate);  // (F2)
+    gemm_triangle<dtype::fp16, false, false>(update, packed, tiles + Config::kSolution);  // (F2)
     // All instructions of the GEMM are issued. While it runs, the state is decayed.
     ptx::wgmma_fence_operand(state);
     TokenFactors const b(vectors + Offsets::b);

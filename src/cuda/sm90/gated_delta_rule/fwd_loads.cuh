@@ -68,9 +68,9 @@ struct FwdConfig {
   static constexpr int kTileBytes = kColBlocks * kColBlockBytes;
   static constexpr int kVectorBytes = sizeof(ChunkRecord) - offsetof(ChunkRecord, a);
 
-  // A stage of the state's ring: K, update, V, vectors.
-  static constexpr int kUpdate = kTileBytes;
-  static constexpr int kV = kUpdate + Triangle::kBytes;
+  // A stage of the state's ring: K, the first matrix, V, vectors.
+  static constexpr int kSolution = kTileBytes;
+  static constexpr int kV = kSolution + Triangle::kBytes;
   static constexpr int kStateVectors = kV + kWarpgroups * kColBlockBytes;
   static constexpr int kStateStageBytes = kStateVectors + kVectorBytes;
   static constexpr int kStateStages = kDim > 192 ? 2 : 3;
@@ -176,7 +176,7 @@ __device__ __forceinline__ void load_for_state(const FwdLoads<Config>& from,
     from.rows.load(to, from.args.k, barrier.full, from.blocks.keys, 0, row, work.head_qk);
     from.rows.load(to + Config::kV, from.args.v, barrier.full, from.blocks.values, work.column, row,
                    work.head);
-    ptx::bulk_load(to + Config::kUpdate, record.update, Triangle::kBytes, barrier.full);
+    ptx::bulk_load(to + Config::kSolution, record.solution, Triangle::kBytes, barrier.full);
     ptx::bulk_load(to + Config::kStateVectors, record.a, Config::kVectorBytes, barrier.full);
   }
 }

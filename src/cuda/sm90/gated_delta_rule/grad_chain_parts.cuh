@@ -156,7 +156,7 @@ __device__ __forceinline__ void solve(float (&d)[32], const GradRecord& record, 
   ptx::wgmma_fence_operand(product);
   if (careful) {
     ptx::named_barrier_sync(kSolveBarrier, threads);  // all products have read the high part
-    copy_inverse_low(matrix, record, static_cast<int>(threads));
+    copy_solution_low(matrix, record, static_cast<int>(threads));
     ptx::fence_async_proxy();                         // wgmma reads the low part
     ptx::named_barrier_sync(kSolveBarrier, threads);  // all warps have written the low part
     gemm_triangle<dtype::fp16, kTransposed, true>(product, packed, matrix);

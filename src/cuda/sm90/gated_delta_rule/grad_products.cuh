@@ -1,6 +1,6 @@
 // Steps of a warpgroup of rows_kernel (grad_rows.cuh): GEMMs of tiles in shared memory, and the
 // element-wise work on their results. The first of the two warpgroups computes the square F and
-// dQK, the gradient of Q K^T; the second computes E and dB, that of K K^T. Each has half of the
+// dQK, the gradient of Q K^T; the second computes E and dKK, that of K K^T. Each has half of the
 // columns of dQ and dK.
 #pragma once
 #include <cstdint>
@@ -212,7 +212,7 @@ __device__ __forceinline__ void put_square(uint32_t square, const float (&d)[32]
   ptx::fence_async_proxy();  // wgmma reads it
 }
 
-// Adds the products of the squares dQK and dB to dQ and dK.
+// Adds the products of the squares dQK and dKK to dQ and dK.
 template <class Config>
 __device__ __forceinline__ void add_square_products(float (&dq)[Config::kColumns / 2],
                                                     float (&dk)[Config::kColumns / 2],
@@ -222,14 +222,14 @@ __device__ __forceinline__ void add_square_products(float (&dq)[Config::kColumns
   constexpr int kN = Config::kColumns;
   RowsAsK const q(half_of<Config>(tiles, warpgroup));
   RowsAsK const k(half_of<Config>(tiles + Config::kK, warpgroup));
-  uint32_t const db = squares + kSquareBytes;  // dQK lies before it
+  uint32_t const dkk = squares + kSquareBytes;  // dQK lies before it
   ptx::wgmma_fence_operand(dq);
   ptx::wgmma_fence_operand(dk);
   ptx::wgmma_fence();
   multiply<Dtype, kN, true>(dq, ColumnsAsK(squares), k);
   multiply<Dtype, kN, true>(dk, RowsAsK(squares), q);
-  multiply<Dtype, kN, true>(dk, ColumnsAsK(db), k);
-  multiply<Dtype, kN, true>(dk, RowsAsK(db), k);
+  multiply<Dtype, kN, true>(dk, ColumnsAsK(dkk), k);
+  multiply<Dtype, kN, true>(dk, RowsAsK(dkk), k);
   ptx::wgmma_commit();
   ptx::wgmma_wait<0>();
   ptx::wgmma_fence_operand(dq);

@@ -23,8 +23,8 @@ struct ReverseChain {
   static constexpr int kColBlocks = kDim / 64;
   static constexpr int kTileBytes = kColBlocks * kSquareBytes;
   // A stage: K, X o D; and the vectors, which lie after all stages.
-  static constexpr int kInverse = kTileBytes;
-  static constexpr int kStageBytes = kInverse + Triangle::kBytes;
+  static constexpr int kSolution = kTileBytes;
+  static constexpr int kStageBytes = kSolution + Triangle::kBytes;
   static constexpr int kStages = kBlocks == 1 && kDim <= 192 ? 3 : 2;
   // Buffers with mbarriers of their own, read at other times than a stage: Q; P, dOut and the
   // chunk's growth.
@@ -107,7 +107,7 @@ struct ReverseChain {
       ptx::mbarrier_arrive_expect(barrier.full,
                                   from.keys * kSquareBytes + Triangle::kBytes + kChainVectorBytes);
       from.rows.load(to, from.args.k, barrier.full, from.keys, 0, row, work.head_qk);
-      ptx::bulk_load(to + kInverse, record.inverse, Triangle::kBytes, barrier.full);
+      ptx::bulk_load(to + kSolution, record.solution, Triangle::kBytes, barrier.full);
       ptx::bulk_load(vectors(stage.stage()), record.a, kChainVectorBytes, barrier.full);
 
       ptx::mbarrier_wait(q_barriers.empty(), buffer.phase() ^ 1);  // dOut^T Q has read Q
@@ -234,7 +234,7 @@ struct ReverseChain {
         d[i] = fmaf(i % 2 == 0 ? factor.x : factor.y, d[i], out_product[i]);  // (R2)
       }
       // (R3)
-      solve<true>(d, workspace.records[indices.record], tile_k + kInverse,
+      solve<true>(d, workspace.records[indices.record], tile_k + kSolution,
                   chunk_vectors + kVectorBeta, careful, kStateThreads * warpgroups, [] {});
       ptx::wgmma_fence_operand(grad);
       warp_arrive(queries_barriers(at).empty());

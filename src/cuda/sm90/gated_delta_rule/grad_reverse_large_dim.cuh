@@ -83,7 +83,7 @@ struct LargeDimReverseChain : ReverseChain<Target, Dtype_, kDim_, Extent::kSeque
       for (int i = 0; i < 32; ++i) d[i] += out_product[i];
       bool const careful = growth > kCarefulGrowth;
       // (R3)
-      solve<true>(d, workspace.records[indices.record], tile_k + Base::kInverse,
+      solve<true>(d, workspace.records[indices.record], tile_k + Base::kSolution,
                   chunk_vectors + kVectorBeta, careful, kStateThreads, [] {});
       ptx::wgmma_fence_operand(grad);
       warp_arrive(q_barriers.empty());

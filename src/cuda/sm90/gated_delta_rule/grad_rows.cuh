@@ -4,10 +4,10 @@
 // one.
 //
 // For each head of v first come the products with what the chains wrote, in slots of 64 columns of
-// V: E = dV R^T, F = dOut R^T, and those with S and dS. From E and F follow dQK and dB, the
+// V: E = dV R^T, F = dOut R^T, and those with S and dS. From E and F follow dQK and dKK, the
 // gradients of Q K^T and K K^T:
 //   dQ = c o (dOut S^T) + dQK K
-//   dK = -a o (dV S^T) + beta b o (R dS^T) + dQK^T Q + (dB + dB^T) K
+//   dK = -a o (dV S^T) + beta b o (R dS^T) + dQK^T Q + (dKK + dKK^T) K
 // Two warps load, two compute the sum of S o dS, two warpgroups do the rest.
 #pragma once
 #include <cstdint>

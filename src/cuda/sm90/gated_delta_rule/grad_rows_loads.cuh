@@ -38,7 +38,7 @@ struct RowsConfig : RowsSlot<SmemLayout<kChunk, kDim_>::kBytes> {
   static constexpr int kK = Tile::kBytes;
   static constexpr int kSlots = 2 * Tile::kBytes;
   static constexpr int kSlotCount = kDim == 64 ? 4 : 3;
-  // After the slots: dQK and dB, vectors of two heads, sums, two items.
+  // After the slots: dQK and dKK, vectors of two heads, sums, two items.
   static constexpr int kSquares = kSlots + kSlotCount * Slot::kSlotBytes;
   static constexpr int kVectors = kSquares + 2 * kSquareBytes;
   static constexpr int kSums = kVectors + 2 * static_cast<int>(sizeof(RecordVectors));

@@ -23,8 +23,8 @@ struct StatesChain {
   static constexpr int kColBlocks = kDim / 64;
   static constexpr int kStateBytes = kColBlocks * kSquareBytes;
   // A stage: K, X o D, V; and the vectors, which lie after all stages.
-  static constexpr int kInverse = kStateBytes;
-  static constexpr int kV = kInverse + Triangle::kBytes;
+  static constexpr int kSolution = kStateBytes;
+  static constexpr int kV = kSolution + Triangle::kBytes;
   static constexpr int kStageBytes = kV + kWarpgroups * kSquareBytes;
   static constexpr int kStages = kBlocks == 1 ? 3 : 2;
   // Staging of stores: the images of S^T and R^T, of each warpgroup.
@@ -68,7 +68,7 @@ struct StatesChain {
       const GradRecord& record = from.record(row);
       from.rows.load(to, from.args.k, barrier.full, from.keys, 0, row, work.head_qk);
       from.rows.load(to + kV, from.args.v, barrier.full, from.values, work.column, row, work.head);
-      ptx::bulk_load(to + kInverse, record.inverse, Triangle::kBytes, barrier.full);
+      ptx::bulk_load(to + kSolution, record.solution, Triangle::kBytes, barrier.full);
       ptx::bulk_load(vectors(stage.stage()), record.a, kChainVectorBytes, barrier.full);
     }
   }
@@ -133,7 +133,7 @@ struct StatesChain {
       values.template subtract<Dtype>(residual, a);  // (S1)
       float const decay = load_float(chunk_vectors + Vectors::decay);
       // (S2); while its GEMM runs, the state is decayed (S3)
-      solve<false>(residual, workspace.records[indices.record], tile_k + kInverse,
+      solve<false>(residual, workspace.records[indices.record], tile_k + kSolution,
                    chunk_vectors + kVectorBeta, growth > kCarefulGrowth, kStateThreads * warpgroups,
                    [&] {
 #pragma unroll
