@@ -171,9 +171,9 @@ struct VectorOffsets {
 // The lane's address for ldmatrix.trans or stmatrix.trans in a tile of 64 tokens x 64 columns of V.
 // The instruction's four matrices are tokens 8 n to 8 n + 15 by the warp's 16 columns.
 __device__ __forceinline__ uint32_t transposed_address(uint32_t tile, int n) {
-  int const lane = static_cast<int>(threadIdx.x) % 32,
+  int const lane_id = static_cast<int>(threadIdx.x) % 32,
             warp = static_cast<int>(threadIdx.x) / 32 % 4;
-  int const token = 8 * n + lane / 16 * 8 + lane % 8, unit = 2 * warp + lane / 8 % 2;
+  int const token = 8 * n + lane_id / 16 * 8 + lane_id % 8, unit = 2 * warp + lane_id / 8 % 2;
   return tile + token * 128 + ((unit ^ (token & 7)) * 16);
 }
 
@@ -246,13 +246,13 @@ __device__ __forceinline__ void scale_rows(float (&d)[kElements], const float (&
 __device__ __forceinline__ void copy_columns(uint16_t* to, int64_t stride, uint32_t tile,
                                              int32_t rows, int32_t columns) {
   __syncwarp();  // all lanes have written the warp's columns
-  int const lane = static_cast<int>(threadIdx.x) % 32, warp = Lane().warp;
-  int const unit = 2 * warp + lane % 2;
+  int const lane_id = static_cast<int>(threadIdx.x) % 32, warp = Lane().warp;
+  int const unit = 2 * warp + lane_id % 2;
   uint16_t* const out = to + 8 * unit;
   bool const exists = 8 * unit < columns;
 #pragma unroll
   for (int first = 0; first < kChunk; first += 16) {
-    int const token = first + lane / 2;
+    int const token = first + lane_id / 2;
     uint4 const words = ptx::shared_load_words(tile + token * 128 + ((unit ^ (token & 7)) * 16));
     if (exists && token < rows) *reinterpret_cast<uint4*>(out + token * stride) = words;
   }

@@ -82,15 +82,15 @@ __device__ __forceinline__ float beta_of(const Problem& problem, const GateCoord
 
 // Exclusive prefix sum over the lanes of the warp.
 __device__ __forceinline__ float exclusive_prefix_sum(float value) {
-  int const lane = static_cast<int>(threadIdx.x) % 32;
+  int const lane_id = static_cast<int>(threadIdx.x) % 32;
   float sum = value;
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
     float const before = __shfl_up_sync(0xffffffffu, sum, step);
-    if (lane >= step) sum += before;
+    if (lane_id >= step) sum += before;
   }
   float const before = __shfl_up_sync(0xffffffffu, sum, 1);
-  return lane == 0 ? 0.f : before;
+  return lane_id == 0 ? 0.f : before;
 }
 
 }  // namespace flashvar::gated_delta_rule

@@ -84,9 +84,9 @@ struct UpdateTile {
     const UpdateProblem& problem = args.problem;
     uint32_t const row = blockIdx.x / args.tiles;
     uint32_t const index = row / problem.heads;
-    int32_t const lane = static_cast<int32_t>(threadIdx.x) % 32;
-    int32_t const lane_v = C::kKFirst ? lane / C::kLanesK : lane % C::kLanesV;
-    lane_k = C::kKFirst ? lane % C::kLanesK : lane / C::kLanesV;
+    int32_t const lane_id = static_cast<int32_t>(threadIdx.x) % 32;
+    int32_t const lane_v = C::kKFirst ? lane_id / C::kLanesK : lane_id % C::kLanesV;
+    lane_k = C::kKFirst ? lane_id % C::kLanesK : lane_id / C::kLanesV;
     sequence = index;
     head = row - index * problem.heads;
     first_column = static_cast<int32_t>(blockIdx.x - row * args.tiles) *
@@ -131,16 +131,16 @@ struct UpdateTile {
     int64_t const next_run_row = next_run - (C::kRun - 1) * k_stride;
     Word* start = static_cast<Word*>(states.data) + state_index * states.sequence_stride +
                   head * states.head_stride + first_k * k_stride + first_v * v_stride;
-    Word* at = start;
+    Word* address = start;
 #pragma unroll
     for (int i = 0; i < C::kVecs; ++i) {
       if (i > 0) {
         if constexpr (!C::kKFirst) {
-          at += i % C::kRun == 0 ? next_run_row : k_stride;
+          address += i % C::kRun == 0 ? next_run_row : k_stride;
         } else if (i % C::kRuns == 0) {
-          at = start += v_stride;
+          address = start += v_stride;
         } else {
-          at += next_run;
+          address += next_run;
         }
       }
       // Relative to the lane's first row: distances are the same in every lane.
@@ -149,7 +149,7 @@ struct UpdateTile {
       int const columns = C::kKFirst ? i / C::kRuns : 0;
       int32_t const k = problem.head_dim - first_k - rows;
       int32_t const v = problem.head_dim_v - first_v - columns;
-      f(i, at, k > 0 && v > 0 ? (C::kKFirst ? k : v) : 0);
+      f(i, address, k > 0 && v > 0 ? (C::kKFirst ? k : v) : 0);
     }
   }
 };
@@ -305,18 +305,18 @@ struct UpdateInputs {
   // `row`: row of the token in the tensors.
   __device__ __forceinline__ void load(const UpdateProblem& problem, const UpdateTile<C>& tile,
                                        int64_t row) {
-    int32_t const lane = static_cast<int32_t>(threadIdx.x) % 32;
-    auto const at = [&](const Tensor& tensor, int64_t head) {
+    int32_t const lane_id = static_cast<int32_t>(threadIdx.x) % 32;
+    auto const address_of = [&](const Tensor& tensor, int64_t head) {
       return tensor.data + tile.batch * tensor.batch_stride + row * tensor.seq_stride +
              head * tensor.head_stride;
     };
     int64_t const head_qk = static_cast<uint32_t>(tile.head) / problem.group;
-    const uint16_t* const from_k = at(problem.k, head_qk);
-    const uint16_t* const from_q = at(problem.q, head_qk);
-    const uint16_t* const from_v = at(problem.v, tile.head) + tile.first_column;
+    const uint16_t* const from_k = address_of(problem.k, head_qk);
+    const uint16_t* const from_q = address_of(problem.q, head_qk);
+    const uint16_t* const from_v = address_of(problem.v, tile.head) + tile.first_column;
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      int32_t const column = 32 * i + lane;
+      int32_t const column = 32 * i + lane_id;
       bool const exists = column < problem.head_dim;
       k[i] = exists ? from_k[column] : uint16_t{0};
       q[i] = exists ? from_q[column] : uint16_t{0};
@@ -325,7 +325,7 @@ struct UpdateInputs {
                                 problem.head_dim_v - tile.first_column);
 #pragma unroll
     for (int j = 0; j < kValues; ++j) {
-      v[j] = 32 * j + lane < columns ? from_v[32 * j + lane] : uint16_t{0};
+      v[j] = 32 * j + lane_id < columns ? from_v[32 * j + lane_id] : uint16_t{0};
     }
     gates = GateBits(problem, {tile.batch, row, tile.head});
   }
@@ -334,7 +334,7 @@ struct UpdateInputs {
   __device__ __forceinline__ void prepare(const UpdateProblem& problem,
                                           UpdateToken<C>& token) const {
     using Dtype = typename C::Dtype;
-    int32_t const lane = static_cast<int32_t>(threadIdx.x) % 32;
+    int32_t const lane_id = static_cast<int32_t>(threadIdx.x) % 32;
     float k_k = 0.f, q_q = 0.f, k_q = 0.f;
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
@@ -353,12 +353,12 @@ struct UpdateInputs {
     float const norm_q = problem.scale * (problem.qk_l2norm ? rsqrtf(q_q + 1e-6f) : 1.f);
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      token.k[32 * i + lane] = norm_k * Dtype::unpack(k[i]);
-      token.q[32 * i + lane] = norm_q * Dtype::unpack(q[i]);
+      token.k[32 * i + lane_id] = norm_k * Dtype::unpack(k[i]);
+      token.q[32 * i + lane_id] = norm_q * Dtype::unpack(q[i]);
     }
 #pragma unroll
-    for (int j = 0; j < kValues; ++j) token.v[32 * j + lane] = Dtype::unpack(v[j]);
-    if (lane == 0) {
+    for (int j = 0; j < kValues; ++j) token.v[32 * j + lane_id] = Dtype::unpack(v[j]);
+    if (lane_id == 0) {
       token.decay = exp2_approx(gates.decay_log(problem) * (1.f / kLn2));
       token.beta = gates.beta_of(problem);
       token.k_q = norm_k * norm_q * k_q;

@@ -116,8 +116,8 @@ class ThreadGates {
 
 // Which of a block's heads have far gates, as bits.
 __device__ __forceinline__ uint32_t find_far_gates(const PrepareSmem& smem, int32_t heads) {
-  int const lane = static_cast<int>(threadIdx.x % 32);
-  return __ballot_sync(0xffffffffu, lane < heads && smem.heads[lane].far_gates != 0);
+  int const lane_id = static_cast<int>(threadIdx.x % 32);
+  return __ballot_sync(0xffffffffu, lane_id < heads && smem.heads[lane_id].far_gates != 0);
 }
 
 // Computes the vectors of a head from its gates, and writes those of the record. By one warp, each

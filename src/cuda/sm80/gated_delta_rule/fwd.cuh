@@ -74,7 +74,7 @@ __device__ __forceinline__ void multiply_registers(float (&d)[kElements],
 #pragma unroll
     for (float& value : d) value = 0.f;
   }
-  uint32_t const lane =
+  uint32_t const fragments =
       tile + (kTransposed ? fragment_offset<Layout>() : fragment_offset_b<Layout>());
 #pragma unroll
   for (int kk = 0; kk < kSteps; ++kk) {
@@ -84,9 +84,9 @@ __device__ __forceinline__ void multiply_registers(float (&d)[kElements],
         continue;
       uint32_t b[4];
       if constexpr (kTransposed) {
-        ptx::ldmatrix_x4_trans(b, Layout::advance(lane, n) + kk * 16 * Layout::kRowBytes);
+        ptx::ldmatrix_x4_trans(b, Layout::advance(fragments, n) + kk * 16 * Layout::kRowBytes);
       } else {
-        ptx::ldmatrix_x4(b, Layout::advance(lane, 2 * kk) + n * 8 * Layout::kRowBytes);
+        ptx::ldmatrix_x4(b, Layout::advance(fragments, 2 * kk) + n * 8 * Layout::kRowBytes);
       }
       ptx::mma_m16n8k16<Dtype>(reinterpret_cast<float (&)[4]>(d[4 * n]), a[kk], b[0], b[1]);
       ptx::mma_m16n8k16<Dtype>(reinterpret_cast<float (&)[4]>(d[4 * n + 4]), a[kk], b[2], b[3]);

@@ -43,15 +43,15 @@ __device__ __forceinline__ void write_sums(const GateSumsByWarp& by_warp, GateSu
 
 // Exclusive suffix sum over the lanes of the warp.
 __device__ __forceinline__ float exclusive_suffix_sum(float value) {
-  int const lane = static_cast<int>(threadIdx.x) % 32;
+  int const lane_id = static_cast<int>(threadIdx.x) % 32;
   float sum = value;
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
     float const after = __shfl_down_sync(0xffffffffu, sum, step);
-    if (lane + step < 32) sum += after;
+    if (lane_id + step < 32) sum += after;
   }
   float const after = __shfl_down_sync(0xffffffffu, sum, 1);
-  return lane == 31 ? 0.f : after;
+  return lane_id == 31 ? 0.f : after;
 }
 
 __device__ __forceinline__ void store(const GradGate& gate, const GateCoordinate& coordinate,
@@ -104,11 +104,11 @@ struct GateGrads {
 __device__ __forceinline__ void compute_gate_grads(const FwdProblem& problem,
                                                    const GradRecord& record, const GateSums& sums,
                                                    float (&grad_beta)[2], float (&grad_gates)[2]) {
-  int const lane = static_cast<int>(threadIdx.x) % 32;
+  int const lane_id = static_cast<int>(threadIdx.x) % 32;
   float grad_sums[2], later[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    int const token = 2 * lane + i;
+    int const token = 2 * lane_id + i;
     float const column = sums.columns[token], beta = record.beta[token];
     float const from_state = record.b[token] * sums.later[token];
     grad_beta[i] = from_state + column;
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kGatesThreads)
     gates_kernel(const __grid_constant__ GatesArgs args) {
   __shared__ GateGrads grads;
   const BwdProblem& problem = args.problem;
-  int const thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  int const thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane_id = thread % 32;
   uint32_t const groups = (problem.heads + kGatesHeads - 1) / kGatesHeads;
   uint32_t const slot = blockIdx.x / groups;
   int32_t const first_head = static_cast<int32_t>(blockIdx.x % groups) * kGatesHeads;
@@ -145,8 +145,8 @@ __global__ void __launch_bounds__(kGatesThreads)
     float grad_beta[2], grad_gates[2];
     compute_gate_grads(problem, args.workspace.records[first_record + warp],
                        args.workspace.sums[first_record + warp], grad_beta, grad_gates);
-    *reinterpret_cast<float2*>(&grads.beta[warp][2 * lane]) = {grad_beta[0], grad_beta[1]};
-    *reinterpret_cast<float2*>(&grads.gate[warp][2 * lane]) = {grad_gates[0], grad_gates[1]};
+    *reinterpret_cast<float2*>(&grads.beta[warp][2 * lane_id]) = {grad_beta[0], grad_beta[1]};
+    *reinterpret_cast<float2*>(&grads.gate[warp][2 * lane_id]) = {grad_gates[0], grad_gates[1]};
   }
   __syncthreads();  // the gradients of all heads are written
   int32_t const head = thread % kGatesHeads;
@@ -167,9 +167,9 @@ __global__ void __launch_bounds__(kGatesThreads)
     sum_a_log += __shfl_xor_sync(0xffffffffu, sum_a_log, step);
     sum_dt_bias += __shfl_xor_sync(0xffffffffu, sum_dt_bias, step);
   }
-  if (lane < kGatesHeads) {
-    grads.a_log[warp][lane] = sum_a_log;
-    grads.dt_bias[warp][lane] = sum_dt_bias;
+  if (lane_id < kGatesHeads) {
+    grads.a_log[warp][lane_id] = sum_a_log;
+    grads.dt_bias[warp][lane_id] = sum_dt_bias;
   }
   __syncthreads();  // the sums of all warps are written
   if (thread >= heads) return;

@@ -11,9 +11,9 @@ namespace flashvar::sm80::gated_delta_rule {
 // The lane's ldmatrix.trans offset of a 16 x 16 fragment of operand A that is the transpose of a
 // tile's: row 0 of the tile is column 0 of the fragment.
 __device__ __forceinline__ uint32_t transposed_offset(int unit) {
-  int const lane = static_cast<int>(threadIdx.x) % 32;
-  int const row = lane / 16 * 8 + lane % 8;
-  return Square::unit_offset(row, unit + lane / 8 % 2);
+  int const lane_id = static_cast<int>(threadIdx.x) % 32;
+  int const row = lane_id / 16 * 8 + lane_id % 8;
+  return Square::unit_offset(row, unit + lane_id / 8 % 2);
 }
 
 // The warp's part of a 64-row result: 16 tokens (`strip`), and a quarter of the columns. Squares,
@@ -93,10 +93,10 @@ __device__ __forceinline__ float2 row_products(const Acc& c, uint32_t tile) {
 
 // Writes the sums over the warp's columns of its rows, given the lanes' partial sums.
 __device__ __forceinline__ void write_row_sums(float (&sums)[kChunk], float2 parts) {
-  Lane const at;
-  int const row = 16 * Part().strip + at.g;
+  Lane const lane;
+  int const row = 16 * Part().strip + lane.g;
   parts = {quad_sum(parts.x), quad_sum(parts.y)};
-  if (at.t == 0) {
+  if (lane.t == 0) {
     sums[row] = parts.x;
     sums[row + 8] = parts.y;
   }
@@ -148,16 +148,16 @@ template <bool kGram>
 __device__ __forceinline__ void finish_square(Squares& d, const Squares& product, float scale,
                                               const RecordVectors& vectors, float2& row_sum,
                                               float (&columns)[4]) {
-  Lane const at;
+  Lane const lane;
   Part const part;
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
-    int const j = 16 * part.quarter + 8 * n + 2 * at.t;
+    int const j = 16 * part.quarter + 8 * n + 2 * lane.t;
     float2 const sums = pair_of(vectors.sums, j), norm = pair_of(vectors.norm_k, j);
     float2 const beta = pair_of(vectors.beta, j);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      int const i = 16 * part.strip + at.g + 8 * half;
+      int const i = 16 * part.strip + lane.g + 8 * half;
       float const factor = kGram ? -vectors.norm_k[i] : scale * vectors.norm_q[i];
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
@@ -178,7 +178,7 @@ __device__ __forceinline__ void finish_square(Squares& d, const Squares& product
 // Stores the warp's part of a square in 16 bits, and leaves its low part in `d`.
 template <class Dtype>
 __device__ __forceinline__ void store_square(Squares& d, uint32_t tile) {
-  Lane const at;
+  Lane const lane;
   Part const part;
   if (!part.has_elements()) return;
 #pragma unroll
@@ -188,9 +188,9 @@ __device__ __forceinline__ void store_square(Squares& d, uint32_t tile) {
       float& first = d.tile[0][n][2 * half];
       float& second = d.tile[0][n][2 * half + 1];
       uint32_t const word = Dtype::pack(first, second);
-      int const row = 16 * part.strip + at.g + 8 * half;
+      int const row = 16 * part.strip + lane.g + 8 * half;
       asm volatile("st.shared.u32 [%0], %1;" ::"r"(
-                       tile + Square::unit_offset(row, 2 * part.quarter + n) + 4 * at.t),
+                       tile + Square::unit_offset(row, 2 * part.quarter + n) + 4 * lane.t),
                    "r"(word)
                    : "memory");
       first -= Dtype::unpack(static_cast<uint16_t>(word));
@@ -292,14 +292,14 @@ template <class Config, class Acc>
 __device__ __forceinline__ void store_rows(const Acc& d, uint16_t* to, int64_t stride,
                                            int32_t count, int32_t head_dim) {
   using Dtype = typename Config::Dtype;
-  Lane const at;
+  Lane const lane;
   Part const part;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    int const row = 16 * part.strip + at.g + 8 * half;
+    int const row = 16 * part.strip + lane.g + 8 * half;
 #pragma unroll
     for (int n = 0; n < Acc::kMmaCols; ++n) {
-      int const column = part.quarter * Config::kColumns + 8 * n + 2 * at.t;
+      int const column = part.quarter * Config::kColumns + 8 * n + 2 * lane.t;
       const float (&pair)[4] = d.tile[0][n];
       if (row < count && column < head_dim) {
         *reinterpret_cast<uint32_t*>(to + row * stride + column) =

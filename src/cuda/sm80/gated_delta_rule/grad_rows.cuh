@@ -59,15 +59,15 @@ __device__ __forceinline__ void compute_squares(Squares& e, Squares& f,
 
 // Adds up the lanes' sums over columns of a square, over the warp's 16 rows, and writes them.
 __device__ __forceinline__ void write_column_sums(float (&to)[4][kChunk], float (&columns)[4],
-                                                  const Lane& at, const Part& part) {
+                                                  const Lane& lane, const Part& part) {
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
 #pragma unroll
     for (int step = 4; step < 32; step *= 2) {
       columns[n] += __shfl_xor_sync(0xffffffffu, columns[n], step);
     }
-    if (at.g == 0) {
-      to[part.strip][16 * part.quarter + n / 2 * 8 + 2 * at.t + n % 2] = columns[n];
+    if (lane.g == 0) {
+      to[part.strip][16 * part.quarter + n / 2 * 8 + 2 * lane.t + n % 2] = columns[n];
     }
   }
 }
@@ -159,9 +159,9 @@ __device__ __forceinline__ void add_heads(RowsAccumulator<Config>& dq, RowsAccum
 
   uint32_t const tile_q = ptx::smem_address(shared), tile_k = tile_q + Config::kK;
   auto& sums = *reinterpret_cast<GateSumsByWarp*>(shared + Config::kGates);
-  Lane const at;
+  Lane const lane;
   Part const part;
-  int const row = 16 * part.strip + at.g;
+  int const row = 16 * part.strip + lane.g;
   dq.clear();
   dk.clear();
   for (int32_t i = 0; i < problem.group; ++i) {
@@ -178,7 +178,7 @@ __device__ __forceinline__ void add_heads(RowsAccumulator<Config>& dq, RowsAccum
       finish_square<false>(f, product, problem.scale, vectors, gates, columns);
       multiply_keys<Config>(product, tile_k, tile_k);
       finish_square<true>(e, product, problem.scale, vectors, gates, columns);
-      write_column_sums(sums.columns, columns, at, part);
+      write_column_sums(sums.columns, columns, lane, part);
       add_rounded_squares<Config>(dq, dk, f, e, tile_q, careful);
     }
     StateProducts<Config> products;
@@ -366,8 +366,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     if (threadIdx.x % 32 == 0) careful[warp] = found;
     __syncthreads();  // all flags and the arguments are written
-    uint32_t const lane = threadIdx.x % 32;
-    uint32_t flags = __ballot_sync(0xffffffffu, lane < kWarps && careful[lane]);
+    uint32_t const lane_id = threadIdx.x % 32;
+    uint32_t flags = __ballot_sync(0xffffffffu, lane_id < kWarps && careful[lane_id]);
 #pragma unroll 1
     for (; flags != 0; flags &= flags - 1) {
       call_make_rows<Config>(first + (__ffs(flags) - 1) * gridDim.x);

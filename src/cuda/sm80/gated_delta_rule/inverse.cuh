@@ -47,8 +47,8 @@ struct KeyProducts {
   }
 
   // Loads block (i, j), i > j, as operand B.
-  __device__ __forceinline__ void load(uint32_t (&b)[4], int i, int j, int lane) const {
-    ptx::ldmatrix_x4_trans(b, ptx::smem_address(&below[index(i, j)][0][4 * lane]));
+  __device__ __forceinline__ void load(uint32_t (&b)[4], int i, int j, int lane_id) const {
+    ptx::ldmatrix_x4_trans(b, ptx::smem_address(&below[index(i, j)][0][4 * lane_id]));
   }
 };
 
@@ -60,13 +60,13 @@ class TileRowAddresses {
   float* diagonal[2];     // its two tiles
 
  public:
-  __device__ __forceinline__ TileRowAddresses(KeyProducts& products, int m, const Lane& at)
+  __device__ __forceinline__ TileRowAddresses(KeyProducts& products, int m, const Lane& lane)
       : first_on_diagonal(m / 2 * 2),
-        below(&products.below[KeyProducts::index(m / 2, 0)][m % 2][4 * at.g + at.t]) {
+        below(&products.below[KeyProducts::index(m / 2, 0)][m % 2][4 * lane.g + lane.t]) {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       diagonal[n] = products.diagonal[m / 2] +
-                    KeyProducts::offset(m % 2 * 8 + at.g, 2 * n + at.t / 2) + at.t % 2 * 2;
+                    KeyProducts::offset(m % 2 * 8 + lane.g, 2 * n + lane.t / 2) + lane.t % 2 * 2;
     }
   }
 
@@ -109,8 +109,8 @@ struct DiagonalRows {
 
   // Solves X = N - X diag(beta) N by substitution, last column first.
   __device__ __forceinline__ DiagonalRows(const KeyProducts& products, const float* minus_betas,
-                                          int lane) {
-    int const block = lane / 8, row = lane % 8;
+                                          int lane_id) {
+    int const block = lane_id / 8, row = lane_id % 8;
     const float* const n = products.diagonal[block];
     float minus_beta[kBlock];
     load_floats(minus_beta, minus_betas + kBlock * block);
@@ -179,14 +179,14 @@ struct SolutionMatrix {
   static __device__ __forceinline__ constexpr Block right(int j) { return {3, j}; }
 
   // The lane's ldmatrix address of a block.
-  __device__ __forceinline__ uint32_t fragment(const Block& block, int lane) const {
-    return smem + unit_offset(kBlock * block.i + lane % 16, 2 * block.j + lane / 16);
+  __device__ __forceinline__ uint32_t fragment(const Block& block, int lane_id) const {
+    return smem + unit_offset(kBlock * block.i + lane_id % 16, 2 * block.j + lane_id / 16);
   }
 
   // Writes the zeros of a Triangle over the operands above the diagonal.
-  __device__ __forceinline__ void clear_operands(int lane) const {
-    ptx::shared_store(fragment({0, 1}, lane), uint4{});
-    ptx::shared_store(fragment({2, 3}, lane), uint4{});
+  __device__ __forceinline__ void clear_operands(int lane_id) const {
+    ptx::shared_store(fragment({0, 1}, lane_id), uint4{});
+    ptx::shared_store(fragment({2, 3}, lane_id), uint4{});
   }
 };
 
@@ -198,9 +198,9 @@ class DiagonalAddresses {
   bool has_right, has_left;
 
  public:
-  __device__ __forceinline__ DiagonalAddresses(const SolutionMatrix& matrix, int lane)
-      : row(lane % 8), has_right(lane / 8 < kBlocks - 1), has_left(lane / 8 > 0) {
-    int const block = lane / 8;
+  __device__ __forceinline__ DiagonalAddresses(const SolutionMatrix& matrix, int lane_id)
+      : row(lane_id % 8), has_right(lane_id / 8 < kBlocks - 1), has_left(lane_id / 8 > 0) {
+    int const block = lane_id / 8;
     auto address_of = [&](const SolutionMatrix::Block& at) {
       return matrix.smem + SolutionMatrix::unit_offset(kBlock * at.i + row, 2 * at.j);
     };
@@ -292,21 +292,21 @@ __device__ __forceinline__ void multiply_block(float (&x)[2][4], const uint32_t 
 //   Y = (I - X_ii diag(beta)) N_ij - sum over k in (j, i) of X_ik diag(beta) N_kj
 template <class LoadColumn, class Finish>
 __device__ __forceinline__ void solve_below(const KeyProducts& products,
-                                            const SolutionMatrix& matrix, int lane,
+                                            const SolutionMatrix& matrix, int lane_id,
                                             LoadColumn&& load_column, Finish&& finish) {
   uint32_t left[kBlocks][kBlocks][4], left_low[kBlocks][4];
 #pragma unroll
   for (int j = kBlocks - 2; j >= 0; --j) {
     auto const column = load_column(j);
     uint32_t right[kBlocks][4];
-    ptx::ldmatrix_x4_trans(right[j], matrix.fragment(SolutionMatrix::right(j), lane));
+    ptx::ldmatrix_x4_trans(right[j], matrix.fragment(SolutionMatrix::right(j), lane_id));
     // The left operand's blocks of row j + 1, which are used from this column on.
-    ptx::ldmatrix_x4(left[j + 1][j + 1], matrix.fragment(SolutionMatrix::left(j + 1), lane));
-    ptx::ldmatrix_x4(left_low[j + 1], matrix.fragment(SolutionMatrix::left_low(j + 1), lane));
+    ptx::ldmatrix_x4(left[j + 1][j + 1], matrix.fragment(SolutionMatrix::left(j + 1), lane_id));
+    ptx::ldmatrix_x4(left_low[j + 1], matrix.fragment(SolutionMatrix::left_low(j + 1), lane_id));
     __syncwarp();  // all lanes have read X_jj, which block (3, j) of the result overwrites
 #pragma unroll
     for (int i = j + 1; i < kBlocks; ++i) {
-      products.load(right[i], i, j, lane);
+      products.load(right[i], i, j, lane_id);
       float x[2][4] = {};
       multiply_block(x, left_low[i], right[i]);
 #pragma unroll

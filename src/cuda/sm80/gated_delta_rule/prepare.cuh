@@ -46,15 +46,16 @@ struct PrepareConfig {
 
 // The row of 8 x 8 tiles that accumulators of this half belong to. Each warp has eight rows from
 // the top and eight from the bottom, for an equal share of the triangle below the diagonal.
-__device__ __forceinline__ int tile_row_of(const Lane& at, int half) {
-  return half == 0 ? at.warp : 7 - at.warp;
+__device__ __forceinline__ int tile_row_of(const Lane& lane, int half) {
+  return half == 0 ? lane.warp : 7 - lane.warp;
 }
 
 // The lane's ldmatrix address of operand A: the rows of tile_row_of().
 template <class Layout>
 __device__ __forceinline__ FragmentAddress<Layout> rows_address(uint32_t tile) {
-  int const lane = static_cast<int>(threadIdx.x) % 32;
-  return {tile + Layout::unit_offset(8 * tile_row_of(Lane(), lane / 8 % 2) + lane % 8, lane / 16)};
+  int const lane_id = static_cast<int>(threadIdx.x) % 32;
+  return {tile + Layout::unit_offset(8 * tile_row_of(Lane(), lane_id / 8 % 2) + lane_id % 8,
+                                     lane_id / 16)};
 }
 
 using SquareRows = Accumulator<16, kChunk>;
@@ -100,12 +101,12 @@ struct RowProducts {
 
 // Writes the normalisation factors of the warp's rows, 1 / sqrt(sum of squares + 1e-6).
 __device__ __forceinline__ void compute_norms(const RowProducts& products, PrepareSmem& smem) {
-  Lane const at;
-  if (at.t != at.g / 2) return;  // not a lane that holds diagonal elements
-  bool const odd = at.g % 2 != 0;
+  Lane const lane;
+  if (lane.t != lane.g / 2) return;  // not a lane that holds diagonal elements
+  bool const odd = lane.g % 2 != 0;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    int const m = tile_row_of(at, half), row = 8 * m + at.g;
+    int const m = tile_row_of(lane, half), row = 8 * m + lane.g;
     const float (&squares_q)[4] = products.qq.tile[0][half];
     float square_k = 0.f;
 #pragma unroll
@@ -120,15 +121,15 @@ __device__ __forceinline__ void compute_norms(const RowProducts& products, Prepa
 
 // Stores the warp's 16 rows of N: K K^T, of normalised rows.
 __device__ __forceinline__ void store_products(const SquareRows& kk, PrepareSmem& smem) {
-  Lane const at;
+  Lane const lane;
   float2 norms[kChunk / 8];
 #pragma unroll
-  for (int n = 0; n < kChunk / 8; ++n) norms[n] = pair_of(smem.norm_k, 8 * n + 2 * at.t);
+  for (int n = 0; n < kChunk / 8; ++n) norms[n] = pair_of(smem.norm_k, 8 * n + 2 * lane.t);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    int const m = tile_row_of(at, half);
-    TileRowAddresses const addresses(smem.products, m, at);
-    float const factor = smem.norm_k[8 * m + at.g];
+    int const m = tile_row_of(lane, half);
+    TileRowAddresses const addresses(smem.products, m, lane);
+    float const factor = smem.norm_k[8 * m + lane.g];
 #pragma unroll
     for (int n = 0; n < 4 * half + 4; ++n) {
       if (n > m) break;
@@ -145,12 +146,12 @@ struct ScoreMasks {
   uint32_t words[2][4];
 
   __device__ __forceinline__ ScoreMasks() {
-    Lane const at;
+    Lane const lane;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        int const n = 4 * half + i, below = 8 * (tile_row_of(at, half) - n) + at.g - 2 * at.t;
+        int const n = 4 * half + i, below = 8 * (tile_row_of(lane, half) - n) + lane.g - 2 * lane.t;
         words[half][i] = below > 0 ? 0xffffffffu : below == 0 ? 0xffffu : 0u;
       }
     }
@@ -161,20 +162,20 @@ struct ScoreMasks {
 template <class Dtype, bool kFarGates>
 __device__ __forceinline__ void write_scores(const SquareRows& qk, const ScoreMasks& masks,
                                              const HeadVectors& head, uint16_t* scores) {
-  Lane const at;
+  Lane const lane;
   float2 columns[kChunk / 8] = {};
 #pragma unroll
   for (int n = 0; n < kChunk / 8; ++n) {
-    if (n < 5 || n <= tile_row_of(at, 1))
-      columns[n] = pair_of(head.score_columns, 8 * n + 2 * at.t);
+    if (n < 5 || n <= tile_row_of(lane, 1))
+      columns[n] = pair_of(head.score_columns, 8 * n + 2 * lane.t);
   }
   unsigned char* const to =
-      reinterpret_cast<unsigned char*>(scores) + Triangle::unit_offset(at.g, at.t);
+      reinterpret_cast<unsigned char*>(scores) + Triangle::unit_offset(lane.g, lane.t);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    int const m = tile_row_of(at, half);
-    float const factor = head.score_rows[8 * m + at.g];
-    float const row_sum = kFarGates ? head.sums[8 * m + at.g] : 0.f;
+    int const m = tile_row_of(lane, half);
+    float const factor = head.score_rows[8 * m + lane.g];
+    float const row_sum = kFarGates ? head.sums[8 * m + lane.g] : 0.f;
 #pragma unroll
     for (int block = 0; block <= half; ++block) {
       uint32_t words[4];
@@ -183,7 +184,7 @@ __device__ __forceinline__ void write_scores(const SquareRows& qk, const ScoreMa
         int const n = 4 * block + i;
         float first = factor * columns[n].x, second = factor * columns[n].y;
         if constexpr (kFarGates) {
-          float2 const sums = pair_of(head.sums, 8 * n + 2 * at.t);
+          float2 const sums = pair_of(head.sums, 8 * n + 2 * lane.t);
           first *= exp2_approx(row_sum - sums.x);
           second *= exp2_approx(row_sum - sums.y);
         }

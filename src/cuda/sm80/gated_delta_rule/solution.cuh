@@ -36,8 +36,8 @@ class SolutionWriter {
   float* const row_totals;  // sums of absolute values, within the blocks on the diagonal
   SolutionMatrix const matrix;
   unsigned char* const bytes;  // of the matrix
-  int const lane;
-  Lane const at;
+  int const lane_id;
+  Lane const lane;
   uint32_t const word;  // offset of the lane's elements in a tile of the matrix
   bool const far_gates, low;
   bool too_large = false;  // whether an element is larger than FirstMatrix::kLargest
@@ -51,41 +51,41 @@ class SolutionWriter {
         row_totals(row_totals),
         matrix{ptx::smem_address(matrix)},
         bytes(matrix),
-        lane(static_cast<int>(ptx::thread_index() % 32)),
-        at(lane),
-        word(Triangle::unit_offset(at.g, 0) + 4 * at.t),
+        lane_id(static_cast<int>(ptx::thread_index() % 32)),
+        lane(lane_id),
+        word(Triangle::unit_offset(lane.g, 0) + 4 * lane.t),
         far_gates(kRare && head.far_gates != 0),
         low(kRare && low) {}
 
   // Writes the matrix, and returns its growth.
   __device__ __forceinline__ float write() {
-    put_diagonal(DiagonalRows(products, head.minus_beta, lane));
+    put_diagonal(DiagonalRows(products, head.minus_beta, lane_id));
     __syncwarp();  // all lanes have written operands and totals of the diagonal blocks
     float totals[kBlocks][2] = {};
     float factors[kBlocks][2];
     auto load_column = [&](int j) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {  // of row j + 1 of blocks, used from this column on
-        factors[j + 1][half] = head.rows[kBlock * (j + 1) + 8 * half + at.g];
+        factors[j + 1][half] = head.rows[kBlock * (j + 1) + 8 * half + lane.g];
       }
-      return BlockColumn(head, kBlock * j + 2 * at.t);
+      return BlockColumn(head, kBlock * j + 2 * lane.t);
     };
     auto finish = [&](int i, int j, const float (&block)[2][4], const BlockColumn& column) {
       put_block(i, j, block, column, factors[i], totals[i]);
     };
-    solve_below(products, matrix, lane, load_column, finish);
+    solve_below(products, matrix, lane_id, load_column, finish);
     uint32_t growth = 0;  // bits of a float >= 0: their order is that of integers, NaN last
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float const total =
-            row_totals[kBlock * i + 8 * half + at.g] + (i > 0 ? quad_sum(totals[i][half]) : 0.f);
+            row_totals[kBlock * i + 8 * half + lane.g] + (i > 0 ? quad_sum(totals[i][half]) : 0.f);
         growth = max(growth, __float_as_uint(total));
       }
     }
     __syncwarp();  // all lanes have read the operands
-    matrix.clear_operands(lane);
+    matrix.clear_operands(lane_id);
     if (too_large) growth = __float_as_uint(infinity());
     growth = __reduce_max_sync(0xffffffffu, growth);
     return growth > __float_as_uint(infinity()) ? infinity() : __uint_as_float(growth);
@@ -102,8 +102,8 @@ class SolutionWriter {
 
   // Stores the lane's two rows of a diagonal block of X.
   __device__ __forceinline__ void put_diagonal(const DiagonalRows& x) {
-    DiagonalAddresses const addresses(matrix, lane);
-    int const block = kBlock * (lane / 8), row = lane % 8;
+    DiagonalAddresses const addresses(matrix, lane_id);
+    int const block = kBlock * (lane_id / 8), row = lane_id % 8;
     float beta[2], factors[2], totals[2];
 #pragma unroll
     for (int lower = 0; lower < 2; ++lower) {
@@ -169,8 +169,8 @@ class SolutionWriter {
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         int const n = e / 4, half = e / 2 % 2;
-        float const row_sum = head.sums[kBlock * i + 8 * half + at.g];
-        float const column_sum = head.sums[kBlock * j + 8 * n + 2 * at.t + e % 2];
+        float const row_sum = head.sums[kBlock * i + 8 * half + lane.g];
+        float const column_sum = head.sums[kBlock * j + 8 * n + 2 * lane.t + e % 2];
         elements[n][e % 4] *= exp2_approx(row_sum - column_sum);
       }
     }

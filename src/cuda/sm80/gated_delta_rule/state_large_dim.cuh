@@ -24,7 +24,7 @@ __device__ __forceinline__ void multiply_state(float (&d)[32], const float (&sta
                                                uint32_t tile) {
 #pragma unroll
   for (float& value : d) value = 0.f;
-  uint32_t const lane = tile + fragment_offset_b<Layout>();
+  uint32_t const fragments = tile + fragment_offset_b<Layout>();
 #pragma unroll
   for (int kk = 0; kk < kElements / 8; ++kk) {
     uint32_t a[4];
@@ -32,7 +32,7 @@ __device__ __forceinline__ void multiply_state(float (&d)[32], const float (&sta
 #pragma unroll
     for (int n = 0; n < 8; n += 2) {
       uint32_t b[4];
-      ptx::ldmatrix_x4(b, Layout::advance(lane, 2 * kk) + n * 8 * Layout::kRowBytes);
+      ptx::ldmatrix_x4(b, Layout::advance(fragments, 2 * kk) + n * 8 * Layout::kRowBytes);
       ptx::mma_m16n8k16<Dtype>(reinterpret_cast<float (&)[4]>(d[4 * n]), a, b[0], b[1]);
       ptx::mma_m16n8k16<Dtype>(reinterpret_cast<float (&)[4]>(d[4 * n + 4]), a, b[2], b[3]);
     }

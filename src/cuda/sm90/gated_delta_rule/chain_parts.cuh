@@ -70,9 +70,9 @@ struct ClippedRows {
 template <int kRowBlockBytes, int kSteps>
 __device__ __forceinline__ void store_operand(uint32_t to, const uint32_t (&a)[kSteps][4],
                                               int warpgroup) {
-  int const lane = static_cast<int>(threadIdx.x) % 32;
-  int const row = 64 * warpgroup + 16 * Lane().warp + lane % 16;
-  uint32_t const first = to + row * 128 + (lane / 16 ^ (row & 7)) * 16;
+  int const lane_id = static_cast<int>(threadIdx.x) % 32;
+  int const row = 64 * warpgroup + 16 * Lane().warp + lane_id % 16;
+  uint32_t const first = to + row * 128 + (lane_id / 16 ^ (row & 7)) * 16;
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     ptx::stmatrix_x4((first ^ (step % 4 * 32)) + step / 4 * kRowBlockBytes, a[step]);

@@ -34,10 +34,10 @@ template <class Config>
 __device__ __forceinline__ void store_out(const FwdProblem& problem, const Work& work,
                                           const float (&out)[Config::kColumns / 2], uint32_t tile,
                                           int32_t row) {
-  int const lane = static_cast<int>(threadIdx.x) % 32, warp = Lane().warp;
-  int const mine = 16 * warp + lane % 16;
-  uint32_t const put = tile + mine * 128 + (lane / 16 ^ (mine & 7)) * 16;
-  int const first = 16 * warp + lane / 8, unit = lane % 8;
+  int const lane_id = static_cast<int>(threadIdx.x) % 32, warp = Lane().warp;
+  int const mine = 16 * warp + lane_id % 16;
+  uint32_t const put = tile + mine * 128 + (lane_id / 16 ^ (mine & 7)) * 16;
+  int const first = 16 * warp + lane_id / 8, unit = lane_id % 8;
   int32_t const column = work.column + 8 * unit;
   uint16_t* const to = problem.out.data + work.batch * problem.out.batch_stride +
                        (int64_t{work.span.first} + row + first) * problem.out.seq_stride +

@@ -93,8 +93,8 @@ struct SlotProducts {
 template <class Config>
 __device__ __forceinline__ uint32_t half_fragments(uint32_t tile, uint32_t warpgroup) {
   using Tile = typename Config::Tile;
-  int const lane = static_cast<int>(threadIdx.x) % 32;
-  uint32_t const first = tile + Tile::unit_offset(16 * Lane().warp + lane % 16, lane / 16);
+  int const lane_id = static_cast<int>(threadIdx.x) % 32;
+  uint32_t const first = tile + Tile::unit_offset(16 * Lane().warp + lane_id % 16, lane_id / 16);
   return Tile::advance(first, static_cast<int>(warpgroup) * (Config::kColumns / 8));
 }
 
@@ -144,30 +144,30 @@ __device__ __forceinline__ void finish_square(float (&d)[32], const float (&prod
                                               uint32_t warpgroup, float scale,
                                               const RecordVectors& vectors, float (&row_sums)[2],
                                               float (&columns)[16]) {
-  Lane const at;
+  Lane const lane;
   float factors[2], sums[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    int const i = 16 * at.warp + at.g + 8 * half;
+    int const i = 16 * lane.warp + lane.g + 8 * half;
     factors[half] = warpgroup == 0 ? scale * vectors.norm_q[i] : -vectors.norm_k[i];
     sums[half] = vectors.sums[i];
   }
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
     columns[2 * n] = columns[2 * n + 1] = 0.f;
-    if (n / 2 > at.warp) {  // the tile is above the diagonal
+    if (n / 2 > lane.warp) {  // the tile is above the diagonal
 #pragma unroll
       for (int e = 0; e < 4; ++e) d[4 * n + e] = 0.f;
       continue;
     }
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
-      int const j = 8 * n + 2 * at.t + k;
+      int const j = 8 * n + 2 * lane.t + k;
       float const sum = vectors.sums[j], norm = vectors.norm_k[j], beta = vectors.beta[j];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         // Q K^T has the diagonal, K K^T does not.
-        bool const exists = j + static_cast<int>(warpgroup) <= 16 * at.warp + at.g + 8 * half;
+        bool const exists = j + static_cast<int>(warpgroup) <= 16 * lane.warp + lane.g + 8 * half;
         float const decay = exp2_approx(sums[half] - sum);
         float& value = d[4 * n + 2 * half + k];
         // Above the diagonal 0 is selected, not multiplied by: the factors may be inf there.
@@ -242,11 +242,11 @@ template <class Config>
 __device__ __forceinline__ void project(float (&d)[Config::kColumns / 2], uint32_t tile,
                                         uint32_t warpgroup, const float* norm,
                                         const float (&along)[2][kChunk]) {
-  Lane const at;
+  Lane const lane;
   float factors[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    int const i = 16 * at.warp + at.g + 8 * half;
+    int const i = 16 * lane.warp + lane.g + 8 * half;
     factors[half] = -(along[0][i] + along[1][i]) * norm[i] * norm[i];
   }
   for_each_half_element<Config>(tile, warpgroup,

@@ -34,7 +34,7 @@ __device__ __forceinline__ void sum_states(const RowsArgs& args, const RowsSmem<
                                            uint32_t half) {
   constexpr int kHalf = Config::Tile::kBytes / 2;
   const BwdProblem& problem = args.problem;
-  int const lane = static_cast<int>(threadIdx.x) % 32;
+  int const lane_id = static_cast<int>(threadIdx.x) % 32;
   float (&other)[2] = smem.sums().states;
   uint32_t heads = 0;
   SlotState<Config> slot;
@@ -47,7 +47,7 @@ __device__ __forceinline__ void sum_states(const RowsArgs& args, const RowsSmem<
         ptx::mbarrier_wait(barrier.full, slot.phase());  // the slot is loaded
         const unsigned char* const mine = smem.start + Config::kSlots +
                                           slot.stage() * Config::kSlotBytes + half * kHalf +
-                                          lane * 16;
+                                          lane_id * 16;
 #pragma unroll 2
         for (int at = 0; at < kHalf; at += 32 * 16) {
           sum = add_products_of<typename Config::Dtype>(
@@ -57,10 +57,10 @@ __device__ __forceinline__ void sum_states(const RowsArgs& args, const RowsSmem<
         warp_arrive(barrier.empty());
       }
       sum = warp_sum(sum);
-      if (half == 1 && lane == 0) other[heads % 2] = sum;
+      if (half == 1 && lane_id == 0) other[heads % 2] = sum;
       // The second half's sum is written. It is not overwritten before the head after the next.
       ptx::named_barrier_sync(kStatesBarrier, 64);
-      if (half == 0 && lane == 0) {
+      if (half == 0 && lane_id == 0) {
         args.workspace.sums[item.record(problem, i)].states = sum + other[heads % 2];
       }
     }
@@ -114,8 +114,8 @@ struct RowGradients {
                                            uint32_t vectors_phase, uint32_t tiles_phase,
                                            SlotState<Config>& slot, GateSums& to) {
     using Dtype = typename Config::Dtype;
-    Lane const at;
-    int const row = 16 * at.warp + at.g;
+    Lane const lane;
+    int const row = 16 * lane.warp + lane.g;
     SlotProducts<Config> products;
     multiply_slots(products, slot);
     ptx::mbarrier_wait(smem.tiles_barriers().full, tiles_phase);  // Q and K are loaded
@@ -151,13 +151,13 @@ struct RowGradients {
     sync_warpgroups();  // both warpgroups have read the last head's squares and sums
     put_square<Dtype>(smem.base + Config::kSquares + warpgroup * kSquareBytes, products.square);
     GateSumsByWarp& sums = smem.sums();
-    if (at.t == 0) {
+    if (lane.t == 0) {
       sums.gates[warpgroup][row] = gates[0];
       sums.gates[warpgroup][row + 8] = gates[1];
       sums.later[warpgroup][row] = later.x;
       sums.later[warpgroup][row + 8] = later.y;
     }
-    *reinterpret_cast<float2*>(sums.columns[4 * warpgroup + at.warp] + 8 * at.g + 2 * at.t) =
+    *reinterpret_cast<float2*>(sums.columns[4 * warpgroup + lane.warp] + 8 * lane.g + 2 * lane.t) =
         column_sums;
     sync_warpgroups();  // both have written squares and sums
     add_square_products<Config>(dq, dk, smem.base, smem.base + Config::kSquares, warpgroup);
@@ -179,13 +179,13 @@ struct RowGradients {
 
   // Gradient of the normalisation of rows of q and k (project).
   __device__ __forceinline__ void project_rows(const RecordVectors& vectors) {
-    Lane const at;
-    int const row = 16 * at.warp + at.g;
+    Lane const lane;
+    int const row = 16 * lane.warp + lane.g;
     float2 const along_q = row_products<Config>(dq, tile_q(), warpgroup);
     float2 const along_k = row_products<Config>(dk, tile_k(), warpgroup);
     GateSumsByWarp& sums = smem.sums();
     sync_warpgroups();  // write_sums() has read the last head's sums
-    if (at.t == 0) {
+    if (lane.t == 0) {
       sums.gates[warpgroup][row] = along_q.x;
       sums.gates[warpgroup][row + 8] = along_q.y;
       sums.later[warpgroup][row] = along_k.x;
@@ -198,12 +198,12 @@ struct RowGradients {
 
   __device__ __forceinline__ void store(const RowsItem& item) const {
     const BwdProblem& problem = args.problem;
-    Lane const at;
+    Lane const lane;
     int const column = static_cast<int>(warpgroup) * Config::kColumns;
     auto const put = [&](const Tensor& to, const float (&d)[Config::kColumns / 2]) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        int32_t const row = 16 * at.warp + at.g + 8 * half;
+        int32_t const row = 16 * lane.warp + lane.g + 8 * half;
         uint16_t* const mine = to.data + item.batch * to.batch_stride +
                                (int64_t{item.begin} + item.first + row) * to.seq_stride +
                                item.head_qk * to.head_stride + column;
