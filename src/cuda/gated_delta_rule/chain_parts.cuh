@@ -126,14 +126,6 @@ __device__ __forceinline__ void pack(uint32_t (&a)[kSteps][4], const float (&d)[
   for (int i = 0; i < 4 * kSteps; ++i) a[i / 4][i % 4] = Dtype::pack(d[2 * i], d[2 * i + 1]);
 }
 
-// Loads from shared memory. Without a memory clobber, unlike ptx::shared_load(): the compiler may
-// move other accesses across it.
-__device__ __forceinline__ float load_float(uint32_t address) {
-  float value;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address));
-  return value;
-}
-
 // A vector with one value per token of the chunk, as factors of accumulator columns: pairs[n] are
 // those of the lane's columns 8 n + 2 t and 8 n + 2 t + 1.
 struct TokenFactors {
@@ -286,11 +278,9 @@ __device__ __forceinline__ void for_each_row_element(const Lane& lane, uint32_t 
   uint32_t const first = tile + token * 128 + (token & 7) * 16 + 4 * lane.t;
 #pragma unroll
   for (int n = 0; n < kDim / 8; ++n) {
-    uint32_t pair;
-    asm volatile("ld.shared.u32 %0, [%1];"
-                 : "=r"(pair)
-                 : "r"(kLargeDim<kDim> ? (first ^ (n % 8 * 16)) + n / 8 * (kChunk * 128)
-                                       : element_address(tile, token, 8 * n + 2 * lane.t)));
+    uint32_t const address = kLargeDim<kDim> ? (first ^ (n % 8 * 16)) + n / 8 * (kChunk * 128)
+                                             : element_address(tile, token, 8 * n + 2 * lane.t);
+    auto const pair = ptx::shared_load_unordered<uint32_t>(address);
     f(2 * n, Dtype::unpack(static_cast<uint16_t>(pair)));
     f(2 * n + 1, Dtype::unpack(static_cast<uint16_t>(pair >> 16)));
   }
@@ -338,8 +328,7 @@ __device__ __forceinline__ void step_by_tokens(const FwdProblem& problem, const 
                                    element_address(tile_v, token, column + 8)};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      uint16_t v;
-      asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(addresses[half]));
+      auto const v = ptx::shared_load_unordered<uint16_t>(addresses[half]);
       update[half] = beta * (Dtype::unpack(v) - norm * quad_sum(predicted[half])) * norm;
     }
     for_each_row_element<Dtype, kDim>(lane, tile_k, token, [&](int i, float x) {

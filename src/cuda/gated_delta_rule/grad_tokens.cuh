@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "gated_delta_rule/chain_parts.cuh"
+#include "ptx/vectors.cuh"
 
 namespace flashvar::gated_delta_rule {
 
@@ -10,11 +11,8 @@ namespace flashvar::gated_delta_rule {
 template <class Dtype>
 __device__ __forceinline__ float load_value(uint32_t tile, int token, int half) {
   Lane const lane(ptx::thread_index());
-  uint16_t word;
-  asm volatile("ld.shared.u16 %0, [%1];"
-               : "=h"(word)
-               : "r"(element_address(tile, token, 16 * lane.warp + lane.g + 8 * half)));
-  return Dtype::unpack(word);
+  int const column = 16 * lane.warp + lane.g + 8 * half;
+  return Dtype::unpack(ptx::shared_load_unordered<uint16_t>(element_address(tile, token, column)));
 }
 
 // The state's element that multiplies element i of a row of q or k, for the state's row

@@ -3,6 +3,7 @@
 // them across barriers.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 namespace flashvar::ptx {
 
@@ -38,6 +39,9 @@ __device__ __forceinline__ void shared_store(uint32_t smem, uint4 x) {
 __device__ __forceinline__ void shared_store(uint32_t smem, uint16_t x) {
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(smem), "h"(x) : "memory");
 }
+__device__ __forceinline__ void shared_store(uint32_t smem, uint32_t x) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(smem), "r"(x) : "memory");
+}
 __device__ __forceinline__ uint4 shared_load_words(uint32_t smem) {
   uint4 x;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -62,6 +66,23 @@ __device__ __forceinline__ float4 shared_load4(uint32_t smem) {
                : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
                : "r"(smem)
                : "memory");
+  return x;
+}
+
+// Without a memory clobber, unlike the loads above, and on purpose: the compiler may move other
+// accesses of memory across it, though not the load itself across other volatile asm. Value: float,
+// uint32_t or uint16_t.
+template <class Value>
+__device__ __forceinline__ Value shared_load_unordered(uint32_t smem) {
+  Value x;
+  if constexpr (std::is_same_v<Value, float>) {
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(smem));
+  } else if constexpr (std::is_same_v<Value, uint32_t>) {
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(smem));
+  } else {
+    static_assert(std::is_same_v<Value, uint16_t>);
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(smem));
+  }
   return x;
 }
 

@@ -225,7 +225,7 @@ __device__ __forceinline__ void advance_state(const FwdLoads<Config>& loads,
     uint32_t const tile_v = tile_k + Config::kV,
                    tile_q = ptx::smem_address(loads.shared + Config::kQ);
 
-    if (load_float(vectors + Offsets::growth) > kMaxGrowth) {
+    if (ptx::shared_load_unordered<float>(vectors + Offsets::growth) > kMaxGrowth) {
       ptx::cp_async_wait<1>();
       __syncthreads();  // the chunk's second group is loaded
       step_by_tokens<Dtype, kDim, kOutput>(problem, work, state, tile_k, tile_q, tile_v, row);
@@ -249,7 +249,7 @@ __device__ __forceinline__ void advance_state(const FwdLoads<Config>& loads,
       multiply_registers<Dtype, Triangle, false, true>(
           out, update, ptx::smem_address(loads.shared + Config::kScores));
     }
-    decay_state(state, load_float(vectors + Offsets::decay));  // (F4)
+    decay_state(state, ptx::shared_load_unordered<float>(vectors + Offsets::decay));  // (F4)
     multiply_registers<Dtype, Tile, true, true>(state, decayed, tile_k);
     pack<Dtype>(packed_state, state);
     __syncthreads();  // all warps have read Q and the scores, which the next group overwrites

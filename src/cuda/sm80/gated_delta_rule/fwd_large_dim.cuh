@@ -6,6 +6,7 @@
 #pragma once
 #include <cstdint>
 
+#include "ptx/vectors.cuh"
 #include "sm80/gated_delta_rule/fwd.cuh"
 #include "sm80/gated_delta_rule/state_large_dim.cuh"
 
@@ -96,7 +97,7 @@ __device__ __forceinline__ void advance_state(const LargeDimLoads<Config>& loads
     uint32_t const tile_v = shared + loads.tile_v(row), vectors = shared + loads.vectors(row);
     ptx::cp_async_wait<1>();
     __syncthreads();  // K, V and the vectors are loaded
-    if (load_float(vectors + Offsets::growth) > kMaxGrowth) {
+    if (ptx::shared_load_unordered<float>(vectors + Offsets::growth) > kMaxGrowth) {
       ptx::cp_async_wait<0>();
       __syncthreads();  // Q is loaded
       step_by_tokens<Dtype, kDim, kOutput>(problem, work, state, tile_k, tile_q, tile_v, row);
@@ -122,7 +123,7 @@ __device__ __forceinline__ void advance_state(const LargeDimLoads<Config>& loads
       TokenFactors(vectors + Offsets::c).scale(out);
       multiply_registers<Dtype, Triangle, false, true>(out, update, shared + Config::kScores);
     }
-    decay_state(state, load_float(vectors + Offsets::decay));  // (F4)
+    decay_state(state, ptx::shared_load_unordered<float>(vectors + Offsets::decay));  // (F4)
     multiply_registers<Dtype, Tile, true, true>(state, decayed, tile_k);
     __syncthreads();  // all warps have read K and the matrices, which the next loads overwrite
     loads.start_queries(row + kChunk);

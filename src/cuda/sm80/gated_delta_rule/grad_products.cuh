@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 
+#include "ptx/vectors.cuh"
 #include "sm80/gated_delta_rule/grad_chain_parts.cuh"
 #include "sm80/gated_delta_rule/grad_gates.cuh"
 
@@ -189,10 +190,7 @@ __device__ __forceinline__ void store_square(Squares& d, uint32_t tile) {
       float& second = d.tile[0][n][2 * half + 1];
       uint32_t const word = Dtype::pack(first, second);
       int const row = 16 * part.strip + lane.g + 8 * half;
-      asm volatile("st.shared.u32 [%0], %1;" ::"r"(
-                       tile + Square::unit_offset(row, 2 * part.quarter + n) + 4 * lane.t),
-                   "r"(word)
-                   : "memory");
+      ptx::shared_store(tile + Square::unit_offset(row, 2 * part.quarter + n) + 4 * lane.t, word);
       first -= Dtype::unpack(static_cast<uint16_t>(word));
       second -= Dtype::unpack(static_cast<uint16_t>(word >> 16));
     }

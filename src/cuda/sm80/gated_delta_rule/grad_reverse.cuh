@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "ptx/movmatrix.cuh"
+#include "ptx/vectors.cuh"
 #include "sm80/gated_delta_rule/grad_chain_parts.cuh"
 
 namespace flashvar::sm80::gated_delta_rule {
@@ -37,10 +38,8 @@ __device__ __forceinline__ void put_operand(uint32_t tile, const uint32_t (&a)[4
   for (int n = 0; n < 8; ++n) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      asm volatile(
-          "st.shared.u32 [%0], %1;" ::"r"(Square::advance(first, half) + 8 * n * Square::kRowBytes),
-          "r"(ptx::movmatrix_trans(a[n / 2][n % 2 * 2 + half]))
-          : "memory");
+      ptx::shared_store(Square::advance(first, half) + 8 * n * Square::kRowBytes,
+                        ptx::movmatrix_trans(a[n / 2][n % 2 * 2 + half]));
     }
   }
 }
@@ -100,7 +99,7 @@ __device__ __forceinline__ void compute_grad_states(const BwdProblem& problem,
     pack<Dtype>(packed_grad, grad);
     store_image(indices.grad_state(workspace), packed_grad);
     uint16_t* const low = indices.grad_values_low(workspace);
-    float const growth = load_float(vectors + Vectors::growth);
+    float const growth = ptx::shared_load_unordered<float>(vectors + Vectors::growth);
     if (growth > kMaxGradGrowth) {
       ptx::cp_async_wait<1>();
       __syncthreads();  // Q is loaded
@@ -138,9 +137,9 @@ __device__ __forceinline__ void compute_grad_states(const BwdProblem& problem,
 #pragma unroll
     for (float& value : d) value = -value;
     pack<Dtype>(packed, d);
-    scale_operand<Dtype>(packed_out, vectors + Vectors::c);            // (R5), its operand
-    decay_state(grad, load_float(vectors + Vectors::decay));           // (R4)
-    multiply_registers<Dtype, Tile, true, true>(grad, packed, tiles);  // (R6)
+    scale_operand<Dtype>(packed_out, vectors + Vectors::c);  // (R5), its operand
+    decay_state(grad, ptx::shared_load_unordered<float>(vectors + Vectors::decay));  // (R4)
+    multiply_registers<Dtype, Tile, true, true>(grad, packed, tiles);                // (R6)
     ptx::cp_async_wait<1>();
     __syncthreads();                                                        // Q is loaded
     multiply_registers<Dtype, Tile, true, true>(grad, packed_out, tile_q);  // (R5)

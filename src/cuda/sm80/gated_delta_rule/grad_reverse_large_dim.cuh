@@ -5,6 +5,7 @@
 #pragma once
 #include <cstdint>
 
+#include "ptx/vectors.cuh"
 #include "sm80/gated_delta_rule/grad_reverse.cuh"
 #include "sm80/gated_delta_rule/state_large_dim.cuh"
 
@@ -92,7 +93,7 @@ __device__ __forceinline__ void compute_grad_states_large_dim(const BwdProblem& 
     uint16_t* const low = indices.grad_values_low(workspace);
     ptx::cp_async_wait<1>();
     __syncthreads();  // all but Q and X o D is loaded
-    float const growth = load_float(vectors + Vectors::growth);
+    float const growth = ptx::shared_load_unordered<float>(vectors + Vectors::growth);
     if (growth > kMaxGradGrowth) {
       ptx::cp_async_wait<0>();
       __syncthreads();  // Q is loaded
@@ -113,8 +114,8 @@ __device__ __forceinline__ void compute_grad_states_large_dim(const BwdProblem& 
     TokenFactors(vectors + Vectors::b).scale(d);   // (R2)
     load_transposed(packed, tile_out);
     multiply_registers<Dtype, Triangle, true, true>(d, packed, base + Config::kScores);
-    scale_operand<Dtype>(packed, vectors + Vectors::c);       // (R5), its operand
-    decay_state(grad, load_float(vectors + Vectors::decay));  // (R4)
+    scale_operand<Dtype>(packed, vectors + Vectors::c);  // (R5), its operand
+    decay_state(grad, ptx::shared_load_unordered<float>(vectors + Vectors::decay));  // (R4)
     ptx::cp_async_wait<0>();
     __syncthreads();                                                    // Q and X o D are loaded
     multiply_registers<Dtype, Tile, true, true>(grad, packed, tile_q);  // (R5)

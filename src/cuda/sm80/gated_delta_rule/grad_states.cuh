@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "gated_delta_rule/large_dim.h"
+#include "ptx/vectors.cuh"
 #include "sm80/gated_delta_rule/grad_chain_parts.cuh"
 #include "sm80/gated_delta_rule/state_large_dim.cuh"
 
@@ -75,7 +76,7 @@ __device__ __forceinline__ void compute_states(const BwdProblem& problem,
     }
     unsigned char* const image = workspace.residuals + indices.tile * kSquareBytes;
     unsigned char* const image_low = workspace.residuals_low + indices.tile * kSquareBytes;
-    float const growth = load_float(vectors + Vectors::growth);
+    float const growth = ptx::shared_load_unordered<float>(vectors + Vectors::growth);
     if (growth > kMaxGradGrowth) {
       residuals_by_tokens<Dtype, kDim>(problem, work, state, tiles, tiles + Config::kV, row,
                                        [&](int token, int half, float x) {
@@ -103,7 +104,7 @@ __device__ __forceinline__ void compute_states(const BwdProblem& problem,
     TokenFactors(vectors + kVectorBeta).scale(residual);  // (S3)
     TokenFactors(vectors + Vectors::b).scale(residual);
     pack<Dtype>(packed, residual);
-    decay_state(state, load_float(vectors + Vectors::decay));
+    decay_state(state, ptx::shared_load_unordered<float>(vectors + Vectors::decay));
     multiply_registers<Dtype, Tile, true, true>(state, packed, tiles);
   }
 }

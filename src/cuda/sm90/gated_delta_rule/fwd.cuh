@@ -96,7 +96,7 @@ __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Con
     ptx::mbarrier_wait(operands.full, stage.phase());     // Q and the record are loaded
     wait_operand(smem.state_barriers(), passed.phase());  // the state before the chunk
     // A chunk that is computed token by token: the state warpgroups write its rows of `out`.
-    if (load_float(vectors + Offsets::growth) > kMaxGrowth) {
+    if (ptx::shared_load_unordered<float>(vectors + Offsets::growth) > kMaxGrowth) {
       warp_arrive(smem.state_barriers().empty());
       ptx::mbarrier_wait(smem.updates_barriers().full,
                          passed.phase());  // the state warpgroups have read Q
@@ -109,7 +109,8 @@ __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Con
                                                         Columns(smem.base + Config::kState));
     Lane const lane;
     uint32_t const c = vectors + Offsets::c + 4 * (16 * lane.warp + lane.g);
-    float const factors[2] = {load_float(c), load_float(c + 4 * 8)};
+    float const factors[2] = {ptx::shared_load_unordered<float>(c),
+                              ptx::shared_load_unordered<float>(c + 4 * 8)};
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(out);
     warp_arrive(smem.state_barriers().empty());
@@ -206,7 +207,7 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
       }
     };
     ptx::mbarrier_wait(operands.full, stage.phase());  // the chunk is loaded
-    if (load_float(vectors + Offsets::growth) > kMaxGrowth) {
+    if (ptx::shared_load_unordered<float>(vectors + Offsets::growth) > kMaxGrowth) {
       pass_state();
       advance_by_tokens(problem, smem, work, tiles, tile_v, out_stage, passed, row, column, state);
       warp_arrive(operands.empty());
@@ -232,7 +233,7 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     // All instructions of the GEMM are issued. While it runs, the state is decayed.
     ptx::wgmma_fence_operand(state);
     TokenFactors const b(vectors + Offsets::b);
-    float const decay = load_float(vectors + Offsets::decay);
+    float const decay = ptx::shared_load_unordered<float>(vectors + Offsets::decay);
 #pragma unroll
     for (float& value : state) value *= decay;  // (F4)
     ptx::wgmma_wait<0>();

@@ -7,6 +7,7 @@
 #pragma once
 #include <cstdint>
 
+#include "ptx/vectors.cuh"
 #include "sm90/gated_delta_rule/grad_chain_parts.cuh"
 
 namespace flashvar::sm90::gated_delta_rule {
@@ -121,7 +122,7 @@ struct ReverseChain {
   __device__ __forceinline__ bool start_out(uint32_t buffer, uint32_t warpgroup,
                                             float (&product)[32],
                                             uint32_t (&packed_out)[4][4]) const {
-    bool const by_tokens = load_float(growth(buffer) + 4) > kMaxGradGrowth;
+    bool const by_tokens = ptx::shared_load_unordered<float>(growth(buffer) + 4) > kMaxGradGrowth;
     load_transposed(packed_out, grad_out(buffer, warpgroup));
     gemm_triangle<Dtype, true, false>(product, packed_out, scores(buffer));
     return by_tokens;
@@ -218,11 +219,12 @@ struct ReverseChain {
       gemm_rs<Dtype, 64, kDim / 16, Rows, false>(d, packed_grad, Rows(tile_k));  // (R1)
       if constexpr (kOutput) images.send(image);
       // While the GEMM runs: decay of the gradient, scaling of dOut.
-      float const decay = load_float(chunk_vectors + Vectors::decay);
+      float const decay = ptx::shared_load_unordered<float>(chunk_vectors + Vectors::decay);
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i) grad[i] *= decay;  // (R4)
       scale_operand<Dtype>(packed_out, chunk_vectors + Vectors::c);
-      bool const careful = load_float(chunk_vectors + Vectors::growth) > kCarefulGrowth;
+      bool const careful =
+          ptx::shared_load_unordered<float>(chunk_vectors + Vectors::growth) > kCarefulGrowth;
       TokenFactors const b(chunk_vectors + Vectors::b);
       ptx::mbarrier_wait(queries_barriers(at).full, own.phase());       // Q is loaded
       gemm_rs<Dtype, kDim, 4>(grad, packed_out, Columns(queries(at)));  // (R5)

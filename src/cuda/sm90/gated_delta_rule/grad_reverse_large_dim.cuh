@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 
+#include "ptx/vectors.cuh"
 #include "sm90/gated_delta_rule/grad_reverse.cuh"
 
 namespace flashvar::sm90::gated_delta_rule {
@@ -48,7 +49,7 @@ struct LargeDimReverseChain : ReverseChain<Target, Dtype_, kDim_, Extent::kSeque
       images.send(image);  // its fence orders the image before wgmma, each warp's own rows
       ptx::mbarrier_wait(out.full, buffer.phase());      // dOut and P are loaded
       ptx::mbarrier_wait(operands.full, stage.phase());  // all but Q is loaded
-      float const growth = load_float(chunk_vectors + Vectors::growth);
+      float const growth = ptx::shared_load_unordered<float>(chunk_vectors + Vectors::growth);
       if (growth > kMaxGradGrowth) {
         ptx::mbarrier_wait(q_barriers.full, buffer.phase());  // Q is loaded
         gradients_by_tokens<Dtype, kDim>(problem, work, grad, tile_k, this->queries(at), tile_out,
@@ -67,7 +68,7 @@ struct LargeDimReverseChain : ReverseChain<Target, Dtype_, kDim_, Extent::kSeque
       gemm_triangle<Dtype, true, false>(out_product, packed_out, this->scores(at));
       gemm_ss<Dtype, 64, kDim / 16>(d, Rows(images.staging), Rows(tile_k));  // (R1)
       // While the GEMMs run: decay of the gradient, then scaling of dOut.
-      float const decay = load_float(chunk_vectors + Vectors::decay);
+      float const decay = ptx::shared_load_unordered<float>(chunk_vectors + Vectors::decay);
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i) grad[i] *= decay;  // (R4)
       ptx::wgmma_wait<1>();

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "gated_delta_rule/large_dim.h"
+#include "ptx/vectors.cuh"
 #include "sm90/gated_delta_rule/grad_chain_parts.cuh"
 
 namespace flashvar::sm90::gated_delta_rule {
@@ -102,7 +103,7 @@ struct StatesChain {
       pack<Dtype>(packed_state, state);
       if constexpr (kOutput) state_images.template put<1>(packed_state);
       ptx::mbarrier_wait(operands(stage.stage()).full, stage.phase());  // the chunk is loaded
-      float const growth = load_float(chunk_vectors + Vectors::growth);
+      float const growth = ptx::shared_load_unordered<float>(chunk_vectors + Vectors::growth);
       if (growth > kMaxGradGrowth) {
         if constexpr (kOutput) state_images.send(indices.state(workspace));
         residuals_by_tokens<Dtype, kDim>(problem, work, state, tile_k, tile_v, row,
@@ -131,7 +132,7 @@ struct StatesChain {
       ptx::wgmma_wait<0>();
       ptx::wgmma_fence_operand(residual);
       values.template subtract<Dtype>(residual, a);  // (S1)
-      float const decay = load_float(chunk_vectors + Vectors::decay);
+      float const decay = ptx::shared_load_unordered<float>(chunk_vectors + Vectors::decay);
       // (S2); while its GEMM runs, the state is decayed (S3)
       solve<false>(residual, workspace.records[indices.record], tile_k + kSolution,
                    chunk_vectors + kVectorBeta, growth > kCarefulGrowth, kStateThreads * warpgroups,
