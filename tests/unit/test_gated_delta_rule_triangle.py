@@ -61,7 +61,7 @@ def permuted(address: int) -> int:
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int], list[int]]:
-    """The words stored, and the offsets of 64 rows of 8 chunks."""
+    """The words stored, and the offsets of 64 rows of 8 units."""
     code, text = host_program.run(PROGRAM, tmp_path_factory.mktemp("triangle"))
     assert code == 0
     words = [int(word) for word in text.split()]
@@ -78,15 +78,15 @@ def read_block(words: list[int], start: int, rows: int, columns: int) -> torch.T
     return found
 
 
-def test_offsets_of_chunks(printed: tuple[list[int], list[int]]) -> None:
+def test_offsets_of_units(printed: tuple[list[int], list[int]]) -> None:
     """Those of ldmatrix, of what is not above the blocks on the diagonal."""
     words, offsets = printed
     expected = matrix()
     for row in range(CHUNK):
-        for chunk in range(row // 16 * 2 + 2):
-            first = offsets[8 * row + chunk] // 2
+        for unit in range(row // 16 * 2 + 2):
+            first = offsets[8 * row + unit] // 2
             eight = expected[row, 8 * unit : 8 * unit + 8].tolist()
-            assert words[first : first + 8] == eight, (row, chunk)
+            assert words[first : first + 8] == eight, (row, unit)
 
 
 @pytest.mark.parametrize("half", [0, 1])

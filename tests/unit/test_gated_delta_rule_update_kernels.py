@@ -10,7 +10,7 @@ pytestmark = host_program.needs_compiler
 TOKENS = (0, 1, 2, 6)  # of packed sequences; more than a block prepares at once
 BATCHES = ("packed", "one token each")
 STATES = ("bf16 kv", "bf16 vk", "fp32 kv", "fp32 vk")
-# K, V and the distance of a state's rows: chunks of 16 bytes are complete, or not.
+# K, V and the distance of a state's rows: a lane's 16 bytes are all of the state, or not.
 SHAPES = (
     *((128, 128, 128), (128, 40, 40), (100, 72, 136)),
     *((96, 33, 131), (256, 64, 256), (64, 64, 64)),
