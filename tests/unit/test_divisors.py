@@ -20,12 +20,12 @@ int main() {
   uint64_t const end = uint64_t{1} << 31;
   int quotients = 0;
   auto wrong = [&](uint64_t value) {
-    flashvar::Divisor const divide = flashvar::Divisor::make(static_cast<uint32_t>(value));
+    flashvar::Divisor const divisor = flashvar::Divisor::make(static_cast<uint32_t>(value));
     for (uint64_t multiple = 0; multiple <= end; multiple += value * (1 + end / value / 999)) {
       for (uint64_t number : {multiple - 1, multiple, multiple + 1, end - 1 - multiple}) {
         if (number >= end) continue;
         ++quotients;
-        if (divide(static_cast<uint32_t>(number)) != number / value) return true;
+        if (static_cast<uint32_t>(number) / divisor != number / value) return true;
       }
     }
     return false;

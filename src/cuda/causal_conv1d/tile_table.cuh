@@ -157,8 +157,9 @@ class TileTable {
         at_(at),
         by_token_(by_token) {
     // A Divisor takes numbers below 2^31.
-    int64_t const batch = at.first >> 31 == 0 ? tiles.by_row(static_cast<uint32_t>(at.first))
-                                              : at.first / tiles.per_row;
+    int64_t const batch = at.first >> 31 == 0
+                              ? static_cast<uint32_t>(at.first) / tiles.per_row_divisor
+                              : at.first / tiles.per_row;
     TileNumber const first{batch, static_cast<int32_t>(at.first - batch * tiles.per_row)};
 #pragma unroll
     for (int number = kBackward ? 0 : -1; number < kAhead; ++number) {
@@ -272,7 +273,7 @@ class TileTable {
   }
   __device__ __forceinline__ TokenCoordinate coordinate(const TileNumber& first, int number) const {
     uint32_t const tile = first.tile + (kBackward ? at_.count - 1 - number : number);
-    uint32_t const batches = tiles_.by_row(tile);
+    uint32_t const batches = tile / tiles_.per_row_divisor;
     int64_t const batch = first.batch + batches;
     return {batch, int64_t{tile - batches * tiles_.per_row} * (at_.lanes * kElements) -
                        misalignment(batch)};

@@ -100,7 +100,7 @@ struct TokenTiles {
   int32_t tiles;            // of a chunk
   int32_t apart_log2;       // the channels of adjacent groups of a block are 1 << apart_log2 apart
   Misalignment misalignment;
-  Divisor by_row;  // divides by per_row
+  Divisor per_row_divisor;
 
   static TokenTiles make(const Problem& problem, int elements,
                          const Misalignment& misalignment = {}) {
@@ -113,7 +113,7 @@ struct TokenTiles {
     }
     int64_t const tokens = int64_t{elements} << tiles.lanes_log2;
     tiles.per_row = static_cast<int32_t>((length + tokens - 1) / tokens);
-    tiles.by_row = Divisor::make(static_cast<uint32_t>(tiles.per_row));
+    tiles.per_row_divisor = Divisor::make(static_cast<uint32_t>(tiles.per_row));
     tiles.per_channel = problem.batch * tiles.per_row;
     tiles.channel_blocks =
         tiles.of_all_misalignments((problem.dim + tiles.groups() - 1) / tiles.groups());

@@ -18,8 +18,8 @@ struct Divisor {
     return {static_cast<uint32_t>((power + value - 1) / value), log2 - 1};
   }
 
-  __device__ __forceinline__ uint32_t operator()(uint32_t number) const {
-    return multiplier == 0 ? number : __umulhi(number, multiplier) >> shift;
+  __device__ __forceinline__ friend uint32_t operator/(uint32_t number, const Divisor& divisor) {
+    return divisor.multiplier == 0 ? number : __umulhi(number, divisor.multiplier) >> divisor.shift;
   }
 };
 

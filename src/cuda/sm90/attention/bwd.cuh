@@ -47,12 +47,12 @@ __device__ __forceinline__ void bwd_produce(const BwdArgs& args, const KeyTileSm
       kv.advance();
       ptx::mbarrier_arrive_expect(smem.full_k(), Config::kBytesK);
       load_col_blocks<Config::kColBlocksK, Config::kColBlockBytesKV>(
-          smem.k(), &args.k, smem.full_k(), tile.first_key, args.splits.by_count(tile.split_head),
-          tile.batch);
+          smem.k(), &args.k, smem.full_k(), tile.first_key,
+          tile.split_head / args.splits.count_divisor, tile.batch);
       ptx::mbarrier_arrive_expect(smem.full_v(), Config::kBytesV);
       load_col_blocks<Config::kColBlocksV, Config::kColBlockBytesKV>(
-          smem.v(), &args.v, smem.full_v(), tile.first_key, args.splits.by_count(tile.split_head),
-          tile.batch);
+          smem.v(), &args.v, smem.full_v(), tile.first_key,
+          tile.split_head / args.splits.count_divisor, tile.batch);
     };
     bool first = true;
     for_each_step(args, tile, [&](uint32_t head, int32_t m) {

@@ -50,7 +50,7 @@ struct VarlenKeyTile {
     const BwdProblem& problem = args.problem;
     batch = coordinate.batch;
     split_head = head;
-    heads = args.splits.by_queries(head);
+    heads = head / args.splits.queries_divisor;
     first_key = coordinate.first;
     all = span_k;
     int32_t used = all.count;
@@ -68,8 +68,8 @@ struct VarlenKeyTile {
     // This part's share of them. The products fit 31 bits (count_query_parts).
     int32_t const parts = args.splits.queries, part = static_cast<int32_t>(head - heads * parts);
     int32_t const count = max(end - begin, 0), first = begin;
-    begin = first + args.splits.by_queries(count * part);
-    end = first + args.splits.by_queries(count * (part + 1));
+    begin = first + count * part / args.splits.queries_divisor;
+    end = first + count * (part + 1) / args.splits.queries_divisor;
   }
 
   // As KeyTile's. Parts of the query blocks of the same heads have the same.
@@ -262,11 +262,11 @@ __device__ __forceinline__ void bwd_load_operand(const BwdArgs& args,
       if constexpr (kOperand == Operand::kKeys) {
         load_tile_varlen<Config::kColBlocksK, Config::kColBlockBytesKV>(
             smem.k(), &args.k, smem.full_k(), problem.head_dim, tile.keys, 0,
-            args.splits.by_count(tile.split_head));
+            tile.split_head / args.splits.count_divisor);
       } else {
         load_tile_varlen<Config::kColBlocksV, Config::kColBlockBytesKV>(
             smem.v(), &args.v, smem.full_v(), problem.head_dim_v, tile.keys, 0,
-            args.splits.by_count(tile.split_head));
+            tile.split_head / args.splits.count_divisor);
       }
     };
     bool first = true;

@@ -18,8 +18,8 @@ using namespace flashvar::attention;  // what all architectures share
 struct KeyTileSplits {
   int32_t count = 1;    // parts
   int32_t queries = 1;  // parts of a head's query blocks; count / queries: of the group's heads
-  Divisor by_count = Divisor::make(1);
-  Divisor by_queries = Divisor::make(1);
+  Divisor count_divisor = Divisor::make(1);
+  Divisor queries_divisor = Divisor::make(1);
   // [batch, split heads, seqlen_k, head_dim], or [split heads, total_k, head_dim].
   float* grad_k = nullptr;
   float* grad_v = nullptr;  // likewise, of head_dim_v

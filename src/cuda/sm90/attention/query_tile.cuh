@@ -24,10 +24,10 @@ struct QueryTile {
     const Problem& problem = args.problem;
     if constexpr (Config::kSplits) {
       row_shift = problem.splits.row_shift;
-      head = args.by_splits(work_tile.head);
+      head = work_tile.head / args.splits_divisor;
       split = work_tile.head - head * problem.splits.count;
     }
-    head_kv = args.by_group(head);
+    head_kv = head / args.group_divisor;
     Span const queries = problem.queries.span(batch), keys = problem.keys_in_use(batch);
     row_q = queries.first;
     row_k = keys.first;
@@ -43,7 +43,7 @@ struct QueryTile {
       end = (mask.key_end(last) + Config::kBlockKV - 1) / Config::kBlockKV;
     }
     if constexpr (Config::kSplits) {
-      int32_t const size = args.by_splits(max(end - begin, 0) + problem.splits.count - 1);
+      int32_t const size = (max(end - begin, 0) + problem.splits.count - 1) / args.splits_divisor;
       begin += static_cast<int32_t>(split) * size;
       end = min(begin + size, end);
     }

@@ -31,7 +31,7 @@ struct QueryScheduler {
   uint32_t units_per_head;  // dense: of one head and sequence; varlen: of one head, all sequences
   bool paired;              // a unit is a pair of tiles
   uint32_t heads;           // split heads (KeySplits)
-  Divisor by_units_per_head, by_heads, by_group, by_splits;
+  Divisor units_per_head_divisor, heads_divisor, group_divisor, splits_divisor;
   PairTail tail;  // dense, where units are pairs
   // Dynamic schedule: units taken beyond the first gridDim.x, 0 at the start. Null: static
   // schedule.
@@ -64,10 +64,10 @@ struct QueryScheduler {
       work_units = std::min(work_units, pairs.rounds * ctas);
       tail = pairs.tail;
     }
-    by_units_per_head = Divisor::make(units_per_head);
-    by_heads = Divisor::make(heads);
-    by_group = Divisor::make(problem.group);
-    by_splits = Divisor::make(problem.splits.count);
+    units_per_head_divisor = Divisor::make(units_per_head);
+    heads_divisor = Divisor::make(heads);
+    group_divisor = Divisor::make(problem.group);
+    splits_divisor = Divisor::make(problem.splits.count);
     counter = varlen && work_units > static_cast<uint32_t>(resident_ctas) ? counter_ : nullptr;
     return true;
   }
@@ -119,12 +119,12 @@ __device__ __forceinline__ void schedule_query_tiles(const Args& args,
   const Problem& problem = args.problem;
   uint32_t published = 0;
   for (uint32_t unit = blockIdx.x; unit < args.work_units;) {
-    uint32_t const row = args.by_units_per_head(unit);
+    uint32_t const row = unit / args.units_per_head_divisor;
     uint32_t const number = unit - row * args.units_per_head;
     WorkTile work_tile;
     int32_t tile, count;  // number of tile or pair within the sequence; rows of the sequence
     if (problem.queries.offsets == nullptr) {
-      work_tile.batch = args.by_heads(row);
+      work_tile.batch = row / args.heads_divisor;
       work_tile.head = row - work_tile.batch * args.heads;
       tile = number;
       count = problem.queries.seqlen;
@@ -141,7 +141,8 @@ __device__ __forceinline__ void schedule_query_tiles(const Args& args,
         tile = coordinate.first / Config::kBlockQ;
       }
       work_tile.batch = coordinate.batch;
-      work_tile.head = args.by_units_per_head(unit);  // recomputed: the warp has few registers
+      work_tile.head =
+          unit / args.units_per_head_divisor;  // recomputed: the warp has few registers
       count = problem.queries.span(coordinate.batch).count;
     }
     // The last queries come first: under a causal mask they have the most work. Varlen has more
@@ -167,7 +168,7 @@ __device__ __forceinline__ void schedule_query_tiles(const Args& args,
     PairTail::Part const part = args.tail.find(PairSchedule::tail_tile(round), tiles);
     uint32_t const position = part.number / part.width;  // in the part
     uint32_t const row = part.row + part.number - position * part.width;
-    uint32_t const batch = args.by_heads(row);
+    uint32_t const batch = row / args.heads_divisor;
     WorkTile const work_tile{
         batch, row - batch * args.heads,
         static_cast<int32_t>((tiles - 1 - part.block - position) * Config::kBlockQ)};
