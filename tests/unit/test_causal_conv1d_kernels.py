@@ -372,10 +372,10 @@ int main() {
     problem.batch = batch, problem.seqlen = seqlen, problem.dim = dim;
     auto tiles = flashvar::causal_conv1d::TokenTiles::make(problem, 8);
     tiles.divide_tokens(256, 64);
-    auto const chunks = tiles.chunks();
+    auto const ranges = tiles.ranges();
     bool const whole = tiles.is_whole();
     tiles.divide_channels_among(264);
-    if (tiles.chunks() != chunks || tiles.is_whole() != whole) return 1;
+    if (tiles.ranges() != ranges || tiles.is_whole() != whole) return 1;
     std::printf("%dx%d ", int(tiles.blocks), int(tiles.tiles));
   }
   for (int dim : {5120, 6144, 7168, 8192, 1 << 20}) {

@@ -11,10 +11,10 @@ extern "C" {
 
 /* Bits of `flags`. */
 enum {
-  FLASHVAR_CONV1D_SILU = 1u,           /* the activation is SiLU; else there is none */
-  FLASHVAR_CONV1D_WIDE_SEQLENS = 2u,   /* cu_seqlens is int64, else int32 */
-  FLASHVAR_CONV1D_WIDE_INDICES = 4u,   /* state_indices likewise */
-  FLASHVAR_CONV1D_WIDE_POSITIONS = 8u, /* state_positions likewise */
+  FLASHVAR_CONV1D_SILU = 1u,            /* the activation is SiLU; else there is none */
+  FLASHVAR_CONV1D_INT64_SEQLENS = 2u,   /* cu_seqlens is int64, else int32 */
+  FLASHVAR_CONV1D_INT64_INDICES = 4u,   /* state_indices likewise */
+  FLASHVAR_CONV1D_INT64_POSITIONS = 8u, /* state_positions likewise */
 };
 
 /* A tensor of three dimensions or fewer: where there are fewer, the first strides are 0. Strides in

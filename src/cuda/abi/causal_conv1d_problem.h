@@ -81,7 +81,7 @@ inline void translate(const flashvar_causal_conv1d_problem& p, causal_conv1d::Pr
   to.seqlen = p.seqlen;
   to.dim = p.dim;
   to.sequences = p.sequences;
-  to.cu_seqlens = {p.cu_seqlens, (p.flags & FLASHVAR_CONV1D_WIDE_SEQLENS) != 0};
+  to.cu_seqlens = {p.cu_seqlens, (p.flags & FLASHVAR_CONV1D_INT64_SEQLENS) != 0};
   to.width = p.width;
   to.columns = p.columns;
   to.silu = (p.flags & FLASHVAR_CONV1D_SILU) != 0;

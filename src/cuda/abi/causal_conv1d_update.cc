@@ -41,8 +41,8 @@ struct CausalConv1dUpdate {
     problem.y = view(p.y);
     problem.residual = view(p.residual);
     uint32_t const flags = p.problem.flags;
-    problem.state_indices = {p.state_indices, (flags & FLASHVAR_CONV1D_WIDE_INDICES) != 0};
-    problem.state_positions = {p.state_positions, (flags & FLASHVAR_CONV1D_WIDE_POSITIONS) != 0};
+    problem.state_indices = {p.state_indices, (flags & FLASHVAR_CONV1D_INT64_INDICES) != 0};
+    problem.state_positions = {p.state_positions, (flags & FLASHVAR_CONV1D_INT64_POSITIONS) != 0};
     return problem;
   }
 

@@ -67,15 +67,15 @@ struct DropoutRng {
   // and keys c, c + 8. One Philox call covers the keys of two lanes, 4 apart: each lane calls it
   // for one of the two queries, then they exchange halves.
   __device__ __forceinline__ DropoutBits draw_transposed(uint32_t r, uint32_t c) const {
-    bool const odd = c % 2 != 0;
-    DropoutBits const mine = draw(odd ? r + 1 : r, c & ~1u);
+    bool const is_odd = c % 2 != 0;
+    DropoutBits const mine = draw(is_odd ? r + 1 : r, c & ~1u);
     DropoutBits bits;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      uint32_t const even = mine.word[2 * i], uneven = mine.word[2 * i + 1];
-      uint32_t const received = __shfl_xor_sync(0xffffffffu, odd ? even : uneven, 4);
-      bits.word[2 * i] = odd ? received : even;
-      bits.word[2 * i + 1] = odd ? uneven : received;
+      uint32_t const even_key = mine.word[2 * i], odd_key = mine.word[2 * i + 1];
+      uint32_t const received = __shfl_xor_sync(0xffffffffu, is_odd ? even_key : odd_key, 4);
+      bits.word[2 * i] = is_odd ? received : even_key;
+      bits.word[2 * i + 1] = is_odd ? odd_key : received;
     }
     return bits;
   }

@@ -20,11 +20,11 @@ struct BwdChannelsArgs : BwdProblem {
 
 // Adds the final state's gradient to that of the row that is `left` rows before its sequence's end.
 template <int kElements>
-__device__ __forceinline__ void add_grad_final(const BwdProblem& problem, const Span& span,
+__device__ __forceinline__ void add_grad_final(const BwdProblem& problem, const Sequence& sequence,
                                                int64_t channel, int64_t left,
                                                float (&grads)[kElements]) {
   for (int e = 0; e < kElements; ++e) {
-    grads[e] += load(problem.grad_final, offset(problem.grad_final, span.index, channel + e,
+    grads[e] += load(problem.grad_final, offset(problem.grad_final, sequence.index, channel + e,
                                                 problem.final_columns - left));
   }
 }
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
   at.for_each_segment(args, args.tiles, channel < args.dim, [&](const Segment& segment) {
     // Counted from the segment's first row: `left` rows of the sequence, `rows` of the thread,
     // `ahead` that it reads, and the first row that is part of the final state.
-    int64_t const left = segment.span.end - segment.first;
+    int64_t const left = segment.sequence.end - segment.first;
     int const rows = static_cast<int>(segment.last - segment.first);
     int const ahead = static_cast<int>(min(left, int64_t{rows} + kPast));
     bool const has_final = args.grad_final.data != nullptr;
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
       to += args.grad_x.strides[1];
     };
     auto finish = [&](float (&grad)[kElements], int row) {
-      if (row >= first_kept) add_grad_final(args, segment.span, channel, left - row, grad);
+      if (row >= first_kept) add_grad_final(args, segment.sequence, channel, left - row, grad);
       write(grad);
     };
     float pending[kPast][kElements] = {};  // gradients of the last rows

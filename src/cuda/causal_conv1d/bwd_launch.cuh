@@ -62,23 +62,23 @@ struct BwdLaunch {
     int64_t parts;
   };
 
-  static int chunk_bytes(bool tokens) { return (tokens ? kTokens : kChannels) * kWordBytes; }
+  static int vector_bytes(bool tokens) { return (tokens ? kTokens : kChannels) * kWordBytes; }
 
   static Plan plan(const BwdProblem& problem) {
     Plan plan{
-        Layout::of(problem, Dtype::kAbi, kWordBytes, chunk_bytes,
+        Layout::of(problem, Dtype::kAbi, kWordBytes, vector_bytes,
                    {{"grad_x", problem.grad_x}, {"x", problem.x}, {"grad_y", problem.grad_y}}),
         {},
         {},
         0};
     if (plan.layout.tokens_inner) {
-      int const elements = plan.layout.chunks ? kTokens : 1;
+      int const elements = plan.layout.vectorized ? kTokens : 1;
       plan.tokens = TokenTiles::make(problem, elements, plan.layout.misalignment);
       plan.tokens.divide_tokens(kBlocks, kTokenTiles);
-      plan.parts = plan.tokens.chunks();
+      plan.parts = plan.tokens.ranges();
     } else {
       ChannelLimits const limits{kLanesLog2, 32, 256, kStages, kBlocks};
-      plan.channels = ChannelTiles::make(problem, plan.layout.chunks ? kChannels : 1, limits);
+      plan.channels = ChannelTiles::make(problem, plan.layout.vectorized ? kChannels : 1, limits);
       plan.parts = plan.channels.row_blocks(problem);
     }
     return plan;
@@ -93,7 +93,7 @@ struct BwdLaunch {
     Plan const chosen = plan(problem);
     return with_width(problem.width, [&](auto width) {
       cudaError_t const error =
-          chosen.layout.chunks
+          chosen.layout.vectorized
               ? launch_tiles<width, kChannels, kTokens>(problem, chosen, device, stream)
               : launch_tiles<width, 1, 1>(problem, chosen, device, stream);
       if (error != cudaSuccess || chosen.parts == 1) return error;
@@ -132,7 +132,7 @@ struct BwdLaunch {
 
   static void explain_call(const BwdProblem& problem, Text& text) {
     Layout const found = plan(problem).layout;
-    found.explain(chunk_bytes(found.tokens_inner), text);
+    found.explain(vector_bytes(found.tokens_inner), text);
   }
 };
 

@@ -29,8 +29,8 @@ __device__ __forceinline__ void compute_next_tile(const BwdProblem& problem, con
   int64_t const token = last.token + int64_t{at.lanes} * kElements + at.lane;
   float grad = 0.f;
   if (at.exists && at.lane < kPast && token < problem.seqlen) {
-    Span const span = table.span(problem, last.batch, token);
-    int64_t const position = token - span.begin;
+    Sequence const sequence = table.sequence(problem, last.batch, token);
+    int64_t const position = token - sequence.begin;
     uint32_t bits[kPast + 1] = {};
 #pragma unroll
     for (int back = 0; back <= kPast; ++back) {
@@ -43,7 +43,7 @@ __device__ __forceinline__ void compute_next_tile(const BwdProblem& problem, con
 #pragma unroll
     for (int back = 0; back <= kPast; ++back) {
       values[kPast - back] = position < back
-                                 ? state_token(problem, span, at.channel, back - position)
+                                 ? state_token(problem, sequence, at.channel, back - position)
                                  : value_of(problem.x, bits[back]);
     }
     grad = grad_activated(value_of(problem.grad_y, of_grad),
@@ -66,11 +66,11 @@ __device__ __forceinline__ void add_grad_final(const BwdProblem& problem, const 
   RowElements const of_row = table.row_elements(problem, number);
 #pragma unroll 1
   for (int e = of_row.first; e < of_row.end; ++e) {
-    Span const span = table.span(problem, coordinate.batch, coordinate.token + e);
-    int64_t const column = coordinate.token + e - span.end + problem.final_columns;
+    Sequence const sequence = table.sequence(problem, coordinate.batch, coordinate.token + e);
+    int64_t const column = coordinate.token + e - sequence.end + problem.final_columns;
     if (column < 0) continue;
     float const grad =
-        load(problem.grad_final, offset(problem.grad_final, span.index, at.channel, column));
+        load(problem.grad_final, offset(problem.grad_final, sequence.index, at.channel, column));
 #pragma unroll
     for (int k = 0; k < kElements; ++k) results[k] += k == e ? grad : 0.f;
   }
@@ -108,7 +108,7 @@ __device__ __forceinline__ void store_sums(const BwdTokensArgs& args, const Toke
     if (args.tiles.is_whole()) {
       store_sum<kWidth>(args.grad_weight, args.grad_bias, at.channel, j, sums[j]);
     } else {
-      args.parts[(at.chunk * (kWidth + 1) + j) * args.dim + at.channel] = sums[j];
+      args.parts[(at.range * (kWidth + 1) + j) * args.dim + at.channel] = sums[j];
     }
   }
 }
@@ -293,7 +293,7 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksPerSM)
             return (marks & (((1u << i) - 1) << (kPast + e + 1))) == 0;
           });
         }
-        if ((marks & Tiles::kFlag) != 0) {
+        if ((marks & Tiles::kAddsTensor) != 0) {
           add_grad_final<kElements>(args, table, at, number, results);
         }
         V vec;

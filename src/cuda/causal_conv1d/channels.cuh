@@ -13,7 +13,7 @@ namespace flashvar::causal_conv1d {
 
 // The rows of one sequence that a thread has: [first, last) of a batch entry.
 struct Segment {
-  Span span;
+  Sequence sequence;
   int64_t first, last;
 };
 
@@ -52,15 +52,15 @@ struct ChannelWork {
     for (int left = rows; left > 0;) {
       Segment segment{};
       if (is_varlen(problem)) {
-        segment.span = find(problem, next, index);
+        segment.sequence = find(problem, next, index);
         segment.first = next;
       } else {
         int64_t const batch = next / problem.seqlen;
-        segment.span = {batch, batch, 0, problem.seqlen};
+        segment.sequence = {batch, batch, 0, problem.seqlen};
         segment.first = next - batch * problem.seqlen;
       }
-      index = segment.span.index;
-      segment.last = min(segment.first + left, segment.span.end);
+      index = segment.sequence.index;
+      segment.last = min(segment.first + left, segment.sequence.end);
       f(segment);
       int const done = static_cast<int>(segment.last - segment.first);
       next += done;
@@ -94,7 +94,7 @@ __device__ __forceinline__ typename Dtype::Word* first_row(const Tensor& tensor,
                                                            const Segment& segment,
                                                            int64_t channel) {
   return static_cast<typename Dtype::Word*>(tensor.data) +
-         offset(tensor, segment.span.batch, segment.first, channel);
+         offset(tensor, segment.sequence.batch, segment.first, channel);
 }
 
 // Reads a thread's channels of consecutive rows, with kStages rows in flight: by cp.async into
@@ -167,7 +167,7 @@ template <class Dtype, int kPast, int kElements>
 __device__ __forceinline__ void load_past(const Problem& problem, const Segment& segment,
                                           int64_t channel, float (&past)[kPast][kElements]) {
   Vec<Dtype, kElements> vecs[kPast];
-  int64_t const seen = segment.first - segment.span.begin;
+  int64_t const seen = segment.first - segment.sequence.begin;
   const auto* const first = first_row<Dtype>(problem.x, segment, channel);
 #pragma unroll
   for (int k = 0; k < kPast; ++k) {
@@ -181,7 +181,7 @@ __device__ __forceinline__ void load_past(const Problem& problem, const Segment&
     if (seen >= back || problem.state.data == nullptr) continue;
 #pragma unroll
     for (int e = 0; e < kElements; ++e) {
-      past[k][e] = state_token(problem, segment.span, channel + e, back - seen);
+      past[k][e] = state_token(problem, segment.sequence, channel + e, back - seen);
     }
   }
 }

@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
     float past[kPast][kElements];
     load_past<Dtype>(args, segment, channel, past);
     auto* to = first_row<Dtype>(args.y, segment, channel);
-    int64_t of_residual = offset(args.residual, segment.span.batch, segment.first, channel);
+    int64_t of_residual = offset(args.residual, segment.sequence.batch, segment.first, channel);
     for (int row = 0; row < rows; row += kStages) {
 #pragma unroll
       for (int stage = 0; stage < kStages; ++stage) {

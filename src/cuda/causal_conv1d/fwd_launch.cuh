@@ -42,17 +42,17 @@ struct FwdLaunch {
  private:
   static uint64_t workspace(const FwdProblem&) { return 0; }
 
-  static int chunk_bytes(bool tokens) { return (tokens ? kTokens : kChannels) * kWordBytes; }
+  static int vector_bytes(bool tokens) { return (tokens ? kTokens : kChannels) * kWordBytes; }
 
   static Layout layout(const FwdProblem& problem) {
-    return Layout::of(problem, Dtype::kAbi, kWordBytes, chunk_bytes,
+    return Layout::of(problem, Dtype::kAbi, kWordBytes, vector_bytes,
                       {{"y", problem.y}, {"x", problem.x}, {"residual", problem.residual}});
   }
 
   static cudaError_t launch(const FwdProblem& problem, int device, cudaStream_t stream) {
     Layout const chosen = layout(problem);
     return with_width(problem.width, [&](auto width) {
-      return chosen.chunks
+      return chosen.vectorized
                  ? launch_tiles<width, kChannels, kTokens>(problem, chosen, device, stream)
                  : launch_tiles<width, 1, 1>(problem, chosen, device, stream);
     });
@@ -82,7 +82,7 @@ struct FwdLaunch {
 
   static void explain_call(const FwdProblem& problem, Text& text) {
     Layout const found = layout(problem);
-    found.explain(chunk_bytes(found.tokens_inner), text);
+    found.explain(vector_bytes(found.tokens_inner), text);
   }
 };
 

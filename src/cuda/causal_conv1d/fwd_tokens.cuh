@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
     for (int stage = 0; stage < kStages; ++stage) {
       int const number = done + stage;
       uint32_t const marks = table.marks(stage);
-      bool const exists = (marks & Tiles::kNone) == 0, adds = (marks & Tiles::kFlag) != 0;
+      bool const exists = (marks & Tiles::kNone) == 0, adds = (marks & Tiles::kAddsTensor) != 0;
       float values[kPast + kElements], y_values[kElements];
       if constexpr (kElements > 1) {
         ptx::cp_async_wait<Reader::kPending>();

@@ -16,7 +16,7 @@ struct Tensor {
 // An array of int32 or int64.
 struct Indices {
   const void* data;  // null: there is none
-  bool wide;         // int64
+  bool is_int64;
 };
 
 struct Problem {

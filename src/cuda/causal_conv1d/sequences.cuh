@@ -9,7 +9,7 @@
 namespace flashvar::causal_conv1d {
 
 // A sequence: rows [begin, end) of a batch entry.
-struct Span {
+struct Sequence {
   int64_t index;  // of the sequence
   int64_t batch;
   int64_t begin, end;
@@ -20,7 +20,7 @@ __device__ __forceinline__ bool is_varlen(const Problem& problem) {
 }
 
 // The rows of sequence `index`.
-__device__ __forceinline__ Span span_of(const Problem& problem, int64_t index) {
+__device__ __forceinline__ Sequence sequence_at(const Problem& problem, int64_t index) {
   if (!is_varlen(problem)) return {index, index, 0, problem.seqlen};
   int64_t const begin = min(max(load(problem.cu_seqlens, index), int64_t{0}), problem.seqlen);
   int64_t const end = min(max(load(problem.cu_seqlens, index + 1), begin), problem.seqlen);
@@ -45,7 +45,7 @@ __device__ __forceinline__ int64_t find_by_warp(const Problem& problem, int64_t 
 
 // The varlen sequence of a row, searched from sequence `from` on, by one thread. Rows after a
 // sequence's end count as that sequence's, rows before the first as the first's.
-__device__ __forceinline__ Span find(const Problem& problem, int64_t row, int64_t from) {
+__device__ __forceinline__ Sequence find(const Problem& problem, int64_t row, int64_t from) {
   int64_t low = from, step = 1;
   while (low + step < problem.sequences && load(problem.cu_seqlens, low + step) <= row) {
     low += step;
@@ -67,17 +67,18 @@ __device__ __forceinline__ Span find(const Problem& problem, int64_t row, int64_
 }
 
 // The token `back` tokens before the sequence, from its state; 0 if there is none.
-__device__ __forceinline__ float state_token(const Problem& problem, const Span& span,
+__device__ __forceinline__ float state_token(const Problem& problem, const Sequence& sequence,
                                              int64_t channel, int64_t back) {
   if (problem.state.data == nullptr || back > problem.columns) return 0.f;
-  return load(problem.state, offset(problem.state, span.index, channel, problem.columns - back));
+  return load(problem.state,
+              offset(problem.state, sequence.index, channel, problem.columns - back));
 }
 
 // Token `at` of a sequence; negative: of its state.
-__device__ __forceinline__ float token(const Problem& problem, const Span& span, int64_t channel,
-                                       int64_t at) {
-  if (at < 0) return state_token(problem, span, channel, -at);
-  return load(problem.x, offset(problem.x, span.batch, span.begin + at, channel));
+__device__ __forceinline__ float token(const Problem& problem, const Sequence& sequence,
+                                       int64_t channel, int64_t at) {
+  if (at < 0) return state_token(problem, sequence, channel, -at);
+  return load(problem.x, offset(problem.x, sequence.batch, sequence.begin + at, channel));
 }
 
 }  // namespace flashvar::causal_conv1d

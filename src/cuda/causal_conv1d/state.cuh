@@ -30,22 +30,22 @@ __device__ __forceinline__ void write_final(const FwdProblem& problem, int64_t b
   int64_t const number = block * kThreads + threadIdx.x;
   if (number >= problem.final_elements()) return;
   StateElement const element(problem, number, problem.final_columns);
-  Span const span = span_of(problem, element.index);
-  int64_t const at = span.end - span.begin - problem.final_columns + element.column;
+  Sequence const sequence = sequence_at(problem, element.index);
+  int64_t const at = sequence.end - sequence.begin - problem.final_columns + element.column;
   store(problem.final_state, element.offset_in(problem.final_state),
-        token(problem, span, element.channel, at));
+        token(problem, sequence, element.channel, at));
 }
 
 // Gradient of the activation's input, at a token of a sequence.
-__device__ __forceinline__ float grad_convolved(const BwdProblem& problem, const Span& span,
+__device__ __forceinline__ float grad_convolved(const BwdProblem& problem, const Sequence& sequence,
                                                 int64_t channel, int64_t at) {
   float z = bias(problem, channel);
   for (int j = 0; j < problem.width; ++j) {
     z = fmaf(weight(problem, channel, j),
-             token(problem, span, channel, at + j - (problem.width - 1)), z);
+             token(problem, sequence, channel, at + j - (problem.width - 1)), z);
   }
   float const grad =
-      load(problem.grad_y, offset(problem.grad_y, span.batch, span.begin + at, channel));
+      load(problem.grad_y, offset(problem.grad_y, sequence.batch, sequence.begin + at, channel));
   return grad_activated(grad, z, problem.silu);
 }
 
@@ -54,13 +54,13 @@ __device__ __forceinline__ void write_grad_state(const BwdProblem& problem, int6
   int64_t const number = block * kThreads + threadIdx.x;
   if (number >= problem.state_elements()) return;
   StateElement const element(problem, number, problem.columns);
-  Span const span = span_of(problem, element.index);
+  Sequence const sequence = sequence_at(problem, element.index);
   int64_t const at = element.column - problem.columns;  // negative
-  int64_t const length = span.end - span.begin;
+  int64_t const length = sequence.end - sequence.begin;
   float grad = 0.f;
   for (int64_t i = -at; i < problem.width && at + i < length; ++i) {
     grad = fmaf(weight(problem, element.channel, problem.width - 1 - static_cast<int>(i)),
-                grad_convolved(problem, span, element.channel, at + i), grad);
+                grad_convolved(problem, sequence, element.channel, at + i), grad);
   }
   int64_t const column = at - length + problem.final_columns;
   if (problem.grad_final.data != nullptr && column >= 0) {

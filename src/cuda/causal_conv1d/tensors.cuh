@@ -39,8 +39,8 @@ __device__ __forceinline__ void store(const Tensor& tensor, int64_t offset, floa
 }
 
 __device__ __forceinline__ int64_t load(const Indices& indices, int64_t i) {
-  return indices.wide ? static_cast<const int64_t*>(indices.data)[i]
-                      : static_cast<const int32_t*>(indices.data)[i];
+  return indices.is_int64 ? static_cast<const int64_t*>(indices.data)[i]
+                          : static_cast<const int32_t*>(indices.data)[i];
 }
 
 }  // namespace flashvar::causal_conv1d

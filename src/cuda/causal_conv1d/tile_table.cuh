@@ -13,7 +13,7 @@ namespace flashvar::causal_conv1d {
 // `count` tiles from number `first` on, counted over the whole batch.
 struct TokenWork {
   int32_t lane, lanes;
-  int64_t chunk, channel;
+  int64_t range, channel;
   int64_t first;
   int32_t count;
   bool exists;  // the channel
@@ -37,14 +37,14 @@ struct TokenWork {
   __device__ __forceinline__ TokenWork(const Problem& problem, const TokenTiles& tiles)
       : lane(ptx::pin_by_shuffle(threadIdx.x & (tiles.lanes() - 1))),
         lanes(tiles.lanes()),
-        chunk(blockIdx.x / tiles.channel_blocks),
+        range(blockIdx.x / tiles.channel_blocks),
         channel(channel_of(blockIdx.x % tiles.channel_blocks, tiles)),
-        first(chunk * tiles.tiles),
+        first(range * tiles.tiles),
         count(static_cast<int>(min(int64_t{tiles.tiles}, tiles.per_channel - first))),
         exists(channel < problem.dim) {}
 
  private:
-  // The channel of the thread's group in block `block` of a chunk.
+  // The channel of the thread's group in block `block` of a range.
   static __device__ __forceinline__ int64_t channel_of(uint32_t block, const TokenTiles& tiles) {
     int64_t const group =
         int64_t{block >> tiles.apart_log2} * tiles.groups() + (threadIdx.x >> tiles.lanes_log2);
@@ -100,9 +100,9 @@ class TileTable {
   // set, or none: whether any of two bits is set takes one instruction, as does a test of the sign
   // bit, and a test of any other single bit takes more.
   static constexpr uint32_t kByToken = 3u << 29;
-  // The thread has elements, and the constructor's `flag` is true: in the forward a residual is
-  // added, in the backward there is a grad_final.
-  static constexpr uint32_t kFlag = 1u << 28;
+  // The thread has elements, and the constructor's `adds_tensor` is true: the kernel adds another
+  // tensor, in the forward a residual, in the backward grad_final.
+  static constexpr uint32_t kAddsTensor = 1u << 28;
   // The thread loads elements ahead: its own, or those before the block's first; none if the row
   // ends among them. Two bits, for the reason of kByToken's.
   static constexpr uint32_t kLoads = 3u << 26;
@@ -142,14 +142,14 @@ class TileTable {
   };
 
   // Fills the table; called by all threads of the block. `by_token`: marks that set kByToken.
-  // `flag`: whether to set kFlag. First start(number, coordinate, loads) is called for each of the
-  // first kAhead tiles, so that their loads are in flight while the table is filled; `loads`:
-  // whether the thread loads elements, as kLoads. The forward also starts the tile before them,
-  // number -1.
+  // `adds_tensor`: whether to set kAddsTensor. First start(number, coordinate, loads) is called for
+  // each of the first kAhead tiles, so that their loads are in flight while the table is filled;
+  // `loads`: whether the thread loads elements, as kLoads. The forward also starts the tile before
+  // them, number -1.
   template <class Start>
   __device__ __forceinline__ TileTable(Shared& shared, const Problem& problem,
                                        const TokenTiles& tiles, const TokenWork& at,
-                                       uint32_t by_token, bool flag,
+                                       uint32_t by_token, bool adds_tensor,
                                        const Tensor* const (&tensors)[kTensors], Start start)
       : cursor_(shared, at, at.exists),
         shared_(shared),
@@ -175,7 +175,8 @@ class TileTable {
          number += kThreads / 32) {
       RowEnds const ends(problem, coordinate(first, number).token, lane);
       bool const exists = number < at.count && lane < at.lanes && ends.left > 0;
-      uint32_t const starts = mark(-ends.passed) | mark(ends.left) | (flag ? kFlag : 0);
+      uint32_t const starts =
+          mark(-ends.passed) | mark(ends.left) | (adds_tensor ? kAddsTensor : 0);
       uint32_t* const row = shared.marks + number * kRow;
       row[lane] = (exists ? starts : kNone) |
                   (lane < at.lanes && loads(first, number, lane, ends) ? kLoads : 0);
@@ -233,7 +234,8 @@ class TileTable {
   }
 
   // The sequence of a token of the block's tiles.
-  __device__ __forceinline__ Span span(const Problem& problem, int64_t batch, int64_t token) const {
+  __device__ __forceinline__ Sequence sequence(const Problem& problem, int64_t batch,
+                                               int64_t token) const {
     if (!is_varlen(problem)) return {batch, batch, 0, problem.seqlen};
     return find(problem, token, shared_.index);
   }

@@ -19,7 +19,7 @@ inline constexpr int kThreads = 256;
 // because a block also reads rows of its neighbors, and in the backward leaves partial sums.
 inline constexpr int64_t kBlocks = 256;
 // Tiles of tokens that a block processes in about the time it takes to start: the fewest of a
-// chunk, where a channel has as many.
+// range, where a channel has as many.
 inline constexpr int64_t kFewTiles = 8;
 
 // Limits of ChannelTiles for one kernel.
@@ -83,9 +83,9 @@ struct Misalignment {
 };
 
 // Contiguous tokens: a group of `lanes` threads holds a tile of tokens of one channel and iterates
-// over a chunk, `tiles` consecutive tiles, counted over the whole batch. The groups of a block have
-// nearby channels of the same chunk, whose misalignment is equal. Where blocks are fewer than
-// channels need, each goes on to further channels of its chunk.
+// over a range, `tiles` consecutive tiles, counted over the whole batch. The groups of a block have
+// nearby channels of the same range, whose misalignment is equal. Where blocks are fewer than
+// channels need, each goes on to further channels of its range.
 //
 // Tiles are aligned to what a thread loads at once, so a row's first tile may begin before the row.
 // Its first elements, and the last ones of the row's last tile, may belong to other rows.
@@ -97,7 +97,7 @@ struct TokenTiles {
   int32_t per_row;          // tiles of a batch entry
   uint32_t channel_blocks;  // blocks, adjacent in the grid, that share tokens
   int32_t lanes_log2;       // at most 5
-  int32_t tiles;            // of a chunk
+  int32_t tiles;            // of a range
   int32_t apart_log2;       // the channels of adjacent groups of a block are 1 << apart_log2 apart
   Misalignment misalignment;
   Divisor per_row_divisor;
@@ -118,33 +118,33 @@ struct TokenTiles {
     tiles.channel_blocks =
         tiles.of_all_misalignments((problem.dim + tiles.groups() - 1) / tiles.groups());
     tiles.tiles = 1;
-    tiles.blocks = tiles.chunks() * tiles.channel_blocks;
+    tiles.blocks = tiles.ranges() * tiles.channel_blocks;
     return tiles;
   }
 
-  // Divides the tokens among as many chunks as give no more than the `wanted` number of blocks, but
-  // none with more than `max_tiles` tiles. All chunks but the last are equal, so that blocks end
+  // Divides the tokens among as many ranges as give no more than the `wanted` number of blocks, but
+  // none with more than `max_tiles` tiles. All ranges but the last are equal, so that blocks end
   // together.
   void divide_tokens(int64_t wanted, int max_tiles) {
-    set_chunks(std::max(std::min(wanted / std::max(channel_blocks, 1u), chunks_of(kFewTiles)),
-                        chunks_of(max_tiles)));
+    set_ranges(std::max(std::min(wanted / std::max(channel_blocks, 1u), ranges_of(kFewTiles)),
+                        ranges_of(max_tiles)));
   }
 
-  // Divides the tokens among the number of chunks with the shortest estimated time on a device that
+  // Divides the tokens among the number of ranges with the shortest estimated time on a device that
   // runs `resident` blocks at a time: the number of waves, times the tiles of a block. Its start
   // counts as kFewTiles tiles.
   void divide_tokens_among(int64_t resident, int max_tiles) {
-    int64_t const fewest = chunks_of(max_tiles), most = std::max(chunks_of(kFewTiles), fewest);
+    int64_t const fewest = ranges_of(max_tiles), most = std::max(ranges_of(kFewTiles), fewest);
     int64_t best = fewest, best_time = INT64_MAX;
     for (int64_t waves = 1; waves <= kMaxWaves; ++waves) {
-      // The most chunks of so many waves, because they have the fewest tiles.
+      // The most ranges of so many waves, because they have the fewest tiles.
       int64_t const count =
           std::clamp(waves * resident / std::max(channel_blocks, 1u), fewest, most);
-      set_chunks(count);
+      set_ranges(count);
       int64_t const time = (blocks + resident - 1) / resident * (tiles + kFewTiles);
       if (time < best_time) best = count, best_time = time;
     }
-    set_chunks(best);
+    set_ranges(best);
   }
 
   // Divides the channels among the number of blocks with the shortest estimated time, as above, for
@@ -152,34 +152,34 @@ struct TokenTiles {
   // same.
   void divide_channels_among(int64_t resident) {
     if (blocks == 0) return;
-    int64_t const of_chunk = channel_blocks;
+    int64_t const of_range = channel_blocks;
     int64_t best = (blocks + resident - 1) / resident * (tiles + kFewTiles);
     for (int64_t waves = 1; waves <= kMaxWaves; ++waves) {
-      int64_t const most = waves * resident / chunks();  // blocks of a chunk
-      if (most == 0 || most >= of_chunk) continue;
-      int64_t const each = (of_chunk + most - 1) / most;  // channels of a group
+      int64_t const most = waves * resident / ranges();  // blocks of a range
+      if (most == 0 || most >= of_range) continue;
+      int64_t const each = (of_range + most - 1) / most;  // channels of a group
       int64_t const time = waves * (each * tiles + kFewTiles);
       if (time >= best) continue;
       best = time;
-      channel_blocks = of_all_misalignments((of_chunk + each - 1) / each);
+      channel_blocks = of_all_misalignments((of_range + each - 1) / each);
     }
-    blocks = chunks() * channel_blocks;
+    blocks = ranges() * channel_blocks;
   }
 
   // Whether a block has all tokens of its channels.
   __host__ __device__ bool is_whole() const { return blocks == channel_blocks; }
   __host__ __device__ int32_t lanes() const { return 1 << lanes_log2; }
   __host__ __device__ int32_t groups() const { return kThreads >> lanes_log2; }
-  __host__ __device__ int64_t chunks() const { return (per_channel + tiles - 1) / tiles; }
+  __host__ __device__ int64_t ranges() const { return (per_channel + tiles - 1) / tiles; }
 
  private:
-  // Chunks of so many tiles, at least one.
-  int64_t chunks_of(int64_t of_chunk) const {
-    return std::max((per_channel + of_chunk - 1) / of_chunk, int64_t{1});
+  // Ranges of so many tiles, at least one.
+  int64_t ranges_of(int64_t range_tiles) const {
+    return std::max((per_channel + range_tiles - 1) / range_tiles, int64_t{1});
   }
-  void set_chunks(int64_t count) {
+  void set_ranges(int64_t count) {
     tiles = static_cast<int32_t>(std::max((per_channel + count - 1) / count, int64_t{1}));
-    blocks = chunks() * channel_blocks;
+    blocks = ranges() * channel_blocks;
   }
   // Rounds up a number of blocks, so that there are equally many for each misalignment.
   uint32_t of_all_misalignments(int64_t count) const {

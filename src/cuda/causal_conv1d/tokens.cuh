@@ -221,32 +221,35 @@ __device__ __forceinline__ void for_each_token(const Problem& problem, const Til
     return;
   }
   // With states, elements are processed from one start to the next.
-  uint32_t now = 0, later = marks;  // starts, by pass
-  float fresh[kPast] = {};          // the tokens before a start, of the state
-  int first = 0;                    // element that this pass begins with
+  uint32_t start = 0;              // mark of the start with which this pass begins; 0: none
+  uint32_t later_starts = marks;   // marks of those after it
+  float state_tokens[kPast] = {};  // the tokens before the start, of its sequence's state
+  int first = 0;                   // element with which this pass begins
 #pragma unroll 1
   while (true) {
-    int const end = later == 0 ? kElements : max(__ffs(static_cast<int>(later)) - 1 - kPast, 0);
+    int const end =
+        later_starts == 0 ? kElements : max(__ffs(static_cast<int>(later_starts)) - 1 - kPast, 0);
     float past[kPast] = {};
 #pragma unroll
     for (int i = 0; i < kPast + kElements; ++i) {
 #pragma unroll
-      for (int k = 0; k < kPast; ++k) past[k] = (now >> i & 1) != 0 ? fresh[k] : past[k];
+      for (int k = 0; k < kPast; ++k) past[k] = (start >> i & 1) != 0 ? state_tokens[k] : past[k];
       int const e = i - kPast;
       if (e >= 0 && first <= e && e < end) f(e, past, values[i]);
 #pragma unroll
       for (int k = 0; k + 1 < kPast; ++k) past[k] = past[k + 1];
       past[kPast - 1] = values[i];
     }
-    if (later == 0) return;
-    now = later & -later;
-    later -= now;
+    if (later_starts == 0) return;
+    start = later_starts & -later_starts;
+    later_starts -= start;
     first = end;
     TokenCoordinate const coordinate = table.thread_coordinate(number);
-    int64_t const begin = coordinate.token - kPast + __ffs(static_cast<int>(now)) - 1;
-    Span const span = table.span(problem, coordinate.batch, begin);
+    int64_t const begin = coordinate.token - kPast + __ffs(static_cast<int>(start)) - 1;
+    Sequence const sequence = table.sequence(problem, coordinate.batch, begin);
 #pragma unroll
-    for (int k = 0; k < kPast; ++k) fresh[k] = state_token(problem, span, at.channel, kPast - k);
+    for (int k = 0; k < kPast; ++k)
+      state_tokens[k] = state_token(problem, sequence, at.channel, kPast - k);
   }
 }
 

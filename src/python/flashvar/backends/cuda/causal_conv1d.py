@@ -49,7 +49,7 @@ _FORWARD: Final = struct.Struct(f"<{CALL}{3 * _STRIDED}iI{_PROBLEM}")
 _BACKWARD: Final = struct.Struct(f"<{CALL}{6 * _STRIDED}iI{_PROBLEM}")
 # flashvar_causal_conv1d_update_params: y residual; state_indices, state_positions.
 _UPDATE: Final = struct.Struct(f"<{CALL}{2 * _STRIDED}QQ{_PROBLEM}")
-_SILU, _WIDE_SEQLENS, _WIDE_INDICES, _WIDE_POSITIONS = 1, 2, 4, 8
+_SILU, _INT64_SEQLENS, _INT64_INDICES, _INT64_POSITIONS = 1, 2, 4, 8
 
 Optional: TypeAlias = torch.Tensor | None
 # Where a Convolution has the tensors of the struct.
@@ -162,7 +162,9 @@ def prepare_update(
     run = launch_of(function, UPDATE, chosen)
     pool = conv.state
     assert pool is not None
-    flags = _WIDE_INDICES * _is_wide(state_indices) + _WIDE_POSITIONS * _is_wide(state_positions)
+    flags = _INT64_INDICES * _is_int64(state_indices) + _INT64_POSITIONS * _is_int64(
+        state_positions
+    )
     results = (*_strided(y), *_strided(residual))
     indices = [0 if one is None else PerCall(0) for one in (state_indices, state_positions)]
     head, problem = call_head(_UPDATE, device), _problem(conv, pool.shape[0], flags)
@@ -186,7 +188,7 @@ def _problem(
 ) -> tuple[bytes | int, ...]:
     """The fields of the problem of calls like this one."""
     x, weight, bias, state, cu_seqlens, silu = conv
-    flags += _SILU * silu + _WIDE_SEQLENS * _is_wide(cu_seqlens)
+    flags += _SILU * silu + _INT64_SEQLENS * _is_int64(cu_seqlens)
     sizes = _SIZES.pack(
         *x.shape,
         conv.sequences if sequences is None else sequences,
@@ -210,5 +212,5 @@ def _strided(tensor: Optional) -> tuple[int, bytes]:
     return PerCall(tensor.data_ptr()), like
 
 
-def _is_wide(indices: Optional) -> bool:
+def _is_int64(indices: Optional) -> bool:
     return indices is not None and indices.dtype == torch.int64
