@@ -14,7 +14,7 @@
 
 namespace flashvar {
 
-inline constexpr double kLog2E = 1.44269504088896340736;
+inline constexpr double kLog2EDouble = 1.44269504088896340736;
 // Longest sequence. Kernels compute with 32-bit rows: ends of tiles, and diagonals one tile beyond
 // them, stay below 2^31.
 inline constexpr int64_t kMaxSeqlen = (int64_t{1} << 30) - 1024;
@@ -139,7 +139,8 @@ inline attention::ScoreModifiers score_modifiers(const flashvar_attention_proble
       std::min<uint32_t>(static_cast<uint32_t>(double{p.dropout_p} * 65536.0 + 0.5), 65535);
   return {p.scale,
           p.softcap,
-          p.softcap == 0.f ? 0.f : static_cast<float>(std::fmin(2. * kLog2E / p.softcap, FLT_MAX)),
+          p.softcap == 0.f ? 0.f
+                           : static_cast<float>(std::fmin(2. * kLog2EDouble / p.softcap, FLT_MAX)),
           p.alibi_slopes,
           p.alibi_batch_stride,
           bias_view(p.bias),
@@ -174,7 +175,7 @@ attention::Problem attention_problem(const Params& params, float* lse) {
           window(p.flags, FLASHVAR_WINDOW_LEFT, p.window_left),
           causal ? 0 : window(p.flags, FLASHVAR_WINDOW_RIGHT, p.window_right),
           sign,
-          static_cast<float>(std::fmin(magnitude * kLog2E, FLT_MAX)),
+          static_cast<float>(std::fmin(magnitude * kLog2EDouble, FLT_MAX)),
           score_modifiers(p)};
 }
 

@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kPreprocessThreads)
     float const lse = valid ? problem.lse[lse_row + row] : -infinity();
     bool const empty = lse == -infinity();
     if (!empty && problem.grad_lse != nullptr) sum -= problem.grad_lse[lse_row + row];
-    args.lse_log2[padded + i] = empty ? infinity() : lse * (1.f / kLn2);
+    args.lse_log2[padded + i] = empty ? infinity() : lse * kLog2E;
     args.delta[padded + i] = empty ? 0.f : sum;
     if (valid && problem.delta_out != nullptr) {
       problem.delta_out[lse_row + row] = empty ? 0.f : sum;

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "attention/problem.h"
+#include "core/ceil_div.h"
 
 namespace flashvar::attention {
 
@@ -17,8 +18,6 @@ namespace flashvar::attention {
 // the call's sizes and the architecture alone.
 inline constexpr int64_t kMultiprocessors = 132;
 inline constexpr int64_t kMaxSplits = 128;
-
-constexpr int64_t ceil_div(int64_t size, int64_t unit) { return (size + unit - 1) / unit; }
 
 // Whether PackGQA is possible for a call of one query per sequence: what differs between the
 // members of a group must be addressed by strides, and all rows must see the same keys.

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 
+#include "core/ceil_div.h"
 #include "core/sequences.cuh"
 #include "core/tensor_view.h"
 
@@ -151,7 +152,7 @@ struct BwdProblem : Problem {
       int64_t const window = int64_t{window_left} + window_right + block_kv;
       if (window < visible) visible = window;
     }
-    return (visible + block_q - 1) / block_q;
+    return ceil_div(visible, block_q);
   }
 
   bool rows_are_aligned() const {

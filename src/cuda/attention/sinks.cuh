@@ -5,24 +5,21 @@
 #include <cstdint>
 
 #include "attention/problem.h"
-#include "core/dtype.cuh"
+#include "core/any_dtype.cuh"
 #include "core/math.cuh"
 
 namespace flashvar::attention {
 
 // The sink of a query head of the call, natural log; -inf: there is none.
 __device__ __forceinline__ float sink_of(const SinksView& sinks, uint32_t head) {
-  if (sinks.data == nullptr) return -infinity();
-  if (sinks.dtype == dtype::fp32::kAbi) return static_cast<const float*>(sinks.data)[head];
-  uint16_t const word = static_cast<const uint16_t*>(sinks.data)[head];
-  return sinks.dtype == dtype::bf16::kAbi ? dtype::bf16::unpack(word) : dtype::fp16::unpack(word);
+  return sinks.data == nullptr ? -infinity() : load_value(sinks, head);
 }
 
 // Adds the sink to a finished row: to its LSE (natural log; -inf: the row sees no key), and to what
 // its output is multiplied by. Relative to the larger of both, so that nothing overflows.
 __device__ __forceinline__ void add_sink(float sink, float& lse, float& inverse) {
   if (sink == -infinity()) return;
-  float const smaller = exp2_approx(fabsf(sink - lse) * (-1.f / kLn2));
+  float const smaller = exp2_approx(fabsf(sink - lse) * -kLog2E);
   float const share = __fdividef(1.f, 1.f + smaller);  // of the larger
   inverse *= sink > lse ? smaller * share : share;
   lse = fmaxf(sink, lse) + __logf(1.f + smaller);

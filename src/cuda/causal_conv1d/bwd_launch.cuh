@@ -115,9 +115,8 @@ struct BwdLaunch {
         cudaError_t const error =
             cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
         if (error != cudaSuccess) return error;
-        // An SM has 1 KiB more than a block may have, and CUDA reserves 1 KiB for every block.
         constexpr int kFit =
-            (Target::kSharedMemory + 1024) / (sizeof(typename Config::Shared) + 1024);
+            Target::blocks_that_fit(static_cast<int>(sizeof(typename Config::Shared)));
         args.tiles.divide_channels_among(int64_t{multiprocessors} *
                                          std::min(kFit, Config::kBlocksPerSM));
       }

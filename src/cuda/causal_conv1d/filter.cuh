@@ -5,6 +5,7 @@
 #include "causal_conv1d/problem.h"
 #include "causal_conv1d/tensors.cuh"
 #include "causal_conv1d/tiles.h"
+#include "core/ceil_div.h"
 #include "core/math.cuh"
 
 namespace flashvar::causal_conv1d {
@@ -71,7 +72,7 @@ struct alignas(16) SharedFilters : Filters<kWidth, kChannels> {
   // Loads the filters from channel `first` on. All loads are issued before the first is waited for.
   // Called by all threads.
   __device__ __forceinline__ void fill(const Problem& problem, int64_t first) {
-    constexpr int kEntries = (kWidth + 1) * kChannels, kEach = (kEntries + kThreads - 1) / kThreads;
+    constexpr int kEntries = (kWidth + 1) * kChannels, kEach = ceil_div(kEntries, kThreads);
     uint32_t bits[kEach] = {};
     auto each = [&](auto f) {
 #pragma unroll

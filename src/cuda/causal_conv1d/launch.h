@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "causal_conv1d/tiles.h"
+#include "core/ceil_div.h"
 #include "core/launch.h"
 #include "core/target.h"
 
@@ -18,7 +19,7 @@ cudaError_t with_width(int width, F f) {
   return width == 2 ? f(Constant<2>{}) : width == 3 ? f(Constant<3>{}) : f(Constant<4>{});
 }
 
-inline int64_t blocks_of(int64_t elements) { return (elements + kThreads - 1) / kThreads; }
+inline int64_t blocks_of(int64_t elements) { return ceil_div(elements, kThreads); }
 
 template <auto* kKernel, class Target, class Args>
 cudaError_t launch_blocks(const Args& args, int64_t blocks, int device, cudaStream_t stream,

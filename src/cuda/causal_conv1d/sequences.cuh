@@ -5,6 +5,7 @@
 
 #include "causal_conv1d/problem.h"
 #include "causal_conv1d/tensors.cuh"
+#include "core/ceil_div.h"
 
 namespace flashvar::causal_conv1d {
 
@@ -33,7 +34,7 @@ __device__ __forceinline__ int64_t find_by_warp(const Problem& problem, int64_t 
   int const lane = static_cast<int>(threadIdx.x) % 32;
   int64_t found = 0;
   for (int64_t candidates = problem.sequences; candidates > 1;) {
-    int64_t const step = (candidates + 31) / 32;
+    int64_t const step = ceil_div(candidates, 32);
     bool const fits = lane == 0 || (lane * step < candidates &&
                                     load(problem.cu_seqlens, found + lane * step) <= row);
     int const last = 31 - __clz(static_cast<int>(__ballot_sync(0xffffffffu, fits)));

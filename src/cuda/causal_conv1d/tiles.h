@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "causal_conv1d/problem.h"
+#include "core/ceil_div.h"
 #include "core/divisor.h"
 
 namespace flashvar::causal_conv1d {
@@ -45,10 +46,10 @@ struct ChannelTiles {
       ++tiles.lanes_log2;
     }
     int64_t const columns = int64_t{elements} << tiles.lanes_log2;
-    tiles.column_blocks = static_cast<uint32_t>((problem.dim + columns - 1) / columns);
+    tiles.column_blocks = static_cast<uint32_t>(ceil_div(problem.dim, columns));
     tiles.rows = limits.max_rows;
     while (tiles.rows > limits.min_rows && tiles.count(problem) < limits.blocks) tiles.rows /= 2;
-    tiles.rows = (tiles.rows + limits.row_step - 1) / limits.row_step * limits.row_step;
+    tiles.rows = ceil_div(tiles.rows, limits.row_step) * limits.row_step;
     tiles.blocks = tiles.count(problem);
     return tiles;
   }
@@ -57,7 +58,7 @@ struct ChannelTiles {
   __host__ __device__ bool is_whole() const { return blocks == column_blocks; }
   int64_t row_blocks(const Problem& problem) const {
     int64_t const block_rows = int64_t{rows} * (kThreads >> lanes_log2);
-    return (problem.batch * problem.seqlen + block_rows - 1) / block_rows;
+    return ceil_div(problem.batch * problem.seqlen, block_rows);
   }
 
  private:
@@ -112,11 +113,10 @@ struct TokenTiles {
       ++tiles.lanes_log2;
     }
     int64_t const tokens = int64_t{elements} << tiles.lanes_log2;
-    tiles.per_row = static_cast<int32_t>((length + tokens - 1) / tokens);
+    tiles.per_row = static_cast<int32_t>(ceil_div(length, tokens));
     tiles.per_row_divisor = Divisor::make(static_cast<uint32_t>(tiles.per_row));
     tiles.per_channel = problem.batch * tiles.per_row;
-    tiles.channel_blocks =
-        tiles.of_all_misalignments((problem.dim + tiles.groups() - 1) / tiles.groups());
+    tiles.channel_blocks = tiles.of_all_misalignments(ceil_div(problem.dim, tiles.groups()));
     tiles.tiles = 1;
     tiles.blocks = tiles.ranges() * tiles.channel_blocks;
     return tiles;
@@ -141,7 +141,7 @@ struct TokenTiles {
       int64_t const count =
           std::clamp(waves * resident / std::max(channel_blocks, 1u), fewest, most);
       set_ranges(count);
-      int64_t const time = (blocks + resident - 1) / resident * (tiles + kFewTiles);
+      int64_t const time = ceil_div(blocks, resident) * (tiles + kFewTiles);
       if (time < best_time) best = count, best_time = time;
     }
     set_ranges(best);
@@ -153,15 +153,15 @@ struct TokenTiles {
   void divide_channels_among(int64_t resident) {
     if (blocks == 0) return;
     int64_t const of_range = channel_blocks;
-    int64_t best = (blocks + resident - 1) / resident * (tiles + kFewTiles);
+    int64_t best = ceil_div(blocks, resident) * (tiles + kFewTiles);
     for (int64_t waves = 1; waves <= kMaxWaves; ++waves) {
       int64_t const most = waves * resident / ranges();  // blocks of a range
       if (most == 0 || most >= of_range) continue;
-      int64_t const each = (of_range + most - 1) / most;  // channels of a group
+      int64_t const each = ceil_div(of_range, most);  // channels of a group
       int64_t const time = waves * (each * tiles + kFewTiles);
       if (time >= best) continue;
       best = time;
-      channel_blocks = of_all_misalignments((of_range + each - 1) / each);
+      channel_blocks = of_all_misalignments(ceil_div(of_range, each));
     }
     blocks = ranges() * channel_blocks;
   }
@@ -170,15 +170,15 @@ struct TokenTiles {
   __host__ __device__ bool is_whole() const { return blocks == channel_blocks; }
   __host__ __device__ int32_t lanes() const { return 1 << lanes_log2; }
   __host__ __device__ int32_t groups() const { return kThreads >> lanes_log2; }
-  __host__ __device__ int64_t ranges() const { return (per_channel + tiles - 1) / tiles; }
+  __host__ __device__ int64_t ranges() const { return ceil_div(per_channel, tiles); }
 
  private:
   // Ranges of so many tiles, at least one.
   int64_t ranges_of(int64_t range_tiles) const {
-    return std::max((per_channel + range_tiles - 1) / range_tiles, int64_t{1});
+    return std::max(ceil_div(per_channel, range_tiles), int64_t{1});
   }
   void set_ranges(int64_t count) {
-    tiles = static_cast<int32_t>(std::max((per_channel + count - 1) / count, int64_t{1}));
+    tiles = static_cast<int32_t>(std::max(ceil_div(per_channel, count), int64_t{1}));
     blocks = ranges() * channel_blocks;
   }
   // Rounds up a number of blocks, so that there are equally many for each misalignment.

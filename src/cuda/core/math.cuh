@@ -5,6 +5,7 @@
 namespace flashvar {
 
 inline constexpr float kLn2 = 0.693147180559945309417f;
+inline constexpr float kLog2E = 1.44269504088896340736f;
 
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
@@ -18,7 +19,7 @@ __device__ __forceinline__ float exp2_approx(float x) {
 // 1 / (1 + e^-x): the relative error is about 2^-21 for x >= -87; 0 below.
 __device__ __forceinline__ float sigmoid_approx(float x) {
   float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.f + exp2_approx(x * (-1.f / kLn2))));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.f + exp2_approx(x * -kLog2E)));
   return y;
 }
 

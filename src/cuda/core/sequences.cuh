@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#include "core/ceil_div.h"
+
 namespace flashvar {
 
 // Rows of one sequence.
@@ -33,7 +35,7 @@ struct Sequences {
   // Number of tiles of `rows` rows to launch.
   __host__ __device__ int64_t tiles(int64_t batch, int32_t rows) const {
     if (offsets != nullptr) return total / rows + batch;
-    return batch * ((seqlen + int64_t{rows} - 1) / rows);
+    return batch * ceil_div(int64_t{seqlen}, rows);
   }
 
 #ifdef __CUDACC__
@@ -47,7 +49,7 @@ struct Sequences {
 
   // Number of a sequence's first tile.
   __device__ __forceinline__ int64_t first_tile(uint32_t batch, int32_t rows) const {
-    if (offsets == nullptr) return batch * ((seqlen + int64_t{rows} - 1) / rows);
+    if (offsets == nullptr) return batch * ceil_div(int64_t{seqlen}, rows);
     return static_cast<uint32_t>(min(max(offsets[batch], 0), total)) / static_cast<uint32_t>(rows) +
            batch;
   }
@@ -61,7 +63,7 @@ struct Sequences {
     uint32_t const lane = threadIdx.x % 32;
     uint32_t batch = 0;
     for (uint32_t candidates = batches; candidates > 1;) {
-      uint32_t const step = (candidates + 31) / 32;
+      uint32_t const step = ceil_div(candidates, 32);
       bool const fits = lane * step < candidates && first(batch + lane * step) <= wanted;
       // | 1: where no sequence fits, the result is the first.
       uint32_t const last = 31 - __clz(__ballot_sync(0xffffffffu, fits) | 1);
@@ -77,7 +79,7 @@ struct Sequences {
   __device__ __forceinline__ TileCoordinate find(uint32_t tile, uint32_t batches,
                                                  int32_t rows) const {
     if (offsets == nullptr) {
-      uint32_t const per_sequence = (seqlen + rows - 1) / rows;
+      uint32_t const per_sequence = ceil_div(seqlen, rows);
       return {tile / per_sequence, static_cast<int32_t>(tile % per_sequence) * rows};
     }
     auto const first = [&](uint32_t b) { return static_cast<uint32_t>(first_tile(b, rows)); };

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <initializer_list>
 
+#include "core/ceil_div.h"
 #include "core/launch.h"
 #include "core/target.h"
 #include "core/text.h"
@@ -59,8 +60,7 @@ inline void explain(const Unaligned& found, Text& text) {
 template <auto* kKernel, class Target, class Args>
 cudaError_t launch_rows(const Args& args, int device, cudaStream_t stream) {
   int64_t const rows = args.split.tile_rows;
-  LaunchShape const shape{(args.row_count + rows - 1) / rows, kThreads, 0,
-                          Target::kArchitecture >= 90};
+  LaunchShape const shape{ceil_div(args.row_count, rows), kThreads, 0, Target::kArchitecture >= 90};
   return launch_kernel<kKernel>(args, shape, device, stream);
 }
 

@@ -17,7 +17,7 @@ inline constexpr float kLowest = -103.97f;
 // base is.
 __device__ __forceinline__ float exp_from(float lse, float base) {
   float const below = lse - base;
-  return lse == -infinity() || below < kLowest ? 0.f : exp2f(below * (1.f / kLn2));
+  return lse == -infinity() || below < kLowest ? 0.f : exp2f(below * kLog2E);
 }
 
 // A thread's coordinates: lane within a row, row within a step, group of parts.

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "core/ceil_div.h"
 #include "ptx/mbarrier.cuh"
 #include "ptx/smem_address.cuh"
 #include "ptx/special_registers.cuh"
@@ -33,7 +34,7 @@ struct PipelineState {
 // others: TMA translates the map's base address even for a box wholly outside the tensor, and a
 // clipped map's base lies in front of the tensor, where there may be no memory.
 __device__ __forceinline__ int32_t col_blocks_of(int32_t columns) {
-  return (columns + kColBlockCols - 1) / kColBlockCols;
+  return ceil_div(columns, kColBlockCols);
 }
 
 // Loads a tile from row `row` on of one head, all columns, by one elected lane of a converged warp.

@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "attention/problem.h"
+#include "core/ceil_div.h"
 #include "core/math.cuh"
 #include "core/quad.cuh"
 #include "ptx/cp_async.cuh"
@@ -344,7 +345,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     Mask const mask = tile.mask(args);
     int32_t const last_key = min(tile.first_key + Config::kBlockKV, tile.keys.count) - 1;
     begin = mask.query_begin(tile.first_key) / Config::kBlockQ;
-    int32_t const end = (mask.query_end(last_key) + Config::kBlockQ - 1) / Config::kBlockQ;
+    int32_t const end = ceil_div(mask.query_end(last_key), Config::kBlockQ);
     int64_t const all = max(end - begin, 0);
     int32_t const skipped = static_cast<int32_t>(all * tile.query_part / args.query_splits);
     steps = static_cast<int32_t>(all * (tile.query_part + 1) / args.query_splits) - skipped;

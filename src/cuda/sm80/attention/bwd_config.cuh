@@ -57,10 +57,10 @@ constexpr int bwd_shared_memory(int head_dim, int head_dim_v, const BwdTile& til
 template <class Target>
 constexpr BwdTile bwd_tile(int head_dim, int head_dim_v) {
   for (const BwdTile& tile : kBwdTiles) {
-    int const block = bwd_shared_memory(head_dim, head_dim_v, tile) + kReservedSharedMemory;
+    int const bytes = bwd_shared_memory(head_dim, head_dim_v, tile);
     if (head_dim <= tile.max_head_dim && head_dim_v <= tile.max_head_dim &&
         Target::kArchitecture < tile.architectures_before &&
-        tile.blocks_per_sm * block <= Target::kSharedMemory + kReservedSharedMemory) {
+        tile.blocks_per_sm <= Target::blocks_that_fit(bytes)) {
       return tile;
     }
   }

@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 
+#include "core/ceil_div.h"
 #include "sm80/attention/bwd.cuh"
 #include "sm80/attention/query_tile.cuh"
 
@@ -27,10 +28,7 @@ struct BwdDqConfig {
                                        SmemLayoutK::kBytes + SmemLayoutV::kBytes +
                                        static_cast<int>(sizeof(QueryTile));
   static_assert(kSharedMemory <= Target::kSharedMemory, "the tile must fit every target");
-  static constexpr int kBlocksPerSM =
-      2 * (kSharedMemory + kReservedSharedMemory) <= Target::kSharedMemory + kReservedSharedMemory
-          ? 2
-          : 1;
+  static constexpr int kBlocksPerSM = Target::blocks_that_fit(kSharedMemory) >= 2 ? 2 : 1;
 };
 
 // kPaddedBlockQ: queries of the tiles to which args.lse_log2 and args.delta are padded.
@@ -61,8 +59,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   {
     Mask const mask = tile.mask(args);
     begin_n = mask.key_begin(tile.first_query) / Config::kBlockKV;
-    end_n =
-        (mask.key_end(tile.first_query + queries - 1) + Config::kBlockKV - 1) / Config::kBlockKV;
+    end_n = ceil_div(mask.key_end(tile.first_query + queries - 1), Config::kBlockKV);
   }
   load_any_tile<LayoutQ, Config>(sQ, args.q.data + tile.query_offset(args.q), args.q.seq_stride,
                                  queries, args.head_dim, args.aligned);

@@ -161,7 +161,7 @@ __device__ __forceinline__ void differentiate_with_modifiers(Acc& rS, Acc& rdP, 
         });
       }
       each([&](int i, int n, int e) {
-        g.score[i] = exp2_approx(g.score[i] * (1.f / kLn2) - lse_log2(m, n, e));
+        g.score[i] = exp2_approx(g.score[i] * kLog2E - lse_log2(m, n, e));
         g.kept[i] = 1.f;
       });
       if (modifiers.rng != nullptr) {

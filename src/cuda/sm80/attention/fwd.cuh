@@ -173,7 +173,7 @@ __device__ __forceinline__ void store_output(const FwdProblem& problem, Softmax<
   float* const gLSE = problem.lse + tile.lse_offset(problem) + warp_row;
   uint16_t* const gO =
       problem.out.data + tile.query_offset(problem.out) + warp_row * problem.out.seq_stride;
-  float const scale_log2 = Config::kModifiers ? 1.f / kLn2 : problem.scale_log2;
+  float const scale_log2 = Config::kModifiers ? kLog2E : problem.scale_log2;
   float const sink = sink_of(problem.sinks, tile.head);
 #pragma unroll
   for (int m = 0; m < rO.kMmaRows; ++m) {
@@ -298,7 +298,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     if (shared.key_blocks.needs_mask(n)) {
       apply_mask<Config>(rS, problem, shared.tile, warp_row, n * kBlockKV);
     }
-    softmax_step<Config>(softmax, rS, rO, Config::kModifiers ? 1.f / kLn2 : problem.scale_log2);
+    softmax_step<Config>(softmax, rS, rO, Config::kModifiers ? kLog2E : problem.scale_log2);
     if constexpr (Config::kModifiers) {
       apply_dropout<Config>(rS, problem, shared.tile, warp_row, n * kBlockKV);
     }

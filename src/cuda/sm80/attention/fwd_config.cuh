@@ -1,5 +1,6 @@
 // Tile sizes of the forward, chosen by the head dims and the target's shared memory.
 #pragma once
+#include "core/ceil_div.h"
 #include "core/smem_layout.cuh"
 #include "core/target.h"
 #include "sm80/attention/query_tile.cuh"
@@ -36,13 +37,9 @@ inline constexpr FwdTile kFwdTiles[] = {
 };
 // clang-format on
 
-// Bytes of shared memory that CUDA reserves per block (CUDA C++ Programming Guide, compute
-// capabilities 8.x and 9.0).
-inline constexpr int kReservedSharedMemory = 1024;
-
 // Columns of a tile in shared memory and of the GEMMs: the head dim rounded up to whole column
 // blocks of 32. Columns beyond the head dim are zeros.
-constexpr int padded_head_dim(int head_dim) { return (head_dim + 31) / 32 * 32; }
+constexpr int padded_head_dim(int head_dim) { return ceil_div(head_dim, 32) * 32; }
 
 // Bytes per block.
 constexpr int fwd_shared_memory(int head_dim, int head_dim_v, int block_q, int block_kv) {
@@ -50,15 +47,13 @@ constexpr int fwd_shared_memory(int head_dim, int head_dim_v, int block_q, int b
   return 2 * (block_q * d + block_kv * (d + dv)) + static_cast<int>(sizeof(SharedQueryTile));
 }
 
-// The first row of the table that fits. An SM has kReservedSharedMemory more than one block may
-// have.
+// The first row of the table that fits.
 template <class Target>
 constexpr FwdTile fwd_tile(int head_dim, int head_dim_v) {
   for (const FwdTile& tile : kFwdTiles) {
-    int const block = fwd_shared_memory(head_dim, head_dim_v, tile.block_q, tile.block_kv) +
-                      kReservedSharedMemory;
+    int const bytes = fwd_shared_memory(head_dim, head_dim_v, tile.block_q, tile.block_kv);
     if (head_dim_v <= tile.max_head_dim && Target::kArchitecture < tile.architectures_before &&
-        tile.blocks_per_sm * block <= Target::kSharedMemory + kReservedSharedMemory) {
+        tile.blocks_per_sm <= Target::blocks_that_fit(bytes)) {
       return tile;
     }
   }

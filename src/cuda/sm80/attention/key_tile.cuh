@@ -4,6 +4,7 @@
 
 #include "attention/mask.cuh"
 #include "attention/problem.h"
+#include "core/ceil_div.h"
 #include "ptx/special_registers.cuh"
 #include "sm80/attention/query_tile.cuh"
 
@@ -46,7 +47,7 @@ struct KeyTile {
     uint32_t split;
     if (args.keys.offsets == nullptr) {
       // The first keys come first: under a causal mask they have the most work.
-      uint32_t const blocks_kv = (args.keys.seqlen + block_kv - 1) / block_kv;
+      uint32_t const blocks_kv = ceil_div(args.keys.seqlen, block_kv);
       first_key = block % blocks_kv * block_kv;
       block /= blocks_kv;
       split = block % args.splits;

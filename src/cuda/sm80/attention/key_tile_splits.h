@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "attention/key_splits.h"
+#include "core/ceil_div.h"
 
 namespace flashvar::sm80::attention {
 

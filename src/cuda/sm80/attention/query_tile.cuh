@@ -6,6 +6,7 @@
 
 #include "attention/mask.cuh"
 #include "attention/problem.h"
+#include "core/ceil_div.h"
 #include "ptx/special_registers.cuh"
 
 namespace flashvar::sm80::attention {
@@ -21,8 +22,8 @@ struct KeyBlockRange {
   __device__ __forceinline__ KeyBlockRange(const Mask& mask, int32_t first_query,
                                            int32_t last_query, int32_t keys)
       : begin(mask.key_begin(first_query) / keys),
-        end((mask.key_end(last_query) + keys - 1) / keys),
-        full_begin((mask.key_begin(last_query) + keys - 1) / keys),
+        end(ceil_div(mask.key_end(last_query), keys)),
+        full_begin(ceil_div(mask.key_begin(last_query), keys)),
         full_end(mask.key_end(first_query) / keys) {}
 
   __device__ __forceinline__ bool needs_mask(int32_t n) const {
@@ -52,7 +53,7 @@ struct QueryTile {
     uint32_t const splits = kSplits ? problem.splits.count : 1;
     uint32_t const batches = static_cast<uint32_t>(problem.batch);
     if (problem.queries.offsets == nullptr) {
-      uint32_t const blocks_q = (problem.queries.seqlen + rows - 1) / rows;
+      uint32_t const blocks_q = ceil_div(problem.queries.seqlen, rows);
       uint32_t const split_head = block / blocks_q;
       uint32_t const head_and_batch = split_head / splits;
       split = split_head % splits;
@@ -84,7 +85,7 @@ struct QueryTile {
                          columns);
     if constexpr (kSplits) {
       uint32_t const splits = problem.splits.count;
-      int32_t const size = (max(blocks.end - blocks.begin, 0) + splits - 1) / splits;
+      int32_t const size = ceil_div(max(blocks.end - blocks.begin, 0), splits);
       blocks.begin += static_cast<int32_t>(split) * size;
       blocks.end = min(blocks.begin + size, blocks.end);
     }
@@ -98,7 +99,7 @@ struct QueryTile {
                                                     int32_t rows, int32_t columns) const {
     if (first_query + row >= queries.count) return 0;
     int32_t const last = (first_query + row + rows - 1) >> row_shift<kSplits>(problem);
-    return (mask<kSplits>(problem).key_end(last) + columns - 1) / columns;
+    return ceil_div(mask<kSplits>(problem).key_end(last), columns);
   }
 
   template <bool kSplits = false>

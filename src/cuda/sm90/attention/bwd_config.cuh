@@ -1,5 +1,6 @@
 // Tile sizes of the backward, chosen by the head dims and the kernel variant.
 #pragma once
+#include "core/ceil_div.h"
 #include "core/target.h"
 #include "sm90/pipeline.cuh"
 
@@ -80,7 +81,7 @@ constexpr int padded_head_dim(int head_dim) {
   int const step = head_dim <= kColBlockCols       ? kColBlockCols / 2
                    : head_dim <= 2 * kColBlockCols ? kColBlockCols / 4
                                                    : kColBlockCols;
-  return (head_dim + step - 1) / step * step;
+  return ceil_div(head_dim, step) * step;
 }
 
 template <class Target, class Dtype_, int kHeadDim_, int kHeadDimV_, BwdVariant kVariant>
@@ -111,8 +112,8 @@ struct BwdConfig {
   static constexpr bool kSerial = kSplitsKeys && (kModifiers || !kGradQ);
   static constexpr int kHeadDim = padded_head_dim(kHeadDim_);
   static constexpr int kHeadDimV = padded_head_dim(kHeadDimV_);
-  static constexpr int kColBlocks = (kHeadDim + kColBlockCols - 1) / kColBlockCols;
-  static constexpr int kColBlocksV = (kHeadDimV + kColBlockCols - 1) / kColBlockCols;
+  static constexpr int kColBlocks = ceil_div(kHeadDim, kColBlockCols);
+  static constexpr int kColBlocksV = ceil_div(kHeadDimV, kColBlockCols);
   static constexpr int kBlockQ = kTile.block_q;
   static constexpr int kConsumers = kSmall ? 1 : 2;
   static constexpr int kBlocksPerSM = kSmall ? 2 : 1;
@@ -129,7 +130,7 @@ struct BwdConfig {
   // The fp32 sums have whole groups of 32 columns.
   static constexpr bool kSplitsRows = kBlockQ == 64 * kConsumers;
   static constexpr int kGradQCols =
-      kSplitsRows ? (kHeadDim + 31) / 32 * 32 : kTile.max_head_dim / 2;
+      kSplitsRows ? ceil_div(kHeadDim, 32) * 32 : kTile.max_head_dim / 2;
   static constexpr int kGradQElements = 64 * kGradQCols;  // of one warpgroup
   static constexpr int kTileElements = kConsumers * kGradQElements;
   static_assert(kSplitsRows || (kBlockQ == 64 && kConsumers == 2), "the warpgroups share dQ");
@@ -159,7 +160,7 @@ struct BwdConfig {
                                      kScoreStages * kBytesScores + 2 * kStages * kRowBytes;
   static constexpr int kSharedMemory = kBiasOffset + kBiasWarps * kBytesBias;
   static_assert(kSharedMemory <= Target::kSharedMemory, "the tile must fit a block");
-  static_assert(kBlocksPerSM * (kSharedMemory + 1024) <= Target::kSharedMemory + 1024,
+  static_assert(kBlocksPerSM <= Target::blocks_that_fit(kSharedMemory),
                 "the blocks must fit an SM");
 };
 
@@ -200,8 +201,8 @@ struct BwdDqConfig {
   static constexpr BwdDqTile kTile = bwd_dq_tile(kLargest);
   static constexpr int kHeadDim = padded_head_dim(kHeadDim_);
   static constexpr int kHeadDimV = padded_head_dim(kHeadDimV_);
-  static constexpr int kColBlocks = (kHeadDim + kColBlockCols - 1) / kColBlockCols;
-  static constexpr int kColBlocksV = (kHeadDimV + kColBlockCols - 1) / kColBlockCols;
+  static constexpr int kColBlocks = ceil_div(kHeadDim, kColBlockCols);
+  static constexpr int kColBlocksV = ceil_div(kHeadDimV, kColBlockCols);
   static constexpr int kConsumers = 2;
   static constexpr int kBlockQ = 64 * kConsumers;
   static constexpr int kBlockKV = kBias ? kTile.bias_block_kv : kTile.block_kv;

@@ -86,9 +86,7 @@ struct ModifierStep {
   __device__ __forceinline__ ModifierStep(const BwdProblem& problem, const Tile& tile,
                                           uint32_t head, int32_t first_key, int32_t first_query,
                                           uint32_t bias_)
-      : modifiers(problem.modifiers),
-        scale_log2(problem.modifiers.scale * (1.f / kLn2)),
-        bias(bias_) {
+      : modifiers(problem.modifiers), scale_log2(problem.modifiers.scale * kLog2E), bias(bias_) {
     uint32_t const thread = ptx::thread_index();
     lane = thread % 32;
     int32_t const row = thread / 32 % 4 * 16 + thread % 32 / 4, column = thread % 4 * 2;
@@ -96,7 +94,7 @@ struct ModifierStep {
     query = first_query + (kRowsAreKeys ? column : row);
     if (has(Modifier::kAlibi)) {
       Alibi const alibi(problem, tile.batch, head, tile.mask.seqlen_q, tile.mask.seqlen_k);
-      slope_log2 = -alibi.slope * (1.f / kLn2);
+      slope_log2 = -alibi.slope * kLog2E;
       distance = alibi.distance(query, key);
     }
     if (has(Modifier::kDropout)) {
@@ -146,12 +144,12 @@ struct ModifierStep {
       float added[8];
       BiasStage<Config>{bias}.template read<kRowsAreKeys>(kk, lane, bias_is_fp32(), added);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) exponent[i] = fmaf(added[i], 1.f / kLn2, exponent[i]);
+      for (int i = 0; i < 8; ++i) exponent[i] = fmaf(added[i], kLog2E, exponent[i]);
     }
     float p[8];
     if (has(Modifier::kSoftcap)) {
       Softcap const softcap(modifiers, modifiers.scale);
-      float const cap_log2 = modifiers.softcap * (1.f / kLn2);
+      float const cap_log2 = modifiers.softcap * kLog2E;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         float const inverse = softcap.inverse(scores[i]);

@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "attention/problem.h"
+#include "core/ceil_div.h"
 #include "ptx/grid_dependency.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
@@ -64,7 +65,7 @@ struct VarlenKeyTile {
     if (first_key >= used) return;
     int32_t const last = min(first_key + Config::kBlockKV, used) - 1;
     begin = mask.query_begin(first_key) / Config::kBlockQ;
-    end = (mask.query_end(last) + Config::kBlockQ - 1) / Config::kBlockQ;
+    end = ceil_div(mask.query_end(last), Config::kBlockQ);
     // This part's share of them. The products fit 31 bits (count_query_parts).
     int32_t const parts = args.splits.queries, part = static_cast<int32_t>(head - heads * parts);
     int32_t const count = max(end - begin, 0), first = begin;

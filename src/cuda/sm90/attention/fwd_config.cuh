@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/ceil_div.h"
 #include "core/target.h"
 #include "sm90/pipeline.cuh"
 
@@ -64,7 +65,7 @@ inline constexpr FwdTile kFwdTiles[] = {
 // Columns of V that the GEMMs compute: the smallest N of ptx::Wgmma that holds V's head dim.
 constexpr int padded_head_dim_v(int head_dim_v) {
   int const step = head_dim_v <= 64 || head_dim_v > 128 ? 32 : 16;
-  int const columns = (head_dim_v + step - 1) / step * step;
+  int const columns = ceil_div(head_dim_v, step) * step;
   return columns <= 192 ? columns : 256;
 }
 
@@ -88,7 +89,7 @@ struct FwdConfig {
   // faster, and could start on one SM while others are idle. Registers have room for two, so that
   // blocks of fwd_merge_kernel start beside it.
   static constexpr bool kOneCtaPerSM = kVariant == FwdVariant::kSmallSplit;
-  static constexpr int kHeadDim = (kHeadDim_ + 15) / 16 * 16;
+  static constexpr int kHeadDim = ceil_div(kHeadDim_, 16) * 16;
   static constexpr int kHeadDimV = padded_head_dim_v(kHeadDimV_);
   static constexpr int kBlockQ = 64 * kTile.consumers;
   static constexpr int kBlockKV = kTile.block_kv;
@@ -121,8 +122,8 @@ struct FwdConfig {
   // The warpgroup's index is kept in a uniform register; at larger head dims that costs a spill.
   static constexpr bool kUniform = kHeadDim <= 192;
 
-  static constexpr int kColBlocks = (kHeadDim + kColBlockCols - 1) / kColBlockCols;
-  static constexpr int kColBlocksV = (kHeadDimV + kColBlockCols - 1) / kColBlockCols;
+  static constexpr int kColBlocks = ceil_div(kHeadDim, kColBlockCols);
+  static constexpr int kColBlocksV = ceil_div(kHeadDimV, kColBlockCols);
   static constexpr int kColBlockBytesQ = kBlockQ * 128;
   static constexpr int kColBlockBytesKV = kBlockKV * 128;
   static constexpr int kBytesQ = kColBlocks * kColBlockBytesQ;
@@ -134,12 +135,12 @@ struct FwdConfig {
   static constexpr int kBytesBias = kModifiers ? kBiasQueries * kBiasKeys * 4 : 0;
   static constexpr int kBiasOffset = kBarrierBytes + kBytesQ + kStages * (kBytesK + kBytesV);
   static constexpr int kUsedMemory = kBiasOffset + 4 * kConsumers * kBytesBias;
+  // With kOneCtaPerSM more than half of what an SM has.
   static constexpr int kSharedMemory =
       kOneCtaPerSM ? std::max(kUsedMemory, Target::kSharedMemory / 2 + 1024) : kUsedMemory;
-  // CUDA reserves 1 KiB of the SM's shared memory for each block.
-  static_assert(kBlocksPerSM * (kSharedMemory + 1024) <= Target::kSharedMemory + 1024,
+  static_assert(kBlocksPerSM <= Target::blocks_that_fit(kSharedMemory),
                 "the blocks must fit an SM");
-  static_assert(!kOneCtaPerSM || 2 * (kSharedMemory + 1024) > Target::kSharedMemory + 1024,
+  static_assert(!kOneCtaPerSM || Target::blocks_that_fit(kSharedMemory) == 1,
                 "a second block must not fit");
 };
 

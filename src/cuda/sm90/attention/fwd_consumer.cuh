@@ -220,8 +220,7 @@ struct FwdConsumer {
 
   // The factor of scores in exponents. Modified scores are already scaled, in natural-log units.
   static __device__ __forceinline__ float scale_log2_of(const FwdProblem& problem) {
-    return Config::kModifiers && problem.modifiers.modifies_scores() ? 1.f / kLn2
-                                                                     : problem.scale_log2;
+    return Config::kModifiers && problem.modifiers.modifies_scores() ? kLog2E : problem.scale_log2;
   }
 
   // Applies modifiers, sign of the scale and mask to S.

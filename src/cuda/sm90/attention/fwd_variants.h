@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "attention/key_splits.h"
+#include "core/ceil_div.h"
 #include "sm90/attention/fwd_config.cuh"
 
 namespace flashvar::sm90::attention {
@@ -93,7 +94,7 @@ struct FwdVariants {
     // tail that must be zeroed: there larger tiles lose time too, with warpgroups without rows
     // (fwd_consume).
     bool const has_tail = problem.keys.offsets != nullptr || problem.seqused_k != nullptr;
-    int64_t const steps = (keys + C::kBlockKV - 1) / C::kBlockKV + SplitChoice::kStart;
+    int64_t const steps = ceil_div(keys, C::kBlockKV) + SplitChoice::kStart;
     int64_t const alone = one_tile && has_tail ? 0 : (C::kBlocksPerSM + 1) * steps;
     return std::max(choose_splits<C>(problem).time, alone) * area_cost<C>();
   }

@@ -6,6 +6,7 @@
 
 #include "attention/mask.cuh"
 #include "attention/problem.h"
+#include "core/ceil_div.h"
 #include "ptx/bulk.cuh"
 #include "sm90/attention/bwd_config.cuh"
 #include "sm90/attention/key_tile_splits.h"
@@ -81,7 +82,7 @@ struct KeyTile {
     const BwdProblem& problem = args.problem;
     uint32_t const heads = problem.heads_q / problem.group;
     int32_t const count_k = problem.keys.seqlen;
-    uint32_t const blocks = (count_k + Config::kBlockKV - 1) / Config::kBlockKV;
+    uint32_t const blocks = ceil_div(count_k, Config::kBlockKV);
     bool const in_tail = work.in_tail(args);
     PairTail::Part part{work.unit(args), args.units_per_head, 0, 0};
     if (in_tail) part = args.pairs.tail.find(work.tail_tile(args), blocks);
@@ -97,7 +98,7 @@ struct KeyTile {
     mask = {problem.queries.seqlen, count_k, problem.window_left, problem.window_right};
     int32_t const last = min(first_key + Config::kBlockKV, count_k) - 1;
     begin = mask.query_begin(first_key) / Config::kBlockQ;
-    end = (mask.query_end(last) + Config::kBlockQ - 1) / Config::kBlockQ;
+    end = ceil_div(mask.query_end(last), Config::kBlockQ);
   }
 
   // The tile has query heads [n group, (n + 1) group), where n is this index and group that of the
@@ -119,7 +120,7 @@ struct KeyTile {
   // Number of a query tile in the workspace. Precondition: it fits 32 bits (the launcher checks).
   __device__ __forceinline__ uint32_t query_tile(const BwdArgs& args, uint32_t head,
                                                  uint32_t m) const {
-    uint32_t const tiles = (mask.seqlen_q + Config::kBlockQ - 1) / Config::kBlockQ;
+    uint32_t const tiles = ceil_div(mask.seqlen_q, Config::kBlockQ);
     return head * args.query_tiles + batch * tiles + m;
   }
 };

@@ -9,6 +9,7 @@
 
 #include "attention/key_splits.h"
 #include "attention/problem.h"
+#include "core/ceil_div.h"
 #include "core/divisor.h"
 
 namespace flashvar::sm90::attention {

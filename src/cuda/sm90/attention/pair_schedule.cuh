@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/ceil_div.h"
+
 namespace flashvar::sm90::attention {
 
 // The tail of a schedule of pairs: the tiles that CTAs take one by one, after the rounds in which
@@ -22,7 +24,7 @@ struct PairTail {
     uint32_t const pairs_per_row = (tiles_per_row + 1) / 2;
     PairTail tail{};
     tail.pairs = units % pairs_per_row;
-    tail.first_row = (units + pairs_per_row - 1) / pairs_per_row;
+    tail.first_row = ceil_div(units, pairs_per_row);
     tail.rows = all_rows - tail.first_row;
     tail.count = tail.rows * tiles_per_row + (tail.pairs > 0 ? tiles_per_row - 2 * tail.pairs : 0);
     return tail;
@@ -54,7 +56,7 @@ struct PairSchedule {
 
   // `pairs`: in all rows. Host only.
   static PairSchedule make(uint32_t pairs, uint32_t rows, uint32_t tiles_per_row, uint32_t ctas) {
-    uint32_t const all = (pairs + ctas - 1) / ctas;
+    uint32_t const all = ceil_div(pairs, ctas);
     uint32_t const rounds = pairs % ctas == 0 ? all : all > 2 ? all - 2 : 0;
     return {rounds, PairTail::make(std::min(rounds * ctas, pairs), rows, tiles_per_row)};
   }

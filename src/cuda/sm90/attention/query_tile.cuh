@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "attention/mask.cuh"
+#include "core/ceil_div.h"
 #include "sm90/attention/scheduler.cuh"
 
 namespace flashvar::sm90::attention {
@@ -35,12 +36,12 @@ struct QueryTile {
       mask = {query(queries.count), keys.count, problem.window_left, problem.window_right};
       int32_t const last = min(first_query + Config::kBlockQ, queries.count) - 1;
       begin = mask.key_begin(query(first_query)) / Config::kBlockKV;
-      end = (mask.key_end(query(last)) + Config::kBlockKV - 1) / Config::kBlockKV;
+      end = ceil_div(mask.key_end(query(last)), Config::kBlockKV);
     } else {
       mask = {queries.count, keys.count, problem.window_left, problem.window_right};
       int32_t const last = min(first_query + Config::kBlockQ, mask.seqlen_q) - 1;
       begin = mask.key_begin(first_query) / Config::kBlockKV;
-      end = (mask.key_end(last) + Config::kBlockKV - 1) / Config::kBlockKV;
+      end = ceil_div(mask.key_end(last), Config::kBlockKV);
     }
     if constexpr (Config::kSplits) {
       int32_t const size = (max(end - begin, 0) + problem.splits.count - 1) / args.splits_divisor;
@@ -59,11 +60,11 @@ struct QueryTile {
     int32_t const first = first_query + static_cast<int32_t>(warpgroup) * 64;
     if constexpr (Config::kSplits) {
       uint32_t const keys = mask.key_end(query(first + 63));
-      int32_t const own = (keys + Config::kBlockKV - 1) / Config::kBlockKV;
+      int32_t const own = ceil_div(keys, Config::kBlockKV);
       return max(query(first) < mask.seqlen_q ? min(own, end) : begin, begin + 1);
     }
     uint32_t const keys = mask.key_end(first + 63);  // unsigned: its division takes fewer registers
-    int32_t const own = (keys + Config::kBlockKV - 1) / Config::kBlockKV;
+    int32_t const own = ceil_div(keys, Config::kBlockKV);
     return max(first < mask.seqlen_q ? min(own, end) : begin, begin + 1);
   }
 

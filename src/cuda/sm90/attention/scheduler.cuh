@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "attention/problem.h"
+#include "core/ceil_div.h"
 #include "core/divisor.h"
 #include "ptx/mbarrier.cuh"
 #include "ptx/special_registers.cuh"
@@ -147,7 +148,7 @@ __device__ __forceinline__ void schedule_query_tiles(const Args& args,
     }
     // The last queries come first: under a causal mask they have the most work. Varlen has more
     // units than tiles need, and the middle one of an odd number of tiles has no partner.
-    int32_t const last = (count + Config::kBlockQ - 1) / Config::kBlockQ - 1 - tile;
+    int32_t const last = ceil_div(count, Config::kBlockQ) - 1 - tile;
     if (args.paired ? tile <= last : last >= 0) {
       work_tile.first_query = last * Config::kBlockQ;
       work_tile.publish(smem, published++);
@@ -163,7 +164,7 @@ __device__ __forceinline__ void schedule_query_tiles(const Args& args,
     }
     unit += gridDim.x;
   }
-  uint32_t const tiles = (problem.queries.seqlen + Config::kBlockQ - 1) / Config::kBlockQ;
+  uint32_t const tiles = ceil_div(problem.queries.seqlen, Config::kBlockQ);
   for (uint32_t round = 0; PairSchedule::tail_tile(round) < args.tail.count; ++round) {
     PairTail::Part const part = args.tail.find(PairSchedule::tail_tile(round), tiles);
     uint32_t const position = part.number / part.width;  // in the part
