@@ -45,16 +45,18 @@ struct AttentionBwd {
   static attention::BwdProblem problem(const Params& p) {
     bool const varlen_q = p.problem.cu_seqlens_q != nullptr;
     bool const varlen_k = p.problem.cu_seqlens_k != nullptr;
-    return {attention_problem(p, const_cast<float*>(p.lse)),
-            view(p.grad_out, varlen_q),
-            view(p.grad_q, varlen_q),
-            view(p.grad_k, varlen_k),
-            view(p.grad_v, varlen_k),
-            bias_view(p.grad_bias),
-            p.grad_lse,
-            p.problem.delta,
-            static_cast<unsigned char*>(p.call.workspace),
-            (p.problem.flags & FLASHVAR_DETERMINISTIC) != 0};
+    attention::BwdProblem to{};
+    translate(p, const_cast<float*>(p.lse), to);
+    to.grad_out = view(p.grad_out, varlen_q);
+    to.grad_q = view(p.grad_q, varlen_q);
+    to.grad_k = view(p.grad_k, varlen_k);
+    to.grad_v = view(p.grad_v, varlen_k);
+    to.grad_bias = bias_view(p.grad_bias);
+    to.grad_lse = p.grad_lse;
+    to.delta_out = p.problem.delta;
+    to.workspace = static_cast<unsigned char*>(p.call.workspace);
+    to.deterministic = (p.problem.flags & FLASHVAR_DETERMINISTIC) != 0;
+    return to;
   }
 };
 

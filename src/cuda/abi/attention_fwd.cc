@@ -40,9 +40,11 @@ struct AttentionFwd {
   }
 
   static attention::FwdProblem problem(const Params& p) {
-    return {attention_problem(p, p.lse),
-            static_cast<unsigned char*>(p.call.workspace),
-            {p.problem.sinks, p.problem.sinks_dtype}};
+    attention::FwdProblem to{};
+    translate(p, p.lse, to);
+    to.workspace = static_cast<unsigned char*>(p.call.workspace);
+    to.sinks = {p.problem.sinks, p.problem.sinks_dtype};
+    return to;
   }
 };
 

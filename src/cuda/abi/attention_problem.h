@@ -137,46 +137,49 @@ inline attention::ScoreModifiers score_modifiers(const flashvar_attention_proble
   // Never all of them, or dropout_scale would be infinite.
   uint32_t const dropped =
       std::min<uint32_t>(static_cast<uint32_t>(double{p.dropout_p} * 65536.0 + 0.5), 65535);
-  return {p.scale,
-          p.softcap,
-          p.softcap == 0.f ? 0.f
-                           : static_cast<float>(std::fmin(2. * kLog2EDouble / p.softcap, FLT_MAX)),
-          p.alibi_slopes,
-          p.alibi_batch_stride,
-          bias_view(p.bias),
-          p.bias_dtype == 1,
-          bias_view(p.bias).alignment(p.bias_dtype == 1 ? 4 : 2),
-          p.rng,
-          dropped << 16,
-          65536.f / static_cast<float>(65536 - dropped)};
+  attention::ScoreModifiers to{};
+  to.scale = p.scale;
+  to.softcap = p.softcap;
+  if (p.softcap != 0.f) {
+    to.softcap_exponent = static_cast<float>(std::fmin(2. * kLog2EDouble / p.softcap, FLT_MAX));
+  }
+  to.alibi_slopes = p.alibi_slopes;
+  to.alibi_batch_stride = p.alibi_batch_stride;
+  to.bias = bias_view(p.bias);
+  to.bias_is_fp32 = p.bias_dtype == 1;
+  to.bias_alignment = to.bias.alignment(p.bias_dtype == 1 ? 4 : 2);
+  to.rng = p.rng;
+  to.dropout_threshold = dropped << 16;
+  to.dropout_scale = 65536.f / static_cast<float>(65536 - dropped);
+  return to;
 }
 
-// `lse` is an argument of its own: the backward's is const.
+// Fills the part of a problem that forward and backward share. `lse` is an argument of its own: the
+// backward's is const.
 template <class Params>
-attention::Problem attention_problem(const Params& params, float* lse) {
+void translate(const Params& params, float* lse, attention::Problem& to) {
   const flashvar_attention_problem& p = params.problem;
   bool const varlen_q = p.cu_seqlens_q != nullptr, varlen_k = p.cu_seqlens_k != nullptr;
-  float const sign = p.scale > 0.f ? 1.f : p.scale < 0.f ? -1.f : 0.f;
   double const magnitude = p.scale == 0.f ? 1. : std::fabs(p.scale);
   bool const causal = (p.flags & FLASHVAR_CAUSAL) != 0;
-  return {view(params.q, varlen_q),
-          view(params.k, varlen_k),
-          view(params.v, varlen_k),
-          view(params.out, varlen_q),
-          lse,
-          p.batch,
-          {p.cu_seqlens_q, static_cast<int32_t>(p.seqlen_q), static_cast<int32_t>(p.total_q)},
-          {p.cu_seqlens_k, static_cast<int32_t>(p.seqlen_k), static_cast<int32_t>(p.total_k)},
-          p.seqused_k,
-          p.heads_q,
-          p.heads_q / p.heads_kv,
-          p.head_dim,
-          head_dim_v(p),
-          window(p.flags, FLASHVAR_WINDOW_LEFT, p.window_left),
-          causal ? 0 : window(p.flags, FLASHVAR_WINDOW_RIGHT, p.window_right),
-          sign,
-          static_cast<float>(std::fmin(magnitude * kLog2EDouble, FLT_MAX)),
-          score_modifiers(p)};
+  to.q = view(params.q, varlen_q);
+  to.k = view(params.k, varlen_k);
+  to.v = view(params.v, varlen_k);
+  to.out = view(params.out, varlen_q);
+  to.lse = lse;
+  to.batch = p.batch;
+  to.queries = {p.cu_seqlens_q, static_cast<int32_t>(p.seqlen_q), static_cast<int32_t>(p.total_q)};
+  to.keys = {p.cu_seqlens_k, static_cast<int32_t>(p.seqlen_k), static_cast<int32_t>(p.total_k)};
+  to.seqused_k = p.seqused_k;
+  to.heads_q = p.heads_q;
+  to.group = p.heads_q / p.heads_kv;
+  to.head_dim = p.head_dim;
+  to.head_dim_v = head_dim_v(p);
+  to.window_left = window(p.flags, FLASHVAR_WINDOW_LEFT, p.window_left);
+  to.window_right = causal ? 0 : window(p.flags, FLASHVAR_WINDOW_RIGHT, p.window_right);
+  to.score_sign = p.scale > 0.f ? 1.f : p.scale < 0.f ? -1.f : 0.f;
+  to.scale_log2 = static_cast<float>(std::fmin(magnitude * kLog2EDouble, FLT_MAX));
+  to.modifiers = score_modifiers(p);
 }
 
 template <class Kernel>

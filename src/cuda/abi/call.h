@@ -95,6 +95,18 @@ inline flashvar_status check_workspace(const char* op, const flashvar_call& call
               static_cast<unsigned long long>(call.workspace_size), call.workspace, op);
 }
 
+// The kernel of a dtype, for functions whose kernels differ in nothing else. `table` ends with
+// null.
+template <class Kernel>
+flashvar_status find_kernel_of_dtype(const char* function, const Kernel* const* table,
+                                     uint32_t dtype, const Kernel*& found) {
+  for (const Kernel* const* row = table; *row != nullptr; ++row) {
+    found = *row;
+    if (found->dtype == dtype) return FLASHVAR_OK;
+  }
+  return fail(FLASHVAR_NO_KERNEL, "this binary holds no %s kernel for dtype %u", function, dtype);
+}
+
 // The parameters of a call as this library knows them, and the kernel that supports them.
 template <class Op>
 struct Prepared {

@@ -26,8 +26,9 @@ struct CausalConv1dBwd {
     if (status == FLASHVAR_OK) status = check_dtype("grad_bias", p.grad_bias);
     if (status == FLASHVAR_OK) status = check_dtype("grad_state", p.grad_state);
     if (status == FLASHVAR_OK) status = check_dtype("grad_final", p.grad_final);
-    return status == FLASHVAR_OK ? find_kernel(kName, kCausalConv1dBwdKernels, p.problem, kernel)
-                                 : status;
+    return status == FLASHVAR_OK
+               ? find_kernel_of_dtype(kName, kCausalConv1dBwdKernels, p.problem.dtype, kernel)
+               : status;
   }
 
   // Without tokens the gradients of weights are still to be written as zeros.

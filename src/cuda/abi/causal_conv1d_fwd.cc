@@ -23,8 +23,9 @@ struct CausalConv1dFwd {
     if (status == FLASHVAR_OK) status = check_like_x("y", p.y, p.problem);
     if (status == FLASHVAR_OK) status = check_dtype("residual", p.residual);
     if (status == FLASHVAR_OK) status = check_dtype("final_state", p.final_state);
-    return status == FLASHVAR_OK ? find_kernel(kName, kCausalConv1dFwdKernels, p.problem, kernel)
-                                 : status;
+    return status == FLASHVAR_OK
+               ? find_kernel_of_dtype(kName, kCausalConv1dFwdKernels, p.problem.dtype, kernel)
+               : status;
   }
 
   static bool has_states(const Params& p) {

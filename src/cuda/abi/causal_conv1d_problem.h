@@ -97,15 +97,4 @@ inline bool has_tokens(const flashvar_causal_conv1d_problem& p) {
   return p.batch > 0 && p.seqlen > 0 && p.dim > 0;
 }
 
-// The kernel of the problem's dtype; `table` ends with null.
-template <class Kernel>
-flashvar_status find_kernel(const char* op, const Kernel* const* table,
-                            const flashvar_causal_conv1d_problem& p, const Kernel*& found) {
-  for (const Kernel* const* row = table; *row != nullptr; ++row) {
-    found = *row;
-    if (found->dtype == p.dtype) return FLASHVAR_OK;
-  }
-  return fail(FLASHVAR_NO_KERNEL, "this binary holds no %s kernel for dtype %u", op, p.dtype);
-}
-
 }  // namespace flashvar

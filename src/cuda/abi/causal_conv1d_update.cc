@@ -22,8 +22,9 @@ struct CausalConv1dUpdate {
     if (status == FLASHVAR_OK) status = check_states(p);
     if (status == FLASHVAR_OK) status = check_like_x("y", p.y, p.problem);
     if (status == FLASHVAR_OK) status = check_dtype("residual", p.residual);
-    return status == FLASHVAR_OK ? find_kernel(kName, kCausalConv1dUpdateKernels, p.problem, kernel)
-                                 : status;
+    return status == FLASHVAR_OK
+               ? find_kernel_of_dtype(kName, kCausalConv1dUpdateKernels, p.problem.dtype, kernel)
+               : status;
   }
 
   static bool is_empty(const Params& p) { return !has_tokens(p.problem); }

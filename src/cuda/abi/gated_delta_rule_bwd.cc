@@ -22,7 +22,11 @@ struct GatedDeltaRuleBwd {
   static flashvar_status prepare(const Params& p, const Kernel*& kernel) {
     flashvar_status status = check_gated_delta_rule(p.problem, 8);
     if (status == FLASHVAR_OK) status = check_gates(p);
-    return status == FLASHVAR_OK ? find_kernel(p, kernel) : status;
+    if (status != FLASHVAR_OK) return status;
+    gdr::BwdProblem const call = problem(p);
+    return find_aligned_kernel(
+        kName, kGatedDeltaRuleBwdKernels, p.problem,
+        {call.q, call.k, call.v, call.grad_out, call.grad_q, call.grad_k, call.grad_v}, kernel);
   }
 
   static bool is_empty(const Params& p) {
@@ -85,23 +89,6 @@ struct GatedDeltaRuleBwd {
       }
     }
     return FLASHVAR_OK;
-  }
-
-  static flashvar_status find_kernel(const Params& p, const Kernel*& found) {
-    gdr::BwdProblem const call = problem(p);
-    bool aligned = true;
-    for (const gdr::Tensor* tensor :
-         {&call.q, &call.k, &call.v, &call.grad_out, &call.grad_q, &call.grad_k, &call.grad_v}) {
-      aligned = aligned && rows_are_aligned(*tensor);
-    }
-    found = flashvar::find_kernel(kGatedDeltaRuleBwdKernels, p.problem);
-    if (found != nullptr && aligned) return FLASHVAR_OK;
-    return fail(FLASHVAR_NO_KERNEL,
-                aligned
-                    ? "this binary holds no gated_delta_rule_bwd kernel for dtype %u, head dim %d"
-                    : "gated_delta_rule_bwd needs rows that start at multiples of 16 bytes "
-                      "(dtype %u, head dim %d): make the tensors contiguous",
-                p.problem.dtype, p.problem.head_dim);
   }
 };
 

@@ -18,7 +18,10 @@ struct GatedDeltaRuleFwd : GatedDeltaRuleOut<flashvar_gated_delta_rule_fwd_param
 
   static flashvar_status prepare(const Params& p, const Kernel*& kernel) {
     flashvar_status const status = check_gated_delta_rule(p.problem, 8);
-    return status == FLASHVAR_OK ? find_kernel(p, kernel) : status;
+    if (status != FLASHVAR_OK) return status;
+    gdr::FwdProblem const call = problem(p);
+    return find_aligned_kernel(kName, kGatedDeltaRuleFwdKernels, p.problem,
+                               {call.q, call.k, call.v, call.out}, kernel);
   }
 
   static gdr::FwdProblem problem(const Params& p) {
@@ -27,23 +30,6 @@ struct GatedDeltaRuleFwd : GatedDeltaRuleOut<flashvar_gated_delta_rule_fwd_param
     problem.final_state = view<float>(p.final_state);
     problem.workspace = p.call.workspace;
     return problem;
-  }
-
- private:
-  static flashvar_status find_kernel(const Params& p, const Kernel*& found) {
-    gdr::FwdProblem const call = problem(p);
-    bool aligned = true;
-    for (const gdr::Tensor* tensor : {&call.q, &call.k, &call.v, &call.out}) {
-      aligned = aligned && rows_are_aligned(*tensor);
-    }
-    found = flashvar::find_kernel(kGatedDeltaRuleFwdKernels, p.problem);
-    if (found != nullptr && aligned) return FLASHVAR_OK;
-    return fail(FLASHVAR_NO_KERNEL,
-                aligned
-                    ? "this binary holds no gated_delta_rule_fwd kernel for dtype %u, head dim %d"
-                    : "gated_delta_rule_fwd needs rows that start at multiples of 16 bytes "
-                      "(dtype %u, head dim %d): make the tensors contiguous",
-                p.problem.dtype, p.problem.head_dim);
   }
 };
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 
 #include "abi/call.h"
 #include "abi/error.h"
@@ -113,6 +114,27 @@ const Kernel* find_kernel(const Kernel* const* table, const flashvar_gated_delta
     if (serves && (found == nullptr || (*row)->head_dim < found->head_dim)) found = *row;
   }
   return found;
+}
+
+// As find_kernel(), for kernels that need aligned rows of these tensors.
+template <class Kernel>
+flashvar_status find_aligned_kernel(const char* function, const Kernel* const* table,
+                                    const flashvar_gated_delta_rule_problem& p,
+                                    std::initializer_list<gated_delta_rule::Tensor> tensors,
+                                    const Kernel*& found) {
+  found = find_kernel(table, p);
+  if (found == nullptr) {
+    return fail(FLASHVAR_NO_KERNEL, "this binary holds no %s kernel for dtype %u, head dim %d",
+                function, p.dtype, p.head_dim);
+  }
+  for (const gated_delta_rule::Tensor& tensor : tensors) {
+    if (rows_are_aligned(tensor)) continue;
+    return fail(FLASHVAR_NO_KERNEL,
+                "%s needs rows that start at multiples of 16 bytes (dtype %u, head dim %d): make "
+                "the tensors contiguous",
+                function, p.dtype, p.head_dim);
+  }
+  return FLASHVAR_OK;
 }
 
 }  // namespace flashvar

@@ -19,8 +19,9 @@ struct MergeStatesBwd {
 
   static flashvar_status prepare(const Params& p, const Kernel*& kernel) {
     flashvar_status const status = check_merge_states(p.problem);
-    return status == FLASHVAR_OK ? find_kernel(kName, kMergeStatesBwdKernels, p.problem, kernel)
-                                 : status;
+    return status == FLASHVAR_OK
+               ? find_kernel_of_dtype(kName, kMergeStatesBwdKernels, p.problem.dtype, kernel)
+               : status;
   }
 
   static bool is_empty(const Params& p) {

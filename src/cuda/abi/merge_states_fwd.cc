@@ -19,8 +19,9 @@ struct MergeStatesFwd {
 
   static flashvar_status prepare(const Params& p, const Kernel*& kernel) {
     flashvar_status const status = check_merge_states(p.problem);
-    return status == FLASHVAR_OK ? find_kernel(kName, kMergeStatesFwdKernels, p.problem, kernel)
-                                 : status;
+    return status == FLASHVAR_OK
+               ? find_kernel_of_dtype(kName, kMergeStatesFwdKernels, p.problem.dtype, kernel)
+               : status;
   }
 
   static bool is_empty(const Params& p) { return flashvar::is_empty(p.problem); }

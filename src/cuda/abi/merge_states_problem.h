@@ -40,13 +40,15 @@ inline flashvar_status check_merge_states(const flashvar_merge_states_problem& p
 }
 
 inline merge_states::Problem merge_states_problem(const flashvar_merge_states_problem& p) {
-  return {p.batch,
-          p.seqlen,
-          p.heads,
-          p.head_dim,
-          p.parts,
-          {view(p.outs), p.outs_part_stride, p.out_parts},
-          {view(p.lses), p.lses_part_stride, p.lse_parts}};
+  merge_states::Problem to{};
+  to.batch = p.batch;
+  to.seqlen = p.seqlen;
+  to.heads = p.heads;
+  to.head_dim = p.head_dim;
+  to.parts = p.parts;
+  to.outs = {view(p.outs), p.outs_part_stride, p.out_parts};
+  to.lses = {view(p.lses), p.lses_part_stride, p.lse_parts};
+  return to;
 }
 
 // The address of part 0, or NULL if the address of any part is.
@@ -71,17 +73,6 @@ inline Pointer lses_pointer(const flashvar_merge_states_problem& p) {
 
 inline bool is_empty(const flashvar_merge_states_problem& p) {
   return p.batch == 0 || p.seqlen == 0 || p.heads == 0;
-}
-
-// The kernel of the problem's dtype; `table` ends with null.
-template <class Kernel>
-flashvar_status find_kernel(const char* op, const Kernel* const* table,
-                            const flashvar_merge_states_problem& p, const Kernel*& found) {
-  for (const Kernel* const* row = table; *row != nullptr; ++row) {
-    found = *row;
-    if (found->dtype == p.dtype) return FLASHVAR_OK;
-  }
-  return fail(FLASHVAR_NO_KERNEL, "this binary holds no %s kernel for dtype %u", op, p.dtype);
 }
 
 }  // namespace flashvar

@@ -32,9 +32,7 @@ struct Softcap {
   // 1 / (e + 1) with e = exp2(score * exponent); also right for e = 0 and e = infinity. The capped
   // score is cap (1 - 2 inverse).
   __device__ __forceinline__ float inverse(float score) const {
-    float inverse;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(exp2_approx(score * exponent) + 1.f));
-    return inverse;
+    return reciprocal_approx(exp2_approx(score * exponent) + 1.f);
   }
 
   __device__ __forceinline__ float operator()(float score) const {

@@ -16,11 +16,15 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
+__device__ __forceinline__ float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // 1 / (1 + e^-x): the relative error is about 2^-21 for x >= -87; 0 below.
 __device__ __forceinline__ float sigmoid_approx(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.f + exp2_approx(x * -kLog2E)));
-  return y;
+  return reciprocal_approx(1.f + exp2_approx(x * -kLog2E));
 }
 
 }  // namespace flashvar

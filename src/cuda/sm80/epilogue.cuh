@@ -5,6 +5,7 @@
 
 #include "core/smem_layout.cuh"
 #include "core/unaligned.cuh"
+#include "ptx/global_add.cuh"
 #include "ptx/special_registers.cuh"
 
 namespace flashvar::sm80 {
@@ -103,11 +104,7 @@ __device__ __forceinline__ void add_to_workspace(float* tile, const Acc& c, int 
 #pragma unroll
     for (int n = 0; n < c.kMmaCols; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to + Tile::step(m, n, e)),
-                     "f"(c.tile[m][n][e])
-                     : "memory");
-      }
+      for (int e = 0; e < 4; ++e) ptx::global_add(to + Tile::step(m, n, e), c.tile[m][n][e]);
     }
   }
 }

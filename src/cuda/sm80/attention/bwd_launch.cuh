@@ -70,9 +70,12 @@ struct BwdLaunch {
     };
     run(
         [&](int64_t blocks) {
-          PreprocessArgs const preprocess{problem, args.lse_log2,     args.delta,       nullptr,
-                                          0,       args.one_key_tile, args.query_tiles, aligned,
-                                          nullptr};
+          PreprocessArgs preprocess{problem};
+          preprocess.lse_log2 = args.lse_log2;
+          preprocess.delta = args.delta;
+          preprocess.zero_grad_q = args.one_key_tile;
+          preprocess.query_tiles = args.query_tiles;
+          preprocess.aligned = aligned;
           return launch_kernel<bwd_preprocess_kernel<Dtype, C::kBlockQ>>(
               preprocess, {blocks, kPreprocessThreads, 0}, device, stream);
         },
@@ -124,8 +127,12 @@ struct BwdLaunch {
   static cudaError_t convert(const float* sums, const Tensor& grad, const Sequences& sequences,
                              int64_t tiles, int32_t head_dim, float scale, const BwdArgs& args,
                              int64_t blocks, int device, cudaStream_t stream) {
-    ConvertArgs const convert_args{sums,  grad,     sequences, args.batch,
-                                   tiles, head_dim, scale,     args.aligned};
+    ConvertArgs convert_args{sums, grad, sequences};
+    convert_args.batch = args.batch;
+    convert_args.tiles = tiles;
+    convert_args.head_dim = head_dim;
+    convert_args.scale = scale;
+    convert_args.aligned = args.aligned;
     return launch_kernel<bwd_convert_kernel<Dtype, Tile>>(
         convert_args, {blocks, 32 * Tile::kWarps, 0}, device, stream);
   }

@@ -140,15 +140,15 @@ struct BwdWgmmaLaunch {
   // of dQ or, where key tiles store dQ, of those rows that no tile visits.
   template <class C>
   static cudaError_t launch_preprocess(const BwdArgs& args, int device, cudaStream_t stream) {
-    PreprocessArgs const preprocess{args.problem,
-                                    const_cast<float*>(args.lse_log2),
-                                    const_cast<float*>(args.delta),
-                                    args.grad_q_sum,
-                                    C::kTileElements,
-                                    args.stores_grad_q,
-                                    args.query_tiles,
-                                    true,
-                                    args.counters};
+    PreprocessArgs preprocess{args.problem};
+    preprocess.lse_log2 = const_cast<float*>(args.lse_log2);
+    preprocess.delta = const_cast<float*>(args.delta);
+    preprocess.grad_q_sum = args.grad_q_sum;
+    preprocess.tile_elements = C::kTileElements;
+    preprocess.zero_grad_q = args.stores_grad_q;
+    preprocess.query_tiles = args.query_tiles;
+    preprocess.aligned = true;
+    preprocess.counters = args.counters;
     return launch_kernel<bwd_preprocess_kernel<Dtype, C::kBlockQ>>(
         preprocess, {int64_t{args.query_tiles} * args.problem.heads_q, kPreprocessThreads, 0, true},
         device, stream);

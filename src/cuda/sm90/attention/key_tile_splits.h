@@ -106,13 +106,14 @@ struct KeyTileSplitsWorkspace {
   // `start`: aligned to 16 bytes.
   KeyTileSplits splits(const SplitCounts& counts, unsigned char* start, int32_t head_dim) const {
     if (counts.parts() == 1) return {};
-    float* const grad_k = reinterpret_cast<float*>(start);
-    return {counts.parts(),
-            counts.queries,
-            Divisor::make(static_cast<uint32_t>(counts.parts())),
-            Divisor::make(static_cast<uint32_t>(counts.queries)),
-            grad_k,
-            grad_k + rows * head_dim};
+    KeyTileSplits splits;
+    splits.count = counts.parts();
+    splits.queries = counts.queries;
+    splits.count_divisor = Divisor::make(static_cast<uint32_t>(splits.count));
+    splits.queries_divisor = Divisor::make(static_cast<uint32_t>(splits.queries));
+    splits.grad_k = reinterpret_cast<float*>(start);
+    splits.grad_v = splits.grad_k + rows * head_dim;
+    return splits;
   }
 };
 
