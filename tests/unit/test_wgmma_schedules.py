@@ -101,25 +101,19 @@ extern "C" int schedule(uint32_t rows, uint32_t tiles, uint32_t ctas_, int32_t* 
   return made.rounds;
 }
 
+constexpr int STORES = 100;
+
 template <int kHeadDim>
 int bwd_variant_of(const BwdProblem& problem) {
   using Variants = BwdVariants<Target<90, 232448>, dtype::bf16, kHeadDim, kHeadDim>;
-  auto const is = [&]<BwdVariant kVariant>(auto config) {
-    return std::is_same_v<decltype(config), typename Variants::template Config<kVariant>>;
-  };
   return Variants::with_config(problem, [&](auto config) {
     using C = decltype(config);
-    int found = -1;
-    [&]<int... kNumbers>(std::integer_sequence<int, kNumbers...>) {
-      ((is.template operator()<static_cast<BwdVariant>(kNumbers)>(config) ? found = kNumbers : 0),
-       ...);
-    }(std::make_integer_sequence<int, 11>{});
-    return stores_grad_q<C>(problem) ? found + 100 : found;
+    return static_cast<int>(C::kVariant) + (stores_grad_q<C>(problem) ? STORES : 0);
   });
 }
 
-// The call's BwdVariant, and 100 where key tiles store dQ. `total`: of packed queries and keys, or
-// 0. `what`: the sum of 1 with softcap, 2 with a bias, 4 deterministic.
+// The bits of the call's BwdVariant, and STORES where key tiles store dQ. `total`: of packed queries
+// and keys, or 0. `what`: the sum of 1 with softcap, 2 with a bias, 4 deterministic.
 extern "C" int bwd_variant(int32_t head_dim, int32_t batch, int32_t queries, int32_t keys,
                            int32_t right, int32_t total, int32_t what) {
   static int32_t const offsets[2] = {};
@@ -138,10 +132,12 @@ extern "C" int bwd_variant(int32_t head_dim, int32_t batch, int32_t queries, int
   return bwd_variant_of<192>(problem);
 }
 """
-_BWD = (
-    *("dense", "varlen", "modifiers", "no-dq", "no-dq-modifiers", "bias", "no-dq-bias"),
-    *("small", "small-modifiers", "small-bias", "one-key-tile"),
-)
+# Sums of the bits of BwdVariant.
+_BWD = {
+    **{"dense": 0, "varlen": 1, "modifiers": 2, "bias": 4},
+    **{"no-dq": 8, "no-dq-modifiers": 8 + 2, "no-dq-bias": 8 + 4},
+    **{"small": 16, "small-modifiers": 16 + 2, "small-bias": 16 + 4, "one-key-tile": 32},
+}
 _GENERAL, _MEDIUM, _SMALL, _SPLIT, _SMALL_SPLIT, _MODIFIERS, _SMALL_MODIFIERS = range(7)
 
 
@@ -278,40 +274,40 @@ _STORES = 100  # key tiles store dQ
 @pytest.mark.parametrize(
     ("head_dim", "call", "expected"),
     [
-        (64, (9, 49, 49, -1, 0, 0), _BWD.index("small") + _STORES),
-        (64, (17, 5000, 64, 0, 0, 0), _BWD.index("small") + _STORES),
-        (128, (9, 64, 64, -1, 0, 0), _BWD.index("small") + _STORES),
-        (128, (9, 64, 64, -1, 0, 4), _BWD.index("small") + _STORES),
-        (64, (9, 49, 49, -1, 0, 1), _BWD.index("small-modifiers") + _STORES),
-        (64, (9, 49, 49, -1, 0, 3), _BWD.index("small-bias") + _STORES),
-        (64, (9, 64, 64, -1, 200, 0), _BWD.index("small") + _STORES),
-        (192, (9, 49, 49, -1, 0, 0), _BWD.index("dense")),
+        (64, (9, 49, 49, -1, 0, 0), _BWD["small"] + _STORES),
+        (64, (17, 5000, 64, 0, 0, 0), _BWD["small"] + _STORES),
+        (128, (9, 64, 64, -1, 0, 0), _BWD["small"] + _STORES),
+        (128, (9, 64, 64, -1, 0, 4), _BWD["small"] + _STORES),
+        (64, (9, 49, 49, -1, 0, 1), _BWD["small-modifiers"] + _STORES),
+        (64, (9, 49, 49, -1, 0, 3), _BWD["small-bias"] + _STORES),
+        (64, (9, 64, 64, -1, 200, 0), _BWD["small"] + _STORES),
+        (192, (9, 49, 49, -1, 0, 0), _BWD["dense"]),
         # One tile of 128 keys.
-        (64, (9, 77, 77, -1, 0, 0), _BWD.index("one-key-tile") + _STORES),
-        (128, (17, 4096, 128, 0, 0, 4), _BWD.index("one-key-tile") + _STORES),
-        (64, (9, 128, 128, -1, 0, 1), _BWD.index("modifiers") + _STORES),
-        (128, (9, 128, 128, -1, 0, 1), _BWD.index("modifiers")),  # no registers
-        (128, (9, 128, 128, -1, 0, 5), _BWD.index("no-dq-modifiers")),
-        (128, (9, 128, 128, -1, 0, 6), _BWD.index("bias") + _STORES),
+        (64, (9, 77, 77, -1, 0, 0), _BWD["one-key-tile"] + _STORES),
+        (128, (17, 4096, 128, 0, 0, 4), _BWD["one-key-tile"] + _STORES),
+        (64, (9, 128, 128, -1, 0, 1), _BWD["modifiers"] + _STORES),
+        (128, (9, 128, 128, -1, 0, 1), _BWD["modifiers"]),  # no registers
+        (128, (9, 128, 128, -1, 0, 5), _BWD["no-dq-modifiers"]),
+        (128, (9, 128, 128, -1, 0, 6), _BWD["bias"] + _STORES),
         # Few tiles with many steps, whose queries are divided.
-        (64, (9, 5000, 64, -1, 0, 0), _BWD.index("small") + _STORES),
-        (128, (9, 4096, 128, 0, 0, 4), _BWD.index("one-key-tile") + _STORES),
-        (64, (9, 4096, 129, -1, 0, 0), _BWD.index("small")),
-        (64, (8, 4096, 256, -1, 0, 0), _BWD.index("varlen")),
-        (64, (9, 4096, 256, -1, 0, 0), _BWD.index("dense")),
-        (192, (16, 4096, 64, -1, 0, 0), _BWD.index("varlen")),
+        (64, (9, 5000, 64, -1, 0, 0), _BWD["small"] + _STORES),
+        (128, (9, 4096, 128, 0, 0, 4), _BWD["one-key-tile"] + _STORES),
+        (64, (9, 4096, 129, -1, 0, 0), _BWD["small"]),
+        (64, (8, 4096, 256, -1, 0, 0), _BWD["varlen"]),
+        (64, (9, 4096, 256, -1, 0, 0), _BWD["dense"]),
+        (192, (16, 4096, 64, -1, 0, 0), _BWD["varlen"]),
         # Several.
-        (64, (9, 129, 129, -1, 0, 4), _BWD.index("no-dq")),
-        (64, (9, 160, 160, -1, 0, 0), _BWD.index("small")),  # 3 x 3 x 64 x 64 instead of 256 x 256
-        (96, (9, 160, 160, -1, 0, 0), _BWD.index("small")),
-        (128, (9, 160, 160, -1, 0, 0), _BWD.index("dense")),
-        (64, (9, 256, 256, -1, 0, 0), _BWD.index("dense")),
-        (64, (9, 256, 256, 0, 0, 0), _BWD.index("small")),  # 10 tiles of 16
-        (64, (9, 512, 512, 0, 0, 0), _BWD.index("dense")),
-        (64, (8, 256, 256, -1, 2048, 0), _BWD.index("varlen")),
-        (64, (8, 256, 256, -1, 800, 0), _BWD.index("small")),  # of 100 on average
-        (64, (9, 2048, 2048, -1, 0, 2), _BWD.index("bias")),
-        (64, (9, 2048, 2048, 0, 0, 0), _BWD.index("dense")),
+        (64, (9, 129, 129, -1, 0, 4), _BWD["no-dq"]),
+        (64, (9, 160, 160, -1, 0, 0), _BWD["small"]),  # 3 x 3 x 64 x 64 instead of 256 x 256
+        (96, (9, 160, 160, -1, 0, 0), _BWD["small"]),
+        (128, (9, 160, 160, -1, 0, 0), _BWD["dense"]),
+        (64, (9, 256, 256, -1, 0, 0), _BWD["dense"]),
+        (64, (9, 256, 256, 0, 0, 0), _BWD["small"]),  # 10 tiles of 16
+        (64, (9, 512, 512, 0, 0, 0), _BWD["dense"]),
+        (64, (8, 256, 256, -1, 2048, 0), _BWD["varlen"]),
+        (64, (8, 256, 256, -1, 800, 0), _BWD["small"]),  # of 100 on average
+        (64, (9, 2048, 2048, -1, 0, 2), _BWD["bias"]),
+        (64, (9, 2048, 2048, 0, 0, 0), _BWD["dense"]),
     ],
 )
 def test_the_backward_takes_tiles_that_fit(

@@ -1,17 +1,20 @@
 // Launch facts of compiled kernels (threads, shared memory, tile sizes) as records in the ELF
 // section .flashvar.kernels, from which the manifest writer reads them without loading the library.
-// One record per device function that a row of a kernel table launches, or per variant of it, the
-// row's main kernel first.
+// One record per device function that a row of a kernel table launches, and one more for each of
+// its variants whose threads, shared memory or tile may differ. The first record is that of the
+// main kernel of plain calls.
 #pragma once
 #include <cstdint>
 
 namespace flashvar {
 
 struct KernelFacts {
-  char row[64];           // name of the kernel table's row; all strings end with 0
-  char kernel[32];        // name of the device function, and which variant of it
-  char family[16];        // the instructions it uses: "wgmma", "mma.sync" or "simt"
-  char when[160];         // which calls launch it
+  char row[64];  // name of the kernel table's row; all strings end with 0
+  // Name of the device function; after a comma which variant of it, or for which of the calls of
+  // `when` it is launched, if not for all.
+  char kernel[32];
+  char family[16];        // "wgmma", "mma.sync" or "simt": of the main kernel that it runs with
+  char when[160];         // which calls launch the row's kernels of this family
   int32_t threads;        // per block
   int32_t shared_memory;  // dynamic, bytes per block
   int32_t tile[4];        // block sizes in the op's own order; 0 where unused

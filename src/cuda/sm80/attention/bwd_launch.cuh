@@ -25,15 +25,16 @@ struct BwdLaunch {
     return {Dtype::kAbi, kHeadDim, kHeadDimV, {&workspace, &launch, &explain_mma_sync<BwdProblem>}};
   }
 
-  static constexpr KernelFactsList<4> facts(const char* row, const char* when = "every call") {
-    using C = Config<false>;
+  static constexpr KernelFactsList<5> facts(const char* row, const char* when = "every call") {
+    using C = Config<false>;  // that with modifiers has the same tiles
     using Dq = DqConfig;
     KernelFactsMaker const maker{row, "mma.sync", when};
-    return {
-        {maker.make("bwd_kernel", C::kThreads, C::kSharedMemory, C::kBlockQ, C::kBlockKV),
-         maker.make("bwd_preprocess_kernel", kPreprocessThreads, 0, C::kBlockQ),
-         maker.make("bwd_dq_kernel", Dq::kThreads, Dq::kSharedMemory, Dq::kBlockQ, Dq::kBlockKV),
-         maker.make("bwd_convert_kernel", 32 * C::GradQ::kWarps, 0, C::kBlockQ)}};
+    return {{maker.make("bwd_kernel", C::kThreads, C::kSharedMemory, C::kBlockQ, C::kBlockKV),
+             maker.make("bwd_preprocess_kernel", kPreprocessThreads, 0, C::kBlockQ),
+             maker.make("bwd_dq_kernel, deterministic", Dq::kThreads, Dq::kSharedMemory,
+                        Dq::kBlockQ, Dq::kBlockKV),
+             maker.make("bwd_convert_kernel, summed dQ", 32 * C::GradQ::kWarps, 0, C::kBlockQ),
+             maker.make("bwd_convert_kernel, split tiles", 32 * C::GradK::kWarps, 0, C::kBlockKV)}};
   }
 
   static uint64_t workspace(const BwdProblem& problem) {

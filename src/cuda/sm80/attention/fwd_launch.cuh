@@ -21,15 +21,16 @@ struct FwdLaunch {
     return {Dtype::kAbi, kHeadDim, kHeadDimV, {&workspace, &launch, &explain_mma_sync<FwdProblem>}};
   }
 
-  // One record for all variants of fwd_kernel, with the tile of plain calls. With score modifiers
-  // or kSplits the tile may have fewer keys (kFewerKeys).
-  static constexpr KernelFactsList<2> facts(const char* row) {
-    return {{facts<Config<false>>(row, "every call"), fwd_merge_facts(row)}};
+  static constexpr KernelFactsList<4> facts(const char* row) {
+    KernelFactsMaker const maker{row, "mma.sync", "every call"};
+    return {{facts<Config<false>>(maker, "fwd_kernel"),
+             facts<Config<true>>(maker, "fwd_kernel, modifiers"),
+             facts<Split>(maker, "fwd_kernel, split-KV"), fwd_merge_facts(row)}};
   }
 
   // Of launch_unaligned().
   static constexpr KernelFactsList<1> facts_unaligned(const char* row, const char* when) {
-    return {{facts<Config<true>>(row, when)}};
+    return {{facts<Config<true>>(KernelFactsMaker{row, "mma.sync", when}, "fwd_kernel")}};
   }
 
   // For the results of splits, which aligned calls may have.
@@ -57,9 +58,8 @@ struct FwdLaunch {
   using Split = FwdConfig<Target, Dtype, kHeadDim, kHeadDimV, false, true>;
 
   template <class C>
-  static constexpr KernelFacts facts(const char* row, const char* when) {
-    return KernelFactsMaker{row, "mma.sync", when}.make("fwd_kernel", C::kThreads, C::kSharedMemory,
-                                                        C::kBlockQ, C::kBlockKV);
+  static constexpr KernelFacts facts(const KernelFactsMaker& maker, const char* name) {
+    return maker.make(name, C::kThreads, C::kSharedMemory, C::kBlockQ, C::kBlockKV);
   }
 
   // Kernels with modifiers have one split.

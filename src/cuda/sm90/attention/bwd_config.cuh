@@ -6,25 +6,17 @@
 
 namespace flashvar::sm90::attention {
 
-// Variants of the dK and dV kernel. All but kDense also take varlen.
-enum class BwdVariant {
-  kDense,           // all sequences have one length
-  kVarlen,          // lengths known only on the device; short windows of any sequences
-  kModifiers,       // evaluates ScoreModifiers except the bias
-  kNoDq,            // does not compute dQ; bwd_dq.cuh then does
-  kNoDqModifiers,   // both of these
-  kBias,            // evaluates all ScoreModifiers of a call with a bias
-  kNoDqBias,        // and does not compute dQ
-  kSmall,           // small tiles, for short sequences
-  kSmallModifiers,  // and as kModifiers
-  kSmallBias,       // and as kBias
-  kOneKeyTile,      // stores dQ of sequences of one key tile
+// Variants of the dK and dV kernel: sums of these bits, which bwd_variants.h combines. All but
+// kDense also take varlen.
+struct BwdVariant {
+  static constexpr unsigned kDense = 0;        // all sequences have one length
+  static constexpr unsigned kVarlen = 1;       // lengths known only on the device; short windows
+  static constexpr unsigned kModifiers = 2;    // evaluates ScoreModifiers except the bias
+  static constexpr unsigned kBias = 4;         // evaluates all ScoreModifiers of a call with a bias
+  static constexpr unsigned kNoDq = 8;         // does not compute dQ; bwd_dq.cuh then does
+  static constexpr unsigned kSmall = 16;       // small tiles, for short sequences
+  static constexpr unsigned kOneKeyTile = 32;  // stores dQ of sequences of one key tile
 };
-
-constexpr bool has_small_tiles(BwdVariant variant) {
-  return variant == BwdVariant::kSmall || variant == BwdVariant::kSmallModifiers ||
-         variant == BwdVariant::kSmallBias;
-}
 
 // How the consumer warpgroups of a CTA split the work of a key tile.
 enum class WorkSplit {
@@ -84,28 +76,24 @@ constexpr int padded_head_dim(int head_dim) {
   return ceil_div(head_dim, step) * step;
 }
 
-template <class Target, class Dtype_, int kHeadDim_, int kHeadDimV_, BwdVariant kVariant>
+template <class Target, class Dtype_, int kHeadDim_, int kHeadDimV_, unsigned kVariant_>
 struct BwdConfig {
   using Dtype = Dtype_;
+  static constexpr unsigned kVariant = kVariant_;
+  static constexpr bool has(unsigned bits) { return (kVariant & bits) != 0; }
   static constexpr bool kVarlen = kVariant != BwdVariant::kDense;
-  static constexpr bool kSmall = has_small_tiles(kVariant);
-  static constexpr bool kBias = kVariant == BwdVariant::kBias ||
-                                kVariant == BwdVariant::kNoDqBias ||
-                                kVariant == BwdVariant::kSmallBias;
-  static constexpr bool kModifiers = kBias || kVariant == BwdVariant::kModifiers ||
-                                     kVariant == BwdVariant::kNoDqModifiers ||
-                                     kVariant == BwdVariant::kSmallModifiers;
+  static constexpr bool kSmall = has(BwdVariant::kSmall);
+  static constexpr bool kBias = has(BwdVariant::kBias);
+  static constexpr bool kModifiers = kBias || has(BwdVariant::kModifiers);
   static constexpr int kLargest = kHeadDim_ > kHeadDimV_ ? kHeadDim_ : kHeadDimV_;
   static constexpr BwdTile kTile = kSmall ? small_bwd_tile(kLargest) : bwd_tile(kLargest);
   static constexpr bool kSplitsKeys = kTile.split == WorkSplit::kKeys;
   static constexpr bool kGradBias = kBias && kSplitsKeys;  // the gradient too, if wanted
-  static constexpr bool kGradQ = kSplitsKeys && kVariant != BwdVariant::kNoDq &&
-                                 kVariant != BwdVariant::kNoDqModifiers &&
-                                 kVariant != BwdVariant::kNoDqBias;
+  static constexpr bool kGradQ = kSplitsKeys && !has(BwdVariant::kNoDq);
   // Whether dQ may be added to sums, and whether it may be stored (bwd_grad_q.cuh). kDense and
   // kVarlen do not store, because code that is skipped in the loop makes it slower, nor kModifiers
   // above 64, for want of registers.
-  static constexpr bool kAddsGradQ = kGradQ && kVariant != BwdVariant::kOneKeyTile;
+  static constexpr bool kAddsGradQ = kGradQ && !has(BwdVariant::kOneKeyTile);
   static constexpr bool kStoresGradQ =
       kGradQ && (!kAddsGradQ || kSmall || kBias || (kModifiers && kLargest <= 64));
   // Steps without software pipelining: no wgmma is in flight between them.
@@ -189,7 +177,7 @@ constexpr BwdDqTile bwd_dq_tile(int head_dim) {
   return {};
 }
 
-// kBias: as BwdVariant::kBias; also kModifiers.
+// kModifiers_, kBias_: as BwdConfig::kModifiers and kBias.
 template <class Target, class Dtype_, int kHeadDim_, int kHeadDimV_, bool kModifiers_, bool kBias_>
 struct BwdDqConfig {
   using Dtype = Dtype_;

@@ -11,7 +11,7 @@ namespace flashvar::sm90::attention {
 
 template <class Target, class Dtype, int kHeadDim, int kHeadDimV>
 struct BwdVariants {
-  template <BwdVariant kVariant>
+  template <unsigned kVariant>
   using Config = BwdConfig<Target, Dtype, kHeadDim, kHeadDimV, kVariant>;
   using Dense = Config<BwdVariant::kDense>;
   static constexpr bool kHasSmall = small_bwd_tile(Dense::kLargest).max_head_dim > 0;
@@ -22,19 +22,17 @@ struct BwdVariants {
     using V = BwdVariant;
     if constexpr (kHasSmall) {
       if (prefers_small(problem)) {
-        return choose<V::kSmallBias, V::kSmallModifiers, V::kSmall>(problem, use);
+        return choose<V::kSmall>(problem, use);
       }
     }
     if constexpr (Dense::kGradQ) {
-      bool const stores = choose<V::kBias, V::kModifiers, V::kOneKeyTile>(
+      bool const stores = choose<V::kDense, V::kOneKeyTile>(
           problem, [&](auto config) { return stores_grad_q<decltype(config)>(problem); });
-      if (stores) return choose<V::kBias, V::kModifiers, V::kOneKeyTile>(problem, use);
-      if (problem.deterministic) {
-        return choose<V::kNoDqBias, V::kNoDqModifiers, V::kNoDq>(problem, use);
-      }
+      if (stores) return choose<V::kDense, V::kOneKeyTile>(problem, use);
+      if (problem.deterministic) return choose<V::kNoDq>(problem, use);
     }
-    return takes_varlen_kernel(problem) ? choose<V::kBias, V::kModifiers, V::kVarlen>(problem, use)
-                                        : choose<V::kBias, V::kModifiers, V::kDense>(problem, use);
+    return takes_varlen_kernel(problem) ? choose<V::kDense, V::kVarlen>(problem, use)
+                                        : choose<V::kDense>(problem, use);
   }
 
   // Whether the call has small tiles, if the head dims have them. Measured on an H200
@@ -88,11 +86,13 @@ struct BwdVariants {
     return blocks * C::kBlockQ * C::kBlockKV;
   }
 
-  template <BwdVariant kBias, BwdVariant kModifiers, BwdVariant kPlain, class Use>
+  // Calls `use` with the configuration of these bits and those of the call's score modifiers; of
+  // calls without any, with `kPlain` too.
+  template <unsigned kBits, unsigned kPlain = BwdVariant::kDense, class Use>
   static auto choose(const BwdProblem& problem, Use&& use) {
-    return has_bias(problem)         ? use(Config<kBias>{})
-           : problem.has_modifiers() ? use(Config<kModifiers>{})
-                                     : use(Config<kPlain>{});
+    return has_bias(problem)         ? use(Config<kBits | BwdVariant::kBias>{})
+           : problem.has_modifiers() ? use(Config<kBits | BwdVariant::kModifiers>{})
+                                     : use(Config<kBits | kPlain>{});
   }
 };
 

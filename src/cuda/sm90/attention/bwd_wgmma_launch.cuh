@@ -25,7 +25,7 @@ namespace flashvar::sm90::attention {
 
 template <class Target, class Dtype, int kHeadDim, int kHeadDimV = kHeadDim>
 struct BwdWgmmaLaunch {
-  template <BwdVariant kVariant>
+  template <unsigned kVariant>
   using Config = BwdConfig<Target, Dtype, kHeadDim, kHeadDimV, kVariant>;
   using Variants = BwdVariants<Target, Dtype, kHeadDim, kHeadDimV>;
   using Dense = Config<BwdVariant::kDense>;
@@ -38,20 +38,26 @@ struct BwdWgmmaLaunch {
       "than 32 queries on average, the gradient of a bias";
 
   static constexpr auto facts(const char* row) {
-    using Dq = BwdDqConfig<Target, Dtype, kHeadDim, kHeadDimV, false, false>;
+    using V = BwdVariant;
     KernelFactsMaker const maker{row, "wgmma", kUpTo128 ? kWhen : kWhenAbove128};
-    KernelFactsList<4> const always{
-        {facts<BwdVariant::kDense>(maker, "bwd_kernel"),
-         maker.make("bwd_preprocess_kernel", kPreprocessThreads, 0, Dense::kBlockQ),
-         maker.make("bwd_sum_kernel", kSumThreads, 0, kSumRows),
-         Dense::kGradQ ? maker.make("bwd_convert_kernel", kConvertThreads<Dense>, 0, Dense::kBlockQ)
-                       : maker.make("bwd_dq_kernel", Dq::kThreads, Dq::kSharedMemory, Dq::kBlockQ,
-                                    Dq::kBlockKV)}};
+    KernelFactsList<5> const always{
+        {facts<V::kDense>(maker, "bwd_kernel"), facts<V::kBias>(maker, "bwd_kernel, bias"),
+         preprocess_facts<V::kDense>(maker, "bwd_preprocess_kernel"),
+         maker.make("bwd_sum_kernel, split key tiles", kSumThreads, 0, kSumRows),
+         dq_facts<true>(maker, "bwd_dq_kernel, bias")}};
     if constexpr (kUpTo128) {
-      return join(always, KernelFactsList<1>{
-                              {facts<BwdVariant::kSmall>(maker, "bwd_kernel, small tiles")}});
+      return join(
+          always,
+          KernelFactsList<8>{{dq_facts<false>(maker, "bwd_dq_kernel, deterministic"),
+                              facts<V::kNoDq>(maker, "bwd_kernel, no dQ"),
+                              facts<V::kNoDq | V::kBias>(maker, "bwd_kernel, no dQ, bias"),
+                              facts<V::kSmall>(maker, "bwd_kernel, small tiles"),
+                              facts<V::kSmall | V::kBias>(maker, "bwd_kernel, small tiles, bias"),
+                              preprocess_facts<V::kSmall>(maker, "bwd_preprocess_kernel, small"),
+                              convert_facts<V::kDense>(maker, "bwd_convert_kernel, summed dQ"),
+                              convert_facts<V::kSmall>(maker, "bwd_convert_kernel, small tiles")}});
     } else {
-      return always;
+      return join(always, KernelFactsList<1>{{dq_facts<false>(maker, "bwd_dq_kernel")}});
     }
   }
 
@@ -91,9 +97,23 @@ struct BwdWgmmaLaunch {
   }
 
  private:
-  template <BwdVariant kVariant>
+  template <unsigned kVariant>
   static constexpr KernelFacts facts(const KernelFactsMaker& maker, const char* name) {
     using C = Config<kVariant>;
+    return maker.make(name, C::kThreads, C::kSharedMemory, C::kBlockQ, C::kBlockKV);
+  }
+  template <unsigned kVariant>
+  static constexpr KernelFacts preprocess_facts(const KernelFactsMaker& maker, const char* name) {
+    return maker.make(name, kPreprocessThreads, 0, Config<kVariant>::kBlockQ);
+  }
+  template <unsigned kVariant>
+  static constexpr KernelFacts convert_facts(const KernelFactsMaker& maker, const char* name) {
+    using C = Config<kVariant>;
+    return maker.make(name, kConvertThreads<C>, 0, C::kBlockQ);
+  }
+  template <bool kBias>
+  static constexpr KernelFacts dq_facts(const KernelFactsMaker& maker, const char* name) {
+    using C = BwdDqConfig<Target, Dtype, kHeadDim, kHeadDimV, kBias, kBias>;
     return maker.make(name, C::kThreads, C::kSharedMemory, C::kBlockQ, C::kBlockKV);
   }
 

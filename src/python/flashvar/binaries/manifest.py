@@ -91,9 +91,9 @@ class LibraryFile:
 
 @dataclass(frozen=True)
 class Launch:
-    """One device function that a row of a kernel table launches."""
+    """One device function that a row of a kernel table launches, or a variant of it."""
 
-    kernel: str
+    kernel: str  # after a comma the variant, or which of the calls of `when` launch it
     family: str  # instruction family: "wgmma" or "mma.sync"
     when: str  # the calls that launch the row's kernels of this family
     tile: tuple[int, ...]
