@@ -60,7 +60,7 @@ def _compile(
     program: str, folder: Path, headers: Mapping[str, str] | None, name: str, *options: str
 ) -> Path:
     for path, text in (headers or {}).items():
-        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")
     source, made = folder / "program.cc", folder / name
     source.write_text(program, encoding="utf-8")

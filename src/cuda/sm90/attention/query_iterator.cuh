@@ -14,6 +14,9 @@ namespace flashvar::sm90::attention {
 // time, and find Q, dO and the sums of dQ in L2. In short windows, CTAs that run at the same time
 // have neighbouring key tiles, which see different queries: there queries vary fastest, so that the
 // data in use at a time belong to one head.
+//
+// For producers, which need heads. QueryIterator has the same order in other variables, for which
+// consumers have registers: a change of one is a change of both.
 template <class Tile, class Step>
 __device__ __forceinline__ void for_each_step(const BwdArgs& args, const Tile& tile, Step&& step) {
   int32_t const group = args.problem.group;
@@ -34,8 +37,9 @@ __device__ __forceinline__ void for_each_step(const BwdArgs& args, const Tile& t
   }
 }
 
-// Iterator in the order of for_each_step(), for consumers, which also need the next and the
-// previous step.
+// Iterator in the order of for_each_step(), which must stay the same: else consumers would take LSE,
+// delta and dQ of other rows than Q's. For consumers, which also need the next and the previous
+// step.
 template <class Tile>
 struct QueryIterator {
   const Tile& tile;
