@@ -102,9 +102,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     if constexpr (Config::kVarlen) ptx::mbarrier_init(smem.tile_request(), 1);
     // Splitting keys: dS, for which a lane of each warp of both consumers arrives. Splitting GEMMs:
     // P, for which each thread of one consumer arrives.
-    for (uint32_t stage = 0; stage < Config::kScoreStages; ++stage) {
-      ptx::mbarrier_init(smem.full_scores(stage), Config::kSplitsKeys ? warps : 128);
-      ptx::mbarrier_init(smem.empty_scores(stage), Config::kSplitsKeys ? warps : 128);
+    for (uint32_t stage = 0; stage < Config::kExchangeStages; ++stage) {
+      ptx::mbarrier_init(smem.full_exchange(stage), Config::kSplitsKeys ? warps : 128);
+      ptx::mbarrier_init(smem.empty_exchange(stage), Config::kSplitsKeys ? warps : 128);
     }
     for (uint32_t stage = 0; stage < Config::kStages; ++stage) {
       ptx::mbarrier_init(smem.full_q(stage), 1);

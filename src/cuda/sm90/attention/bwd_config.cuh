@@ -27,11 +27,12 @@ enum class WorkSplit {
 struct BwdTile {
   int max_head_dim;  // largest head dim of q and k and of v
   WorkSplit split;
-  int block_q;       // queries of one main-loop step
-  int stages;        // buffers of Q, and of dO
-  int score_stages;  // buffers of dS (kGemms: of P)
-  int bias_stages;   // this and the next: as stages and score_stages, with a bias in shared memory
-  int bias_score_stages;
+  int block_q;          // queries of one main-loop step
+  int stages;           // buffers of Q, and of dO
+  int exchange_stages;  // buffers in which consumers exchange dS (kGemms: P)
+  // As stages and exchange_stages, with a bias in shared memory.
+  int bias_stages;
+  int bias_exchange_stages;
 };
 
 // The first row whose max_head_dim suffices is used. Measured on an H200 (docs/hopper-ledger.md).
@@ -135,9 +136,9 @@ struct BwdConfig {
   static constexpr int kBytesV = kColBlocksV * kColBlockBytesKV;
   static constexpr int kRowBytes = kBlockQ * 4;  // bytes of a stage of LSE, and of delta
   // A buffer of dS in 16 bits (kGemms: of P in fp32); none without dQ.
-  static constexpr int kBytesScores = kBlockQ * kBlockKV * (!kSplitsKeys ? 4 : kGradQ ? 2 : 0);
-  static constexpr int kScoreStages = kBias ? kTile.bias_score_stages : kTile.score_stages;
-  static_assert(!kSmall || kScoreStages == 2, "bwd_small_step() relies on it");
+  static constexpr int kBytesExchange = kBlockQ * kBlockKV * (!kSplitsKeys ? 4 : kGradQ ? 2 : 0);
+  static constexpr int kExchangeStages = kBias ? kTile.bias_exchange_stages : kTile.exchange_stages;
+  static_assert(!kSmall || kExchangeStages == 2, "bwd_small_step() relies on it");
   static constexpr int kBarrierBytes = 1024;  // mbarriers and work tiles (smem.cuh)
   // Queries, keys and bytes (for fp32) of a BiasStage; one for each warp that computes S.
   static constexpr int kBiasQueries = kBlockQ, kBiasKeys = 16;
@@ -145,7 +146,7 @@ struct BwdConfig {
   static constexpr int kBytesBias = kBias ? kBiasQueries * kBiasKeys * 4 : 0;
   static constexpr int kBiasOffset = kBarrierBytes + kBytesK + kBytesV +
                                      kStages * (kBytesQ + kBytesGradOut) +
-                                     kScoreStages * kBytesScores + 2 * kStages * kRowBytes;
+                                     kExchangeStages * kBytesExchange + 2 * kStages * kRowBytes;
   static constexpr int kSharedMemory = kBiasOffset + kBiasWarps * kBytesBias;
   static_assert(kSharedMemory <= Target::kSharedMemory, "the tile must fit a block");
   static_assert(kBlocksPerSM <= Target::blocks_that_fit(kSharedMemory),

@@ -59,7 +59,7 @@ __device__ __forceinline__ void bwd_consume_dv(const BwdArgs& args,
       auto run_step = [&](auto last) {
         uint32_t const s = step.stage();
         int32_t const first_query = it.m * Config::kBlockQ;
-        PipelineState<Config::kScoreStages> const p{step.count};
+        PipelineState<Config::kExchangeStages> const p{step.count};
         typename S::Packed rP;
         if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));    // S has read Q
         ptx::mbarrier_wait(smem.full_grad_out(s), step.phase());  // dO and LSE are loaded
@@ -79,14 +79,14 @@ __device__ __forceinline__ void bwd_consume_dv(const BwdArgs& args,
           S::pack(rS, rP);
         }
         // The second consumer has read the P that was in this buffer.
-        ptx::mbarrier_wait(smem.empty_scores(p.stage()), p.phase() ^ 1);
+        ptx::mbarrier_wait(smem.empty_exchange(p.stage()), p.phase() ^ 1);
         uint32_t const slot = p_slot(smem.p(p.stage()));
 #pragma unroll
         for (int n = 0; n < S::kMmaCols; ++n) {
           ptx::shared_store(slot + n * kPStep, rS[4 * n], rS[4 * n + 1], rS[4 * n + 2],
                             rS[4 * n + 3]);
         }
-        ptx::mbarrier_arrive(smem.full_scores(p.stage()));  // P is written
+        ptx::mbarrier_arrive(smem.full_exchange(p.stage()));  // P is written
         gemm_grad_kv<Config, Config::kHeadDimV>(rdV, rP, smem.grad_out(s));
         step.advance();
         it.advance(args);
@@ -140,9 +140,9 @@ __device__ __forceinline__ void bwd_consume_dk(const BwdArgs& args,
       // Step i. Precondition: dP(i) complete. wgmma groups in flight: {dK(i), dP(i+1)}.
       auto run_step = [&](auto last) {
         uint32_t const s = step.stage();
-        PipelineState<Config::kScoreStages> const p{step.count};
+        PipelineState<Config::kExchangeStages> const p{step.count};
         typename S::Packed rdS;
-        ptx::mbarrier_wait(smem.full_scores(p.stage()), p.phase());  // P is written
+        ptx::mbarrier_wait(smem.full_exchange(p.stage()), p.phase());  // P is written
         uint32_t const slot = p_slot(smem.p(p.stage()));
 #pragma unroll
         for (int n = 0; n < S::kMmaCols; ++n) {
@@ -157,8 +157,8 @@ __device__ __forceinline__ void bwd_consume_dk(const BwdArgs& args,
             differentiate_tile<ColumnValues>(row, &rdP[4 * n], sums);
           }
         }
-        ptx::mbarrier_arrive(smem.empty_scores(p.stage()));  // P is read
-        ptx::mbarrier_arrive(smem.empty_grad_out(s));        // dO and delta are read
+        ptx::mbarrier_arrive(smem.empty_exchange(p.stage()));  // P is read
+        ptx::mbarrier_arrive(smem.empty_grad_out(s));          // dO and delta are read
         S::pack(rdP, rdS);
         ptx::mbarrier_wait(smem.full_q(s), step.phase());  // Q is loaded
         gemm_grad_kv<Config, Config::kHeadDim>(rdK, rdS, smem.q(s));

@@ -24,7 +24,7 @@ template <class Config>
 __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSmem<Config> smem,
                                                  uint32_t warpgroup) {
   using S = Scores<Config>;
-  using ScoreState = PipelineState<Config::kScoreStages>;
+  using ExchangeState = PipelineState<Config::kExchangeStages>;
   const BwdProblem& problem = args.problem;
   float const scale_log2 = problem.score_sign * problem.scale_log2;
   bool const first_lane = threadIdx.x % 32 == 0;
@@ -55,25 +55,25 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
         ptx::mbarrier_wait(smem.full_q(step.stage()), step.phase());  // Q is loaded
         gemm_scores_t<Config, Config::kHeadDim>(rS, smem.k() + offset, smem.q(step.stage()));
       };
-      auto start_grad_q = [&](float (&rdQ)[Config::kGradQCols / 2], const ScoreState& scores) {
+      auto start_grad_q = [&](float (&rdQ)[Config::kGradQCols / 2], const ExchangeState& exchange) {
         // dS of both consumers is written.
-        ptx::mbarrier_wait(smem.full_scores(scores.stage()), scores.phase());
-        gemm_grad_q_part<Config>(rdQ, smem.ds(scores.stage()), smem.k(), warpgroup);
+        ptx::mbarrier_wait(smem.full_exchange(exchange.stage()), exchange.phase());
+        gemm_grad_q_part<Config>(rdQ, smem.ds(exchange.stage()), smem.k(), warpgroup);
       };
-      auto publish_ds = [&](const typename S::Packed& rdS, const ScoreState& scores) {
+      auto publish_ds = [&](const typename S::Packed& rdS, const ExchangeState& exchange) {
         // dQ, for which both consumers read the dS that was in this buffer, is complete.
-        ptx::mbarrier_wait(smem.empty_scores(scores.stage()), scores.phase() ^ 1);
-        store_ds<Config>(smem.ds(scores.stage()) + warpgroup * Config::kColBlockBytesQ, rdS);
+        ptx::mbarrier_wait(smem.empty_exchange(exchange.stage()), exchange.phase() ^ 1);
+        store_ds<Config>(smem.ds(exchange.stage()) + warpgroup * Config::kColBlockBytesQ, rdS);
         ptx::fence_async_proxy();  // dS is visible to wgmma
         __syncwarp();              // all lanes have written dS
-        if (first_lane) ptx::mbarrier_arrive(smem.full_scores(scores.stage()));
+        if (first_lane) ptx::mbarrier_arrive(smem.full_exchange(exchange.stage()));
       };
       // Step i, software pipelined. `first`, `last`: of the tile. Precondition: S(i) complete.
       // wgmma groups in flight, in order:
       // {dP(i)}, {dQ(i-1), dV(i)}, {dV(i), dK(i)}, {dK(i), S(i+1)}.
       auto run_step = [&](auto first, auto last) {
         uint32_t const s = step.stage();
-        ScoreState const scores{step.count}, previous{step.count - 1};
+        ExchangeState const exchange{step.count}, previous{step.count - 1};
         typename S::Registers rdP;
         typename S::Packed rP, rdS;
         ptx::mbarrier_wait(smem.full_grad_out(s), step.phase());  // dO, LSE, delta are loaded
@@ -85,7 +85,7 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
         ptx::wgmma_fence_operand(rdP);
         differentiate_softmax<Config>(rS, rdP, smem.delta(s));
         S::pack(rdP, rdS);
-        publish_ds(rdS, scores);
+        publish_ds(rdS, exchange);
         float rdQ[Config::kGradQCols / 2];
         if constexpr (!first.value) start_grad_q(rdQ, previous);
         gemm_grad_kv<Config, Config::kHeadDimV>(rdV, rP, smem.grad_out(s));
@@ -93,7 +93,7 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
           ptx::wgmma_wait<1>();
           ptx::wgmma_fence_operand(rdQ);
           // dQ has read dS.
-          if (first_lane) ptx::mbarrier_arrive(smem.empty_scores(previous.stage()));
+          if (first_lane) ptx::mbarrier_arrive(smem.empty_exchange(previous.stage()));
         }
         gemm_grad_kv<Config, Config::kHeadDim>(rdK, rdS, smem.q(s));
         if constexpr (!first.value) {
@@ -122,7 +122,7 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
       auto run_serial_step = [&] {
         uint32_t const s = step.stage(), head = it.number / args.query_tiles;
         int32_t const first_query = it.m * Config::kBlockQ;
-        ScoreState const scores{step.count}, previous{step.count - 1};
+        ExchangeState const exchange{step.count}, previous{step.count - 1};
         typename S::Registers rdP;
         typename S::Packed rP, rdS;
         start_scores();
@@ -150,10 +150,10 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
         bool const puts_dq = Config::kGradQ && previous_tile != it.kNone;
         float rdQ[Config::kGradQCols / 2];
         if constexpr (Config::kGradQ) {
-          publish_ds(rdS, scores);
+          publish_ds(rdS, exchange);
           // dS of both consumers is written. In the tile's first step there is none: the result is
           // garbage and is dropped.
-          if (puts_dq) ptx::mbarrier_wait(smem.full_scores(previous.stage()), previous.phase());
+          if (puts_dq) ptx::mbarrier_wait(smem.full_exchange(previous.stage()), previous.phase());
           gemm_grad_q_part<Config>(rdQ, smem.ds(previous.stage()), smem.k(), warpgroup);
         }
         gemm_grad_kv<Config, Config::kHeadDimV>(rdV, rP, smem.grad_out(s));
@@ -168,7 +168,7 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
         }
         if (puts_dq) {
           // dQ has read dS.
-          if (first_lane) ptx::mbarrier_arrive(smem.empty_scores(previous.stage()));
+          if (first_lane) ptx::mbarrier_arrive(smem.empty_exchange(previous.stage()));
           put_grad_q<Config>(args, tile, previous_tile, warpgroup, rdQ);
         }
         ptx::wgmma_wait<1>();
@@ -204,12 +204,12 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
       }
       if constexpr (Config::kGradQ) {  // dQ of the last step
         float rdQ[Config::kGradQCols / 2];
-        ScoreState const previous{step.count - 1};
+        ExchangeState const previous{step.count - 1};
         start_grad_q(rdQ, previous);
         ptx::wgmma_wait<0>();
         ptx::wgmma_fence_operand(rdQ);
         // dQ has read dS.
-        if (first_lane) ptx::mbarrier_arrive(smem.empty_scores(previous.stage()));
+        if (first_lane) ptx::mbarrier_arrive(smem.empty_exchange(previous.stage()));
         put_grad_q<Config>(args, tile, it.previous, warpgroup, rdQ);
       }
       if (first_lane) ptx::mbarrier_arrive(smem.empty_kv());  // K and V are read

@@ -30,7 +30,7 @@ __device__ __forceinline__ void bwd_small_step(const BwdArgs& args, const KeyTil
   const BwdProblem& problem = args.problem;
   const Tile& tile = it.tile;
   uint32_t const s = step.stage(), head = it.number / args.query_tiles;
-  uint32_t const ds = smem.ds(step.count % Config::kScoreStages);
+  uint32_t const ds = smem.ds(step.count % Config::kExchangeStages);
   int32_t const first_query = it.m * Config::kBlockQ;
   bool const first_lane = threadIdx.x % 32 == 0;
   BiasStage<Config> const bias{smem.bias(ptx::thread_index() / 32 % 4)};

@@ -62,23 +62,22 @@ __device__ __forceinline__ void gemm_scores_t(typename Scores<Config>::Registers
 // Issues dV += P^T dO, or dK += dS^T Q.
 template <class Config, int kDim>
 __device__ __forceinline__ void gemm_grad_kv(float (&grad)[kDim / 2],
-                                             const typename Scores<Config>::Packed& scores,
+                                             const typename Scores<Config>::Packed& p_or_ds,
                                              uint32_t rows) {
-  gemm_rs<typename Config::Dtype, kDim>(grad, scores, MnMajor<Config::kColBlockBytesQ>(rows));
+  gemm_rs<typename Config::Dtype, kDim>(grad, p_or_ds, MnMajor<Config::kColBlockBytesQ>(rows));
 }
 
 // Issues a warpgroup's half of dQ = dS K: half of its rows, or half of its columns.
 template <class Config>
-__device__ __forceinline__ void gemm_grad_q_part(float (&grad)[Config::kGradQCols / 2],
-                                                 uint32_t scores, uint32_t keys,
-                                                 uint32_t warpgroup) {
+__device__ __forceinline__ void gemm_grad_q_part(float (&grad)[Config::kGradQCols / 2], uint32_t ds,
+                                                 uint32_t keys, uint32_t warpgroup) {
   if constexpr (Config::kSplitsRows) {
-    scores += warpgroup * 64 * 128;
+    ds += warpgroup * 64 * 128;
   } else {
     keys += warpgroup * (Config::kGradQCols / kColBlockCols) * Config::kColBlockBytesKV;
   }
   gemm_ss<typename Config::Dtype, Config::kGradQCols, Config::kBlockKV / 16>(
-      grad, KMajor<Config::kColBlockBytesQ>(scores), MnMajor<Config::kColBlockBytesKV>(keys));
+      grad, KMajor<Config::kColBlockBytesQ>(ds), MnMajor<Config::kColBlockBytesKV>(keys));
 }
 
 // Calls clear(n, half, e) for the thread's hidden scores: element e of row half `half` of mma tile
@@ -143,25 +142,25 @@ struct RowValues {
   __device__ __forceinline__ float2 of_tile(int) const { return values; }
 };
 
-// Computes dS = P (dP - delta) in place of dP (`scores`), for one mma tile.
+// Computes dS = P (dP - delta) in place of dP (`grads`), for one mma tile.
 template <class Values>
-__device__ __forceinline__ void differentiate_tile(const float* p, float* scores, float2 delta) {
+__device__ __forceinline__ void differentiate_tile(const float* p, float* grads, float2 delta) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    scores[i] = p[i] * (scores[i] - (i / Values::kRepeat % 2 == 0 ? delta.x : delta.y));
+    grads[i] = p[i] * (grads[i] - (i / Values::kRepeat % 2 == 0 ? delta.x : delta.y));
   }
 }
 
-// Computes dS in place of dP (`scores`), for all mma tiles; rows are keys, `delta` is the address
+// Computes dS in place of dP (`grads`), for all mma tiles; rows are keys, `delta` is the address
 // in shared memory.
 template <class Config>
 __device__ __forceinline__ void differentiate_softmax(const typename Scores<Config>::Registers& p,
-                                                      typename Scores<Config>::Registers& scores,
+                                                      typename Scores<Config>::Registers& grads,
                                                       uint32_t delta) {
 #pragma unroll
   for (int n = 0; n < Scores<Config>::kMmaCols; ++n) {
     differentiate_tile<ColumnValues>(
-        &p[4 * n], &scores[4 * n],
+        &p[4 * n], &grads[4 * n],
         ptx::shared_load2(delta + (n * 8 + ptx::thread_index() % 4 * 2) * 4));
   }
 }

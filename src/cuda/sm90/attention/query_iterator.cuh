@@ -37,9 +37,9 @@ __device__ __forceinline__ void for_each_step(const BwdArgs& args, const Tile& t
   }
 }
 
-// Iterator in the order of for_each_step(), which must stay the same: else consumers would take LSE,
-// delta and dQ of other rows than Q's. For consumers, which also need the next and the previous
-// step.
+// Iterator in the order of for_each_step(), which must stay the same: else consumers would take
+// LSE, delta and dQ of other rows than Q's. For consumers, which also need the next and the
+// previous step.
 template <class Tile>
 struct QueryIterator {
   const Tile& tile;

@@ -77,13 +77,13 @@ struct KeyTileSmem {
   }
   // dS: rows are queries, in column blocks of 64 keys.
   __device__ __forceinline__ uint32_t ds(uint32_t stage) const {
-    return grad_out(Config::kStages) + stage * Config::kBytesScores;
+    return grad_out(Config::kStages) + stage * Config::kBytesExchange;
   }
   // WorkSplit::kGemms: P in fp32, passed from each thread of the first consumer to the thread of
   // the second with the same index.
   __device__ __forceinline__ uint32_t p(uint32_t stage) const { return ds(stage); }
   __device__ __forceinline__ uint32_t lse(uint32_t stage) const {
-    return ds(Config::kScoreStages) + stage * Config::kRowBytes;
+    return ds(Config::kExchangeStages) + stage * Config::kRowBytes;
   }
   __device__ __forceinline__ uint32_t delta(uint32_t stage) const {
     return lse(Config::kStages) + stage * Config::kRowBytes;
@@ -99,11 +99,11 @@ struct KeyTileSmem {
   __device__ __forceinline__ uint32_t full_v() const { return base + 8; }
   __device__ __forceinline__ uint32_t empty_kv() const { return base + 16; }
   // dS or P, passed between the consumers. full: written; empty: read.
-  __device__ __forceinline__ uint32_t full_scores(uint32_t stage) const {
+  __device__ __forceinline__ uint32_t full_exchange(uint32_t stage) const {
     return ring(4, 0) + stage * 16;
   }
-  __device__ __forceinline__ uint32_t empty_scores(uint32_t stage) const {
-    return full_scores(stage) + 8;
+  __device__ __forceinline__ uint32_t empty_exchange(uint32_t stage) const {
+    return full_exchange(stage) + 8;
   }
   // Varlen: slots of prepared key tiles. full: written by the scheduler warp; empty: read by
   // consumers and load threads. tile_request: a load thread asks the scheduler for the next tile.
