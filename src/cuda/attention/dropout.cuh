@@ -12,9 +12,9 @@ namespace flashvar::attention {
 
 inline constexpr int kPhiloxRounds = 7;  // the fewest that pass BigCrush (Salmon et al., 2011)
 
-// Random bits of a thread's eight elements, 16 of each. query_half: 0 for the first row of queries,
-// 1 for that 8 further on; key_half likewise. parity: whether the key is odd or, with transposed
-// scores, where two adjacent accumulators are two queries, whether the query is.
+// Random bits of a thread's eight elements, 16 of each. query_half: 0 for query r, 1 for r + 8;
+// key_half: 0 for key c, 1 for c + 8. parity: 0 for the first and 1 for the second of two adjacent
+// accumulators, which are two keys or, with transposed scores, two queries.
 struct DropoutBits {
   uint32_t word[4];  // [2 * query_half + parity]; lower 16 bits: key_half 0, upper: 1
 

@@ -132,8 +132,9 @@ struct BiasStage {
         });
   }
 
-  // Calls visit(query, key, from, count) for a lane's share of the pieces of kElements: where it
-  // lies in the stage, where in the tensor, and how many of its elements are in the tensor.
+  // Calls visit(query, key, from, count) for each of a lane's pieces of kElements: query and key of
+  // its first element, counted from those of the stage, its address in the tensor, and how many of
+  // its elements the tensor has.
   template <int kElements, bool kUnrolled, bool kWhole, class Element, class Visit>
   __device__ __forceinline__ void for_each_piece(const Bias<Element>& bias, int32_t first_query,
                                                  int32_t first_key, Visit&& visit) const {

@@ -70,8 +70,8 @@ __device__ __forceinline__ void bwd_small_step(const BwdArgs& args, const KeyTil
   // dQ of the last step but one, which read this buffer, is complete in all warps: they have since
   // met at the barrier of the last step.
   store_ds<Config>(ds, rdS);
-  ptx::fence_async_proxy();                   // dS is visible to wgmma
-  ptx::named_barrier_sync(kGradScores, 128);  // all warps have written dS
+  ptx::fence_async_proxy();                  // dS is visible to wgmma
+  ptx::named_barrier_sync(kDsWritten, 128);  // all warps have written dS
   gemm_grad_kv<Config, Config::kHeadDimV>(rdV, rP, smem.grad_out(s));
   gemm_grad_kv<Config, Config::kHeadDim>(rdK, rdS, smem.q(s));
   ptx::wgmma_wait<1>();

@@ -109,9 +109,9 @@ __device__ __forceinline__ void gemm_scores(typename Scores<Config>::Registers& 
 // Issues dQ += dS K.
 template <class Config>
 __device__ __forceinline__ void gemm_grad_q(float (&grad)[Config::kHeadDim / 2],
-                                            const typename Scores<Config>::Packed& scores,
+                                            const typename Scores<Config>::Packed& ds,
                                             uint32_t keys) {
-  gemm_rs<typename Config::Dtype, Config::kHeadDim>(grad, scores,
+  gemm_rs<typename Config::Dtype, Config::kHeadDim>(grad, ds,
                                                     MnMajor<Config::kColBlockBytesKV>(keys));
 }
 

@@ -67,7 +67,8 @@ __device__ __forceinline__ void sum_row(uint16_t* to, const float* parts, int64_
   }
 }
 
-// `problem.group`: of a whole kv head. One block per tile of kSumRows keys and kv head.
+// One block per tile of kSumRows keys and kv head. Here the arguments' group is the query heads of
+// a kv head, not of a split head.
 template <class Dtype>
 __global__ void __launch_bounds__(kSumThreads)
     bwd_sum_kernel(const __grid_constant__ BwdArgs args) {

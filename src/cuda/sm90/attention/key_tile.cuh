@@ -52,7 +52,8 @@ struct KeyWork {
   __device__ __forceinline__ bool in_tail(const BwdArgs& args) const {
     return args.paired && taken >= 2 * args.pairs.rounds;
   }
-  // Whether this is the second tile of a pair; in the tail every second tile is.
+  // Whether this is the second tile of a pair. In the tail, which has no pairs, every second tile
+  // of the CTA counts as one: that is the order of its query blocks (KeyTile::reversed()).
   __device__ __forceinline__ bool second(const BwdArgs& args) const {
     return args.paired && taken % 2 != 0;
   }

@@ -2,9 +2,9 @@
 //
 // P is computed relative to the running maximum of the previous blocks. While the block's sum of P
 // stays below kMaxRowSum, the running maximum is kept and the block's own maximum is never
-// computed. Otherwise the running maximum is raised by a power of two (up to its own rounding), and
-// P, the row sum and the output are rescaled by that factor. Scores are recomputed only where P
-// overflowed.
+// computed. Otherwise the running maximum, which is in log2 units, is raised by a whole number (up
+// to rounding), and P, the row sum and the output are rescaled by that power of two. Scores are
+// recomputed only where P overflowed.
 //
 // Rows are laid out as in attention/online_softmax.cuh: a thread has elements of kRows rows, and
 // the four lanes of a quad share each row.

@@ -50,8 +50,9 @@ struct QueryTile {
     }
   }
 
-  // With kSplits: the query of a row of the sequence. The other variants do not call it, although
-  // it could be the row there: that alone changes their registers, and the order of instructions.
+  // With kSplits: the query of a row of the sequence. In the other variants rows are queries; they
+  // do not call it, because even a call that returns `row` changes their registers and the order of
+  // instructions.
   __device__ __forceinline__ int32_t query(int32_t row) const { return row >> row_shift; }
 
   // End of the key blocks visible to a warpgroup's rows. At least begin + 1, also where it has no

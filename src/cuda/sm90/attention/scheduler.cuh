@@ -130,7 +130,7 @@ __device__ __forceinline__ void schedule_query_tiles(const Args& args,
       tile = number;
       count = problem.queries.seqlen;
     } else {
-      // Two calls of find(), so that it divides by constants.
+      // Two calls of find(), so that each divides by a constant.
       uint32_t const wanted = args.units_per_head - 1 - number;
       uint32_t const batches = static_cast<uint32_t>(problem.batch);
       TileCoordinate coordinate;

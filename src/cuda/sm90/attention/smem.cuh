@@ -14,9 +14,9 @@
 namespace flashvar::sm90::attention {
 
 // Numbers of named barriers. kZeroed: all consumers, in zero_rows(). kOrder + i: the ordering
-// barrier of consumer i. kGradScores: the consumer of small tiles has written dS; no
+// barrier of consumer i. kDsWritten: the consumer of small tiles has written dS; no
 // kernel uses both it and kZeroed.
-enum : uint32_t { kZeroed = 1, kOrder = 2, kGradScores = 1 };
+enum : uint32_t { kZeroed = 1, kOrder = 2, kDsWritten = 1 };
 
 // CTAs that own query tiles (forward, dQ): Q (in the dQ kernel with dO after it), rings of K and
 // V.
