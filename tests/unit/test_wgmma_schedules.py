@@ -112,8 +112,8 @@ int bwd_variant_of(const BwdProblem& problem) {
   });
 }
 
-// The bits of the call's BwdVariant, and STORES where key tiles store dQ. `total`: of packed queries
-// and keys, or 0. `what`: the sum of 1 with softcap, 2 with a bias, 4 deterministic.
+// The bits of the call's BwdVariant, and STORES where key tiles store dQ. `total`: of packed
+// queries and keys, or 0. `what`: the sum of 1 with softcap, 2 with a bias, 4 deterministic.
 extern "C" int bwd_variant(int32_t head_dim, int32_t batch, int32_t queries, int32_t keys,
                            int32_t right, int32_t total, int32_t what) {
   static int32_t const offsets[2] = {};
