@@ -35,7 +35,7 @@ struct BwdWgmmaLaunch {
       "than 32 queries on average, if they may have more than 64 keys";
   static constexpr const char* kWhenAbove128 =
       "rows start on 16 bytes, so that TMA can address them; not with packed sequences of fewer "
-      "than 32 queries on average, the gradient of a bias";
+      "than 32 queries on average, nor with the gradient of a bias";
 
   static constexpr auto facts(const char* row) {
     using V = BwdVariant;
