@@ -244,7 +244,7 @@ def test_stands_in() -> None:
     interface = importlib.import_module("causal_conv1d.causal_conv1d_interface")
     assert interface.causal_conv1d_update is ours.causal_conv1d_update
     assert package.__version__ == metadata.version("causal-conv1d") == ours.__version__
-    with pytest.raises(flashvar.NotServedError, match="causal_conv1d_other is not in flashvar's"):
+    with pytest.raises(flashvar.NotProvidedError, match="causal_conv1d_other is not in flashvar's"):
         importlib.import_module("causal_conv1d.causal_conv1d_other")
     ours.uninstall()
     assert not [name for name in sys.modules if name.split(".")[0] == "causal_conv1d"]

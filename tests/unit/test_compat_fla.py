@@ -19,7 +19,7 @@ import torch
 import flashvar
 from flashvar.compat import fla as ours
 from flashvar.compat.fla import delta_rule
-from flashvar.errors import ConfigurationError, IntegrationError, NotServedError
+from flashvar.errors import ConfigurationError, IntegrationError, NotProvidedError
 from flashvar.machine import system
 
 pytestmark = pytest.mark.skipif(
@@ -350,7 +350,7 @@ def test_stands_in() -> None:
     assert root.__version__ == metadata.version("flash-linear-attention") == ours.__version__
     assert importlib.import_module("fla.layers").GatedDeltaNet.__module__.startswith("flashvar.")
     for name in ("fla.ops.kda", "fla.models"):
-        with pytest.raises(NotServedError, match=f"{name} is not in flashvar's stand-in for fla"):
+        with pytest.raises(NotProvidedError, match=f"{name} is not in flashvar's stand-in for fla"):
             importlib.import_module(name)
     with pytest.raises(ImportError):
         exec("from fla.modules import LayerNorm", {})

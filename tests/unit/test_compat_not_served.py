@@ -13,7 +13,7 @@ import pytest
 from flashvar.compat import flash_attn as ours
 from flashvar.compat.flash_attn import flash_attn_interface
 from flashvar.compat.not_served import NAMES_NOT_SERVED, NOT_SERVED
-from flashvar.errors import NotServedError
+from flashvar.errors import NotProvidedError
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_an_import_names_what_serves_it(statement: str) -> None:
     with pytest.raises(ImportError, match=r"^flash_attn.* is not in flashvar's.*: use ") as caught:
         exec(statement, {})
     assert isinstance(caught.value, ModuleNotFoundError)
-    assert isinstance(caught.value, NotServedError)
+    assert isinstance(caught.value, NotProvidedError)
     words = statement.replace(",", "").split()
     asked = words[1] if words[0] == "import" else f"{words[1]}.{words[3]}"
     assert asked.startswith(str(caught.value.name))
@@ -67,7 +67,7 @@ def test_an_import_names_what_serves_it(statement: str) -> None:
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("name", NOT_SERVED)
 def test_every_line_of_the_table_is_refused(name: str) -> None:
-    with pytest.raises(NotServedError) as caught:
+    with pytest.raises(NotProvidedError) as caught:
         importlib.import_module(name)
     assert NOT_SERVED[name] in str(caught.value)
 
@@ -76,7 +76,7 @@ def test_every_line_of_the_table_is_refused(name: str) -> None:
 @pytest.mark.parametrize("full", NAMES_NOT_SERVED)
 def test_every_name_of_the_table_is_refused(full: str) -> None:
     module, _, name = full.rpartition(".")
-    with pytest.raises(NotServedError, match=rf"^{full} is not") as caught:
+    with pytest.raises(NotProvidedError, match=rf"^{full} is not") as caught:
         exec(f"from {module} import {name}", {})
     instead = NAMES_NOT_SERVED[full]
     assert str(caught.value).endswith(f"use {instead}")

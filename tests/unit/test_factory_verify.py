@@ -20,7 +20,7 @@ import pytest
 from fabricated import Wheel
 from test_fuzzed_readers import SECONDS, bounded
 
-from flashvar.errors import ConfigurationError, IntegrityError
+from flashvar.errors import ConfigurationError, DamagedWheelError
 from flashvar_factory import index
 from flashvar_factory.cli import main
 from flashvar_factory.errors import AuditError
@@ -140,7 +140,7 @@ def test_what_cannot_be_checked_is_said(wheel: Path, capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize("check", ["hash", "attestation"])
 def test_what_is_required_must_be_checked(check: str, wheel: Path) -> None:
-    assert main(["verify", str(wheel), "--require", check]) == IntegrityError.exit_code
+    assert main(["verify", str(wheel), "--require", check]) == DamagedWheelError.exit_code
 
 
 def test_who_published_must_be_named(wheel: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,14 +155,14 @@ def test_without_the_library_signatures_are_not_checked(
     attest(wheel)
     monkeypatch.setattr(attestations, "is_available", lambda: False)
     assert main(["verify", str(wheel)]) == 0
-    assert main(["verify", str(wheel), "--require", "attestation"]) == IntegrityError.exit_code
-    assert main(["verify", str(wheel), "--publisher", PUBLISHER]) == IntegrityError.exit_code
+    assert main(["verify", str(wheel), "--require", "attestation"]) == DamagedWheelError.exit_code
+    assert main(["verify", str(wheel), "--publisher", PUBLISHER]) == DamagedWheelError.exit_code
     assert "pip install pypi-attestations" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("library")
 def test_a_publisher_must_have_attested(wheel: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", str(wheel), "--publisher", PUBLISHER]) == IntegrityError.exit_code
+    assert main(["verify", str(wheel), "--publisher", PUBLISHER]) == DamagedWheelError.exit_code
     printed = capsys.readouterr()
     assert printed.out.count("attestation  ERROR") == 1
     assert f"no {wheel.name}.*.attestation" in printed.err
@@ -190,7 +190,7 @@ def test_whatever_the_library_raises_is_a_fault(
 
     attest(wheel)
     monkeypatch.setattr(Attestation, "verify", verify)
-    assert main(["verify", str(wheel), "--publisher", PUBLISHER]) == IntegrityError.exit_code
+    assert main(["verify", str(wheel), "--publisher", PUBLISHER]) == DamagedWheelError.exit_code
     assert capsys.readouterr().out.count("ERROR") == 1
 
 
@@ -206,7 +206,7 @@ def test_faults(fault: str, wheel: Path, capsys: pytest.CaptureFixture[str]) -> 
     if fault == "no JSON":
         wheel.with_name(f"{wheel.name}.publish.attestation").write_text("{", encoding="utf-8")
     words = ["--hashes", str(hashes), "--publisher", PUBLISHER]
-    assert main(["verify", str(wheel), *words]) == IntegrityError.exit_code
+    assert main(["verify", str(wheel), *words]) == DamagedWheelError.exit_code
     printed = capsys.readouterr()
     assert printed.out.count("ERROR") == 1
     assert "do not install it" in printed.err
@@ -214,7 +214,7 @@ def test_faults(fault: str, wheel: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_a_damaged_wheel_fails_its_audit(wheel: Path) -> None:
     wheel.write_bytes(wheel.read_bytes()[:-40])
-    assert main(["verify", str(wheel)]) in (AuditError.exit_code, IntegrityError.exit_code)
+    assert main(["verify", str(wheel)]) in (AuditError.exit_code, DamagedWheelError.exit_code)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_a_pipe_is_no_attestation(
     with bounded():
         signal.setitimer(signal.ITIMER_REAL, SECONDS)
         words = ["verify", str(wheel), "--publisher", PUBLISHER]
-        assert main(words) == IntegrityError.exit_code
+        assert main(words) == DamagedWheelError.exit_code
     assert "expected a readable file, found none; do not install it" in capsys.readouterr().err
 
 

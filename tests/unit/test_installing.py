@@ -19,7 +19,7 @@ import pytest
 
 from flashvar.binaries import advice
 from flashvar.binaries.variant import CUDA
-from flashvar.errors import InstallError, SourceError, UnservedDeviceError
+from flashvar.errors import InstallError, NoWheelForGpuError, WheelNotFoundError
 from flashvar.installing import installer, offers, settings, source, temporary
 from flashvar.installing.source import Source
 from flashvar_factory.config import extras, schema
@@ -89,7 +89,7 @@ def test_architectures_can_be_named() -> None:
 
 @pytest.mark.parametrize("text", ["hopper", "all-cu99", "sm_89-cu", "sm_89,,sm_90", ""])
 def test_what_names_no_architecture_is_refused(text: str) -> None:
-    with pytest.raises(UnservedDeviceError, match=r"-cu12 for drivers of CUDA 12.*--arch all"):
+    with pytest.raises(NoWheelForGpuError, match=r"-cu12 for drivers of CUDA 12.*--arch all"):
         offers.named(text, EVERY)
 
 
@@ -115,24 +115,26 @@ def test_nothing_named_is_the_release_once_there_is_one(
     if published:
         assert source.find(None, {}, extra="sm1") == Source()
     else:
-        with pytest.raises(SourceError, match="nox -s wheels -- sm1"):
+        with pytest.raises(WheelNotFoundError, match="nox -s wheels -- sm1"):
             source.find(None, {}, extra="sm1")
 
 
 def test_a_file_is_no_source(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(SourceError, match="found a file"):
+    with pytest.raises(WheelNotFoundError, match="found a file"):
         source.find(str(tmp_path / "file"), {}, extra="sm1")
-    with pytest.raises(SourceError, match="no such folder"):
+    with pytest.raises(WheelNotFoundError, match="no such folder"):
         source.find(str(tmp_path / "away"), {}, extra="sm1")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SourceError, match="no wheels in it"):
+    with pytest.raises(WheelNotFoundError, match="no wheels in it"):
         source.find(str(tmp_path / "empty"), {}, extra="sm1")
 
 
 @pytest.mark.parametrize("address", ["http://[::1", "https://me:secret@[x/"])
 def test_an_address_that_is_none_is_no_source(address: str) -> None:
-    with pytest.raises(SourceError, match="--from: expected the address of an index") as refused:
+    with pytest.raises(
+        WheelNotFoundError, match="--from: expected the address of an index"
+    ) as refused:
         source.find(address, {}, extra="sm1")
     assert "secret" not in str(refused.value)
 

@@ -40,7 +40,7 @@ def test_no_room_to_download_is_no_fault_of_the_source(tool: str) -> None:
     done = subprocess.CompletedProcess([], 2, "", printed)
     with pytest.raises(InstallError, match="found: " + re.escape(words)) as failed:
         installer._check_fetched(done, OFFER, Source())
-    assert type(failed.value) is InstallError  # and no SourceError
+    assert type(failed.value) is InstallError  # and no WheelNotFoundError
 
 
 def test_a_full_disk_is_seen_before_anything_changes(

@@ -16,7 +16,7 @@ from flashvar._version import __version__
 from flashvar.binaries.advice import public
 from flashvar.binaries.manifest import LibraryFile
 from flashvar.binaries.variant import Architecture
-from flashvar.errors import IntegrityError
+from flashvar.errors import DamagedWheelError
 from flashvar.installing import record, repacked, verify
 from flashvar.installing.offers import Offer
 
@@ -144,7 +144,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_a_wheel_that_is_not_what_it_lists_is_refused(damage: str, tree: Path) -> None:
     change, words = DAMAGES[damage]
     change(tree)
-    with pytest.raises(IntegrityError) as refused:
+    with pytest.raises(DamagedWheelError) as refused:
         judge(tree)
     assert words in str(refused.value)
     assert str(refused.value).count("\n") == 0
@@ -161,7 +161,7 @@ def test_hashes_are_sha_2(algorithm: str, tree: Path) -> None:
         else f"flashvar_sm89/x,{algorithm}=x,1\n"
     )
     add(known)(tree)
-    with pytest.raises(IntegrityError, match="SHA-2"):
+    with pytest.raises(DamagedWheelError, match="SHA-2"):
         judge(tree)
 
 

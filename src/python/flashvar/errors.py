@@ -53,7 +53,7 @@ class IntegrationError(FlashvarError, ImportError):
     """The package to integrate with is missing or too old."""
 
 
-class NotServedError(FlashvarError, ModuleNotFoundError):
+class NotProvidedError(FlashvarError, ModuleNotFoundError):
     """A part of another project's API that flashvar's replacement does not have."""
 
 
@@ -71,25 +71,25 @@ class InstallError(FlashvarError):
     exit_code = 12
 
 
-class UnservedDeviceError(InstallError):
+class NoWheelForGpuError(InstallError):
     """No GPU was found, or no binary is made for the GPUs that were found."""
 
     exit_code = 13
 
 
-class DriverError(InstallError):
+class DriverTooOldError(InstallError):
     """The driver is too old for every binary that is made for the GPU."""
 
     exit_code = 14
 
 
-class SourceError(InstallError):
+class WheelNotFoundError(InstallError):
     """No source of wheels is known, or the source does not have the wheel."""
 
     exit_code = 15
 
 
-class IntegrityError(InstallError):
+class DamagedWheelError(InstallError):
     """A wheel is not the one that its source lists, or is damaged."""
 
     exit_code = 16

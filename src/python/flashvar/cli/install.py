@@ -14,7 +14,7 @@ from flashvar.binaries import registry
 from flashvar.binaries.manifest import Manifest
 from flashvar.binaries.registry import Binary
 from flashvar.binaries.variant import dotted
-from flashvar.errors import DriverError, InstallError, UnservedDeviceError
+from flashvar.errors import DriverTooOldError, InstallError, NoWheelForGpuError
 from flashvar.installing import (
     destination,
     installer,
@@ -105,14 +105,14 @@ def _needs_of_names(text: str, offered: tuple[Offer, ...]) -> list[Need]:
     """The needs of GPUs that `--arch` names.
 
     Raises:
-        UnservedDeviceError: no binary is made for one of them.
+        NoWheelForGpuError: no binary is made for one of them.
     """
     needs = []
     for kind in offers.named(text, offered):
         capability = kind.architecture.capability
         served = [one for one in offers.serving(capability, offered) if one.kind.cuda == kind.cuda]
         if not served:
-            raise UnservedDeviceError(
+            raise NoWheelForGpuError(
                 f"--arch: expected a GPU that a binary is made for, found {kind.extra}; nothing "
                 f"was installed: leave it out ({offers.of_words(offered)})"
             )
@@ -126,14 +126,14 @@ def _needs_of_machine(
     """The needs of the GPUs of this machine; unserved ones are reported.
 
     Raises:
-        UnservedDeviceError: there is no GPU, or none is served.
-        DriverError: the driver is too old for all binaries of one.
+        NoWheelForGpuError: there is no GPU, or none is served.
+        DriverTooOldError: the driver is too old for all binaries of one.
     """
     if not gpus:
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
         why = "no NVIDIA driver" if system.driver_cuda is None else "none that the driver shows"
         why += "" if hidden is None else f", CUDA_VISIBLE_DEVICES={hidden!r}"
-        raise UnservedDeviceError(
+        raise NoWheelForGpuError(
             f"expected an NVIDIA GPU, found {why}; nothing was installed: to build an image for "
             f"another machine, name its GPU with --arch ({offers.of_words(offered)})"
         )
@@ -150,7 +150,7 @@ def _needs_of_machine(
         else:
             unserved.append(_words(same))
     if not needs:
-        raise UnservedDeviceError(
+        raise NoWheelForGpuError(
             f"expected a GPU that a binary is made for, found {', '.join(unserved)}; nothing was "
             f"installed: Triton serves it where it can ({offers.of_words(offered)})"
         )
@@ -163,13 +163,13 @@ def _best(served: Sequence[Offer], gpus: Sequence[Gpu], system: System) -> Offer
     """The first offer that the driver loads, judged by its name: nothing is fetched in vain.
 
     Raises:
-        DriverError: it loads none of them.
+        DriverTooOldError: it loads none of them.
     """
     for offer in served:
         if offer.kind.runs_with(system.driver_cuda):
             return offer
     oldest = min(offer.kind.cuda for offer in served)
-    raise DriverError(
+    raise DriverTooOldError(
         f"expected driver {driver.BRANCHES[oldest, 0]} or newer (CUDA {oldest}) "
         f"for {_words(gpus)}, found {driver_text(system)}; nothing was installed: update the "
         "NVIDIA driver"
@@ -190,8 +190,8 @@ def _fetch(need: Need, where: Source, tool: Installer, folder: Path) -> Wheel:
     """Fetch a wheel, and check that its files are those of its RECORD and its manifest.
 
     Raises:
-        SourceError: the source does not have it.
-        IntegrityError: it is not what it lists.
+        WheelNotFoundError: the source does not have it.
+        DamagedWheelError: it is not what it lists.
     """
     offer = need.offer
     print(f"fetching {offer} from {where} for {_words(need.gpus)}", flush=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Final, NoReturn
 
-from flashvar.errors import NotServedError
+from flashvar.errors import NotProvidedError
 
 _HERE: Final = "flashvar.compat."
 _ATTENTION: Final = "flash_attn.flash_attn_func, flashvar.attention"
@@ -78,7 +78,7 @@ NAMES_NOT_SERVED: Final = {
 
 
 class Refusal:
-    """A module finder that finds nothing; importing a module of the table is a NotServedError.
+    """A module finder that finds nothing; importing a module of the table is a NotProvidedError.
 
     Args:
         package: The package that is stood in for, of which every module is refused.
@@ -94,7 +94,7 @@ class Refusal:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> None:
-        """None for `importlib.util.find_spec`; NotServedError for an import.
+        """None for `importlib.util.find_spec`; NotProvidedError for an import.
 
         Packages call `importlib.util.find_spec` to find out what is installed, which must not be an
         error. An import raises with a suggestion instead of "No module named".
@@ -125,8 +125,8 @@ def refuse_name(module: str, name: str) -> NoReturn:
     raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
-def _refused(package: str, name: str, served_by: str) -> NotServedError:
-    return NotServedError(
+def _refused(package: str, name: str, served_by: str) -> NotProvidedError:
+    return NotProvidedError(
         f"{name} is not in flashvar's stand-in for {package}: use {served_by}",
         name=name,
     )

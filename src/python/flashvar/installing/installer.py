@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from flashvar.errors import InstallError, IntegrityError, SourceError
+from flashvar.errors import DamagedWheelError, InstallError, WheelNotFoundError
 from flashvar.installing import destination, settings, temporary
 from flashvar.installing.offers import Offer
 from flashvar.installing.source import Source
@@ -57,8 +57,8 @@ class Installer(Protocol):
         """Fetch a wheel into an empty folder and unpack it there; its source's hash is checked.
 
         Raises:
-            SourceError: the source does not have it.
-            IntegrityError: it has another hash.
+            WheelNotFoundError: the source does not have it.
+            DamagedWheelError: it has another hash.
         """
         ...
 
@@ -127,7 +127,7 @@ class Pip:
             with temporary.writing(tree), zipfile.ZipFile(wheel) as archive:
                 archive.extractall(tree)
         except _TORN as error:
-            raise IntegrityError(
+            raise DamagedWheelError(
                 f"{wheel.name}: expected a whole wheel, found {error}: fetch it again from where "
                 f"{source} has it"
             ) from error
@@ -237,7 +237,7 @@ def _check_fetched(done: subprocess.CompletedProcess[str], offer: Offer, source:
     if done.returncode == 0:
         return
     if any(words in done.stdout + done.stderr for words in _HASHES):
-        raise IntegrityError(
+        raise DamagedWheelError(
             f"{offer}: expected the file whose hash {source} lists, found other bytes; nothing was "
             "installed: publish the index again, or take another source"
         )
@@ -247,7 +247,7 @@ def _check_fetched(done: subprocess.CompletedProcess[str], offer: Offer, source:
             f"{_last_words(done)}; nothing was installed: free space, or name another folder in "
             "TMPDIR"
         )
-    raise SourceError(
+    raise WheelNotFoundError(
         f"{offer}: expected a wheel at {source}, found none that can be fetched "
         f"({_last_words(done)}); nothing was installed: name another source with --from"
     )

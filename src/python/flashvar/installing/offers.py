@@ -10,7 +10,7 @@ from typing import Final
 from flashvar.binaries import advice
 from flashvar.binaries.extras import pins
 from flashvar.binaries.variant import CUDA, Architecture, BinaryKind, dotted
-from flashvar.errors import InstallError, UnservedDeviceError
+from flashvar.errors import InstallError, NoWheelForGpuError
 from flashvar.machine import distributions
 
 _CUDA: Final = re.compile(r"-cu([0-9]{1,4})$")
@@ -101,7 +101,7 @@ def named(text: str, offers: tuple[Offer, ...]) -> list[BinaryKind]:
     """The binaries of `--arch`: `sm_89,9.0-cu12`, or `all`, `all-cu12` that are offered.
 
     Raises:
-        UnservedDeviceError: a word is neither.
+        NoWheelForGpuError: a word is neither.
     """
     found: list[BinaryKind] = []
     for word in (one.strip() for one in text.split(",")):
@@ -109,7 +109,7 @@ def named(text: str, offers: tuple[Offer, ...]) -> list[BinaryKind]:
         try:
             found += _every(int(every[1] or CUDA), offers) if every else [_kind(word)]
         except ValueError as error:
-            raise UnservedDeviceError(
+            raise NoWheelForGpuError(
                 f"--arch: {error}; {of_words(offers)}, or all of them: --arch all"
             ) from None
     return list(dict.fromkeys(found))

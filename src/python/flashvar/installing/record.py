@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from flashvar.errors import IntegrityError
+from flashvar.errors import DamagedWheelError
 from flashvar.installing.offers import Offer
 
 # The specification of RECORD asks for SHA-256 or stronger.
@@ -27,7 +27,7 @@ def read(tree: Path, offer: Offer) -> Mapping[str, bytes]:
     All of them are in the binary's own folder and in that of its metadata.
 
     Raises:
-        IntegrityError: a file is missing, changed, elsewhere or not listed.
+        DamagedWheelError: a file is missing, changed, elsewhere or not listed.
     """
     info = _info(tree, offer)
     folders = (f"{offer.folder}/", f"{info}/")
@@ -103,7 +103,7 @@ def _on_disk(tree: Path) -> set[str]:
     return found
 
 
-def _wrong(offer: Offer, expected: str, found: str) -> IntegrityError:
-    return IntegrityError(
+def _wrong(offer: Offer, expected: str, found: str) -> DamagedWheelError:
+    return DamagedWheelError(
         f"{offer}: expected {expected}, found {found}; nothing was installed: fetch it again"
     )

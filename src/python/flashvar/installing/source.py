@@ -10,7 +10,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from flashvar.binaries import advice
-from flashvar.errors import SourceError
+from flashvar.errors import WheelNotFoundError
 
 VARIABLE: Final = "FLASHVAR_INDEX"
 # A package index has a page of all its projects.
@@ -44,13 +44,14 @@ def find(named: str | None, environ: Mapping[str, str], *, extra: str) -> Source
     """The source of `--from`, else of FLASHVAR_INDEX, else the published release.
 
     Raises:
-        SourceError: nothing is named and no release is published, or what is named is not there.
+        WheelNotFoundError: nothing is named and no release is published, or what is named is not
+            there.
     """
     where, text = ("--from", named) if named else (VARIABLE, environ.get(VARIABLE))
     if not text:
         if advice.PUBLISHED:
             return Source()
-        raise SourceError(
+        raise WheelNotFoundError(
             "expected a folder of wheels or a package index, found none, and no release of "
             "flashvar is published yet: make wheels in a checkout "
             f"(nox -s wheels -- {extra}), then name their folder or an index of them with "
@@ -60,7 +61,9 @@ def find(named: str | None, environ: Mapping[str, str], *, extra: str) -> Source
         if urlsplit(text).scheme in ("http", "https", "file"):
             return Source(index=text)
     except ValueError as error:
-        raise SourceError(f"{where}: expected the address of an index, found: {error}") from error
+        raise WheelNotFoundError(
+            f"{where}: expected the address of an index, found: {error}"
+        ) from error
     folder = Path(text).expanduser()
     try:
         is_index = (folder / _PAGE).is_file()
@@ -71,6 +74,6 @@ def find(named: str | None, environ: Mapping[str, str], *, extra: str) -> Source
         found = "a file" if folder.is_file() else found
     except OSError as error:
         found = error.strerror or str(error)
-    raise SourceError(
+    raise WheelNotFoundError(
         f"{where}: expected a folder of wheels or the address of an index, found {found}: {text}"
     )

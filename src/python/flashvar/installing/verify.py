@@ -10,7 +10,7 @@ from flashvar.binaries import registry
 from flashvar.binaries.advice import public
 from flashvar.binaries.manifest import Manifest
 from flashvar.binaries.variant import dotted
-from flashvar.errors import DriverError, IntegrityError, UnservedDeviceError
+from flashvar.errors import DamagedWheelError, DriverTooOldError, NoWheelForGpuError
 from flashvar.installing.offers import Offer
 from flashvar.machine.system import System
 from flashvar.selection.compatibility import driver_rejection
@@ -20,13 +20,13 @@ def contents(tree: Path, files: Mapping[str, bytes], offer: Offer) -> Manifest:
     """The manifest of an unpacked wheel, which describes the library that is beside it.
 
     Raises:
-        IntegrityError: the loader would not find one binary there, or this is another wheel.
+        DamagedWheelError: the loader would not find one binary there, or this is another wheel.
     """
     inventory = registry.take_stock(registry.in_wheels([str(tree)]))
     for refusal in inventory.refusals:
-        raise IntegrityError(f"{offer}: {refusal.reason}; nothing was installed: fetch it again")
+        raise DamagedWheelError(f"{offer}: {refusal.reason}; nothing was installed: fetch it again")
     if len(inventory.binaries) != 1:
-        raise IntegrityError(
+        raise DamagedWheelError(
             f"{offer}: expected an entry point of one binary, found {len(inventory.binaries)}; "
             "nothing was installed: fetch it again"
         )
@@ -36,7 +36,7 @@ def contents(tree: Path, files: Mapping[str, bytes], offer: Offer) -> Manifest:
     library = files.get(f"{offer.folder}/{manifest.library.file}", b"")
     digest = hashlib.sha256(library).hexdigest()
     if described != (offer.distribution, public(offer.version), digest):
-        raise IntegrityError(
+        raise DamagedWheelError(
             f"{offer}: expected its manifest to describe it, found {' '.join(described)} there "
             f"and a library of {digest}; nothing was installed: fetch it again"
         )
@@ -49,15 +49,15 @@ def fits(
     """Check that a binary runs on devices; with `system`, also under its driver.
 
     Raises:
-        UnservedDeviceError: its machine code does not run on one of them.
-        DriverError: the driver is too old for it.
+        NoWheelForGpuError: its machine code does not run on one of them.
+        DriverTooOldError: the driver is too old for it.
     """
     for capability in capabilities:
         if not manifest.architecture.runs_on(capability):
-            raise UnservedDeviceError(
+            raise NoWheelForGpuError(
                 f"{manifest.distribution}: expected machine code for {dotted(capability)}, found "
                 f"code for {manifest.architecture.code}"
             )
     rejection = None if system is None else driver_rejection(manifest, system)
     if rejection is not None:
-        raise DriverError(f"{manifest.distribution} {rejection.reason}: {rejection.fix}")
+        raise DriverTooOldError(f"{manifest.distribution} {rejection.reason}: {rejection.fix}")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from flashvar.errors import ConfigurationError, IntegrityError
+from flashvar.errors import ConfigurationError, DamagedWheelError
 from flashvar_factory.config import toml_table
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def check(file: Path, found: Path, publisher: Publisher) -> tuple[str, ...]:
     """Verify every attestation of `file` that `found` holds; their kinds.
 
     Raises:
-        IntegrityError: one is not readable, of another file, or of another publisher.
+        DamagedWheelError: one is not readable, of another file, or of another publisher.
     """
     from pypi_attestations import Distribution, GitHubPublisher
 
@@ -78,12 +78,12 @@ def check(file: Path, found: Path, publisher: Publisher) -> tuple[str, ...]:
         ]
     except Exception as error:  # the library's readers of certificates and logs raise their own
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise IntegrityError(
+        raise DamagedWheelError(
             f"{found.name}: expected attestations of {file.name} by {publisher}, found: "
             f"{lines[0]}; do not install it"
         ) from error
     if not kinds:
-        raise IntegrityError(f"{found.name}: expected an attestation in it, found none")
+        raise DamagedWheelError(f"{found.name}: expected an attestation in it, found none")
     return tuple(kind for kind, _ in kinds)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from flashvar.errors import ConfigurationError, FlashvarError, IntegrityError
+from flashvar.errors import ConfigurationError, DamagedWheelError, FlashvarError
 from flashvar_factory import audit
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.build import sbom
@@ -104,7 +104,7 @@ def require(outcomes: Mapping[Path, tuple[Outcome, ...]], required: Set[str]) ->
     """Raise the first error; a check that is required but was not made is one.
 
     Raises:
-        IntegrityError: a file has other bytes, or another publisher; or that is not known.
+        DamagedWheelError: a file has other bytes, or another publisher; or that is not known.
         AuditError: a file is not what it says it is.
     """
     for file, found in outcomes.items():
@@ -112,7 +112,9 @@ def require(outcomes: Mapping[Path, tuple[Outcome, ...]], required: Set[str]) ->
             if one.error is not None:
                 raise one.error
             if one.check in required and not one.made:
-                raise IntegrityError(f"{file.name}: expected its {one.check} checked: {one.words}")
+                raise DamagedWheelError(
+                    f"{file.name}: expected its {one.check} checked: {one.words}"
+                )
 
 
 def _hash(file: Path, trusted: Trusted) -> Iterator[Outcome]:
@@ -124,7 +126,7 @@ def _hash(file: Path, trusted: Trusted) -> Iterator[Outcome]:
     if expected == digest:
         yield Outcome("hash", f"sha256 {digest}")
         return
-    error = IntegrityError(
+    error = DamagedWheelError(
         f"{file.name}: expected the SHA-256 {expected or 'of its name in the list'}, found "
         f"{digest}: do not install it, fetch it again"
     )
@@ -163,7 +165,7 @@ def _attestation(file: Path, trusted: Trusted) -> Iterator[Outcome]:
         yield Outcome("attestation", why_not, made=False)
         return
     if not found:
-        error = IntegrityError(
+        error = DamagedWheelError(
             f"{file.name}: expected an attestation by {trusted.publisher}, found {absent}: "
             "do not install it, or get the attestation too"
         )
@@ -176,7 +178,7 @@ def _attestation(file: Path, trusted: Trusted) -> Iterator[Outcome]:
     for one in found:
         try:
             kinds = attestations.check(file, one, trusted.publisher)
-        except IntegrityError as error:
+        except DamagedWheelError as error:
             yield Outcome("attestation", str(error), error)
         else:
             yield Outcome("attestation", f"{one.name}: {', '.join(kinds)}, {trusted.publisher}")

@@ -74,7 +74,7 @@ def provide() -> None:
     """Let `import fla` find these functions and layers if the package is not installed.
 
     They are the parts that transformers' models import. Importing any other part raises
-    NotServedError, which is an ImportError.
+    NotProvidedError, which is an ImportError.
 
     Raises:
         ConfigurationError: flash-linear-attention is installed.

@@ -6,7 +6,7 @@
 From then on `import flash_attn` imports this module, in this process. It has what other packages
 import: the public functions, `bert_padding`, rotary embeddings, collectives with gradients, the
 forward and backward below autograd, and the metadata of a distribution. Importing any other part of
-FlashAttention raises `NotServedError`, an ImportError, which suggests what to use instead;
+FlashAttention raises `NotProvidedError`, an ImportError, which suggests what to use instead;
 `importlib.util.find_spec` finds nothing for such parts. `__version__` is the version of
 FlashAttention 2 with the same behavior, with a local label, for packages that compare versions.
 """
