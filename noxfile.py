@@ -20,7 +20,7 @@ SOURCES = ROOT / "src" / "python"
 sys.path.insert(0, str(SOURCES))
 
 from flashvar_factory.build import example  # noqa: E402
-from flashvar_factory.config import native  # noqa: E402
+from flashvar_factory.config import this_machine  # noqa: E402
 from flashvar_factory.errors import ToolchainError  # noqa: E402
 from flashvar_factory.toolchain import container, environment, nvcc  # noqa: E402
 
@@ -80,7 +80,7 @@ def build_dev(session: nox.Session) -> None:
     install_toolkit(session)
     session.run("python", "-m", "flashvar_factory", "develop", *session.posargs)
     session.run("python", "examples/first_call.py")
-    on_gpu = bool(native.capabilities())
+    on_gpu = bool(this_machine.capabilities())
     session.run("flashvar", "doctor", success_codes=[0] if on_gpu else [0, 1])
     if not on_gpu:
         session.log("no CUDA device here: nothing but the reference can run, as doctor says")

@@ -26,7 +26,7 @@ from flashvar.integrations.transformers import (
     attention as transformers_attention,
 )
 from flashvar.integrations.transformers import (
-    own_path as transformers_own_path,
+    fallback as transformers_fallback,
 )
 from flashvar.integrations.transformers import (
     registration as transformers,
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("seed")
 def registered(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """This backend and no other, nor the model's own path."""
     transformers.register()
-    monkeypatch.setattr(transformers_attention, "own_path", _refuse)
+    monkeypatch.setattr(transformers_attention, "fall_back", _refuse)
     for name in ("dense", "attention_varlen"):
         function = getattr(transformers_attention, name)
         monkeypatch.setattr(transformers_attention, name, partial(function, backend=backend))
@@ -132,7 +132,7 @@ def test_float32_goes_the_models_own_way(
     backend: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No kernel takes it; the reference does."""
-    monkeypatch.setattr(transformers_attention, "own_path", transformers_own_path.own_path)
+    monkeypatch.setattr(transformers_attention, "fall_back", transformers_fallback.fall_back)
     monkeypatch.setattr(fallback, "_logged", set())
     given, counts = inputs("mistral", LENGTH, "left")
     model, given = on_device(small_model("mistral", LENGTH), given, torch.float32)

@@ -16,7 +16,7 @@ from checkout import alone
 from elftools.elf.elffile import ELFFile
 
 from flashvar.binaries import manifest
-from flashvar_factory.config import native, schema, version
+from flashvar_factory.config import schema, this_machine, version
 
 from .conftest import ROOT, Factory
 
@@ -27,7 +27,7 @@ EMULATOR = "qemu-aarch64"
 SYSTEM = Path("/usr/aarch64-linux-gnu")  # glibc of that processor, of the cross compiler's packages
 
 pytestmark = [
-    pytest.mark.skipif(native.MACHINE == "aarch64", reason="this machine is an aarch64"),
+    pytest.mark.skipif(this_machine.PROCESSOR == "aarch64", reason="this machine is an aarch64"),
     pytest.mark.skipif(
         shutil.which(COMPILER) is None,
         reason=f"no {COMPILER}: apt-get install g++-aarch64-linux-gnu",

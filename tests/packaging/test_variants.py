@@ -15,7 +15,7 @@ import pytest
 
 from flashvar_factory import index
 from flashvar_factory.build import sbom
-from flashvar_factory.config import native, schema, version
+from flashvar_factory.config import schema, this_machine, version
 from flashvar_factory.config.schema import Config
 from flashvar_factory.index import serve
 from flashvar_factory.inspect import archive
@@ -53,7 +53,11 @@ def released(dist: Path, config: Config, tmp_path_factory: pytest.TempPathFactor
         (folder / path.name).symlink_to(path)
     every = schema.read(ROOT / "variants.toml")
     for name, target in every.targets.items():
-        if name in config.targets or target.toolkit or native.MACHINE not in target.platforms:
+        if (
+            name in config.targets
+            or target.toolkit
+            or this_machine.PROCESSOR not in target.platforms
+        ):
             continue
         code, of = target.architecture.code, version.read(every, ROOT)
         paper_wheels.binary(folder, simulated.manifest(code, version=of))
@@ -123,7 +127,7 @@ def test_uv_picks(
     assert label(tmp_path) == expected
 
 
-@pytest.mark.skipif(bool(native.capabilities()), reason="this machine has a CUDA device")
+@pytest.mark.skipif(bool(this_machine.capabilities()), reason="this machine has a CUDA device")
 def test_uv_picks_null_without_a_gpu(links: tuple[str, ...], tmp_path: Path) -> None:
     install((*UV, *FLAG, *links), tmp_path, {})
     assert label(tmp_path) == "null"
@@ -197,7 +201,7 @@ def test_every_variant_brings_its_sbom(made: Path, config: Config) -> None:
     labels = {
         target.kind.extra.replace("-", "_")
         for target in config.targets.values()
-        if native.MACHINE in target.platforms
+        if this_machine.PROCESSOR in target.platforms
     }
     found = {archive.parse_name(path.name).label: path for path in made.glob("*.whl")}
     named = {label: list(sbom.read(found[label])) for label in ("null", *labels)}

@@ -18,7 +18,7 @@ import torch
 
 from flashvar.backends.triton import causal_conv1d
 from flashvar.backends.triton.absent_device import set_target
-from flashvar.backends.triton.begin import Begin
+from flashvar.backends.triton.launch_or_compile import Begin
 from flashvar.ops.causal_conv1d.problem import Convolution, Gradients
 
 

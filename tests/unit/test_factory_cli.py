@@ -11,7 +11,7 @@ import pytest
 from matrix import CONFIG, project
 
 from flashvar_factory.__main__ import main
-from flashvar_factory.config import native
+from flashvar_factory.config import this_machine
 
 ROOT = Path(__file__).parents[2]
 
@@ -103,11 +103,11 @@ def test_devices_are_asked_for_where_words_need_them(
 ) -> None:
     calls: list[bool] = []
 
-    def capabilities() -> tuple[native.Capability, ...]:
+    def capabilities() -> tuple[this_machine.Capability, ...]:
         calls.append(True)
         return ((8, 0),)
 
-    monkeypatch.setattr(native, "capabilities", capabilities)
+    monkeypatch.setattr(this_machine, "capabilities", capabilities)
     code, _, _ = run(capsys, "--root", str(root), "list", *words)
     assert (code, bool(calls)) == (0, asked)
 

@@ -16,7 +16,7 @@ from flashvar.errors import ConfigurationError
 from flashvar_factory.build import render
 from flashvar_factory.build.configure import CROSS_FILE, configure
 from flashvar_factory.cli import main
-from flashvar_factory.config import extras, native, schema
+from flashvar_factory.config import extras, schema, this_machine
 from flashvar_factory.config.expand import Build, expand, select_all, select_dev
 from flashvar_factory.config.selection_arguments import parse
 from flashvar_factory.errors import CrossToolchainError
@@ -25,7 +25,7 @@ from flashvar_factory.toolchain.cross import Cross
 from flashvar_factory.toolchain.nvcc import Toolchain
 
 ROOT = Path(__file__).parents[2]
-OTHER = next(name for name in schema.PLATFORMS if name != native.MACHINE)
+OTHER = next(name for name in schema.PLATFORMS if name != this_machine.PROCESSOR)
 TOOLS = Cross(
     "aarch64", Path("/bin/aarch64-linux-gnu-g++"), Path("/cuda/include"), Path("/arm/lib")
 )
@@ -57,7 +57,9 @@ def find(tmp_path: Path) -> Callable[[], Cross | None]:
 
 
 def test_this_machine_needs_nothing(tmp_path: Path) -> None:
-    assert cross.find(native.MACHINE, tmp_path, "13.0.88", environ={}, root=tmp_path) is None
+    assert (
+        cross.find(this_machine.PROCESSOR, tmp_path, "13.0.88", environ={}, root=tmp_path) is None
+    )
 
 
 def test_compiler_headers_and_runtime(find: Callable[[], Cross | None], tmp_path: Path) -> None:
@@ -168,7 +170,7 @@ def test_platforms_are_read_strictly(value: str) -> None:
 
 def test_development_is_for_this_machine() -> None:
     words = parse([f"platform={OTHER}"], CONFIG)
-    with pytest.raises(ConfigurationError, match=f"expected {native.MACHINE}"):
+    with pytest.raises(ConfigurationError, match=f"expected {this_machine.PROCESSOR}"):
         select_dev(words, CONFIG, [])
 
 

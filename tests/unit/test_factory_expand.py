@@ -11,7 +11,7 @@ from matrix import CONFIG, TEXT
 
 from flashvar.errors import ConfigurationError
 from flashvar.machine import driver
-from flashvar_factory.config import extras, native, schema, version
+from flashvar_factory.config import extras, schema, this_machine, version
 from flashvar_factory.config.expand import Build, expand, select_all, select_dev
 from flashvar_factory.config.schema import Config
 from flashvar_factory.config.selection_arguments import parse
@@ -24,14 +24,18 @@ def released(config: Config, words: str = "") -> tuple[Build, ...]:
     return expand(config, select_all(parse(words.split(), config), config))
 
 
-def developed(words: str, *capabilities: native.Capability) -> tuple[Build, ...]:
+def developed(words: str, *capabilities: this_machine.Capability) -> tuple[Build, ...]:
     return expand(CONFIG, select_dev(parse(words.split(), CONFIG), CONFIG, capabilities))
 
 
 @pytest.mark.parametrize("config", [CONFIG, SHIPPED], ids=["these tests'", "the project's"])
 def test_everything_is_every_architecture_by_every_value_of_every_axis(config: Config) -> None:
     builds = released(config)
-    here = [name for name, target in config.targets.items() if native.MACHINE in target.platforms]
+    here = [
+        name
+        for name, target in config.targets.items()
+        if this_machine.PROCESSOR in target.platforms
+    ]
     assert [build.kind.name for build in builds] == here
     for build in builds:
         for op in config.default_ops:
@@ -70,7 +74,7 @@ NATIVE = {
 
 
 @pytest.mark.parametrize(("capabilities", "names"), NATIVE.values(), ids=NATIVE)
-def test_native(capabilities: list[native.Capability], names: list[str]) -> None:
+def test_native(capabilities: list[this_machine.Capability], names: list[str]) -> None:
     builds = developed("arch=native", *capabilities)
     assert [build.architecture.name for build in builds] == names
 
@@ -165,5 +169,5 @@ def test_no_cuda_driver_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(sys.modules["flashvar.machine.driver"].ctypes, "CDLL", refuse)
     driver._library.cache_clear()
-    assert native.capabilities() == ()
+    assert this_machine.capabilities() == ()
     driver._library.cache_clear()

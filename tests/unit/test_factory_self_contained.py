@@ -10,7 +10,7 @@ import pytest
 
 from flashvar_factory.build import example, self_contained, source
 from flashvar_factory.cli import main
-from flashvar_factory.config import native, schema
+from flashvar_factory.config import schema, this_machine
 from flashvar_factory.config.expand import Build, expand, select_all
 from flashvar_factory.config.selection_arguments import parse
 from flashvar_factory.errors import PackagingError
@@ -152,9 +152,9 @@ def test_matrix_is_a_job_for_each_wheel(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_container_is_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    other = next(name for name in schema.PLATFORMS if name != native.MACHINE)
+    other = next(name for name in schema.PLATFORMS if name != this_machine.PROCESSOR)
     assert main(["cibuildwheel", "--root", str(ROOT), f"platform={other}"]) == 2
-    assert f"expected {native.MACHINE}" in capsys.readouterr().err
+    assert f"expected {this_machine.PROCESSOR}" in capsys.readouterr().err
 
 
 CHOICES = {

@@ -17,7 +17,7 @@ from flashvar.binaries.advice import public
 from flashvar.binaries.manifest import LibraryFile
 from flashvar.binaries.variant import Architecture
 from flashvar.errors import DamagedWheelError
-from flashvar.installing import record, repacked, verify
+from flashvar.installing import record, repack, verify
 from flashvar.installing.offers import Offer
 
 VERSION = public(__version__)
@@ -61,7 +61,7 @@ def judge(tree: Path) -> str:
     """What `flashvar install` does with a tree; the requirement."""
     files = record.read(tree, OFFER)
     verify.contents(tree, files, OFFER)
-    return repacked.write(files, OFFER, tree.parent / "judged")
+    return repack.write(files, OFFER, tree.parent / "judged")
 
 
 def lines(tree: Path) -> Path:
@@ -182,5 +182,5 @@ def test_what_is_packed_is_what_was_judged(tree: Path) -> None:
 def test_a_label_is_a_part_of_the_version_that_is_asked_for(tmp_path: Path) -> None:
     """uv finds no hash for a version with a label where the requirement has none."""
     files = {f"{INFO.replace(VERSION, f'{VERSION}+hdim64')}/RECORD": b""}
-    requirement = repacked.write(files, OFFER, tmp_path)
+    requirement = repack.write(files, OFFER, tmp_path)
     assert requirement.startswith(f"flashvar-sm89=={VERSION}+hdim64 --hash=sha256:")

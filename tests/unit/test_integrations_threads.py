@@ -13,12 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashvar.errors import BackendUnavailableError
 from flashvar.integrations import fallback
-from flashvar.integrations.tally import Tally
+from flashvar.integrations.call_counts import CallCounts
 from flashvar.integrations.torch import activation as ours
 from flashvar.integrations.torch import flash as torch_flash
-from flashvar.integrations.transformers import in_parts
+from flashvar.integrations.transformers import context_parallel
+from flashvar.integrations.transformers.fallback import Call
 from flashvar.integrations.transformers.layout import Layout
-from flashvar.integrations.transformers.own_path import Call
 
 Q, K, V = torch.randn(3, 1, 2, 6, 8)
 
@@ -37,21 +37,21 @@ def inactive(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ours.deactivate()
 
 
-def test_a_tally_counts_for_the_process_and_for_a_thread() -> None:
-    tally = Tally()
+def test_calls_are_counted_for_the_process_and_for_a_thread() -> None:
+    counts = CallCounts()
 
     def count() -> int:
         for _ in range(1000):
-            tally.add("a")
-        return tally.of_this_thread()
+            counts.add("a")
+        return counts.of_this_thread()
 
     with ThreadPoolExecutor(4) as pool:
         found = [one.result() for one in [pool.submit(count) for _ in range(8)]]
     assert max(found) % 1000 == 0  # a thread of the pool may have run it more than once
-    assert tally.counts() == {"a": 8000}
-    assert tally.of_this_thread() == 0
-    tally.clear()
-    assert tally.counts() == {}
+    assert counts.counts() == {"a": 8000}
+    assert counts.of_this_thread() == 0
+    counts.clear()
+    assert counts.counts() == {}
 
 
 class Watching(TorchDispatchMode):
@@ -104,8 +104,8 @@ def test_a_layer_in_parts_asks_about_its_own_steps(
     call = Call(Q, K, V, 0.0, None, None, None, None)
     layout = Layout(causal=False, window=(-1, -1), keys=6)
     if own:
-        found = in_parts.distributed_attention(torch.nn.Identity(), call, layout, {})
+        found = context_parallel.distributed_attention(torch.nn.Identity(), call, layout, {})
         torch.testing.assert_close(found, expected)
         return
     with pytest.raises(BackendUnavailableError, match="is replaced by other code"):
-        in_parts.distributed_attention(torch.nn.Identity(), call, layout, {})
+        context_parallel.distributed_attention(torch.nn.Identity(), call, layout, {})

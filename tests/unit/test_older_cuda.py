@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flashvar_factory.config import native
+from flashvar_factory.config import this_machine
 from flashvar_factory.config.older_toolkits import OlderToolkit
 from flashvar_factory.errors import ToolchainError
 from flashvar_factory.toolchain import cross, older_cuda
@@ -97,7 +97,9 @@ def test_packages_that_cannot_be_had_leave_nothing(
     toolchain: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(script(tmp_path / "python", "echo no; exit 1")))
-    with pytest.raises(ToolchainError, match=f"expected {OLDER.ptxas} for {native.MACHINE}"):
+    with pytest.raises(
+        ToolchainError, match=f"expected {OLDER.ptxas} for {this_machine.PROCESSOR}"
+    ):
         older_cuda.complete(toolchain, OLDER, tmp_path)
     assert list((tmp_path / "build").iterdir()) == []
 

@@ -14,7 +14,7 @@ import torch
 from benchmarks import cases, recorded, result_file
 from benchmarks import timing as benchmarks_timing
 
-from flashvar.cli import diagnosis, doctor_page, main, page_text, speed, stopwatch, timing
+from flashvar.cli import bench, diagnosis, doctor_page, main, page_text, speed, timing
 from flashvar.cli.diagnosis import Report, examine
 from flashvar.cli.speed import RECORDED, Cell, Result, Speed
 from flashvar.ops.attention import speed as cells
@@ -79,14 +79,14 @@ def test_no_record_for_an_unknown_gpu() -> None:
 @pytest.fixture
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention alone, of small tensors of the CPU where the device's would be."""
-    monkeypatch.setattr(stopwatch, "timed_ops", lambda: {"attention": cells})
+    monkeypatch.setattr(bench, "timed_ops", lambda: {"attention": cells})
     monkeypatch.setattr(cells, "TOKENS", 32)
     monkeypatch.setattr(cells, "SEQLEN", 16)
     monkeypatch.setattr(cells, "WIDTH", 128)
     monkeypatch.setattr(torch.cuda, "device", lambda number: contextlib.nullcontext())
-    real, cpu = stopwatch._calls, torch.device("cpu")
+    real, cpu = bench._calls, torch.device("cpu")
     monkeypatch.setattr(
-        stopwatch, "_calls", lambda op, cell, candidate, device: real(op, cell, candidate, cpu)
+        bench, "_calls", lambda op, cell, candidate, device: real(op, cell, candidate, cpu)
     )
 
 
@@ -94,13 +94,13 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_cell_is_timed_for_all_who_serve_it() -> None:
     budgets = []
 
-    def timer(calls: dict[str, stopwatch.Call], seconds: float) -> dict[str, float]:
+    def timer(calls: dict[str, bench.Call], seconds: float) -> dict[str, float]:
         budgets.append(seconds)
         for call in calls.values():
             call()
         return dict.fromkeys(calls, 2.0)
 
-    found = stopwatch.check(report(), 0, quiet=True, timer=timer)
+    found = bench.check(report(), 0, quiet=True, timer=timer)
     assert sum(budgets) == pytest.approx(speed.SECONDS)
     assert [one.cell for one in found.results] == list(CELLS)
     for one in found.results:
@@ -114,13 +114,13 @@ def test_every_cell_is_timed_for_all_who_serve_it() -> None:
 def test_calls_are_timed_as_the_benchmarks_time_them(monkeypatch: pytest.MonkeyPatch) -> None:
     spent = []
 
-    def measure(calls: dict[str, stopwatch.Call], *, seconds: float) -> dict[str, timing.Timing]:
+    def measure(calls: dict[str, bench.Call], *, seconds: float) -> dict[str, timing.Timing]:
         spent.append(seconds * len(calls))
         return {name: timing.Timing(2.0, 1.0, 9.0, 7) for name in calls}
 
-    assert benchmarks_timing.timing.measure is stopwatch.measure
-    monkeypatch.setattr(stopwatch, "measure", measure)
-    found = stopwatch.check(report(), 0, quiet=True)
+    assert benchmarks_timing.timing.measure is bench.measure
+    monkeypatch.setattr(bench, "measure", measure)
+    found = bench.check(report(), 0, quiet=True)
     assert sum(spent) == pytest.approx(speed.SECONDS)
     assert {one.rates["flashvar"] * 2e9 for one in found.results} == {one.work for one in CELLS}
 
@@ -128,12 +128,12 @@ def test_calls_are_timed_as_the_benchmarks_time_them(monkeypatch: pytest.MonkeyP
 @pytest.mark.usefixtures("on_the_cpu")
 def test_the_reference_is_not_timed() -> None:
     named = examine(H200, sim.inventory("90a"), Overrides("reference"))
-    found = stopwatch.check(named, 0, quiet=True, timer=lambda calls, _: dict.fromkeys(calls, 1.0))
+    found = bench.check(named, 0, quiet=True, timer=lambda calls, _: dict.fromkeys(calls, 1.0))
     assert [one.failures["flashvar"] for one in found.results] == ["reference serves it"] * 4
 
 
 def test_no_such_device() -> None:
-    found = stopwatch.check(report(), 2, quiet=True)
+    found = bench.check(report(), 2, quiet=True)
     assert (found.why, found.results) == ("torch sees no cuda:2", ())
 
 
@@ -173,8 +173,8 @@ def test_a_cell_that_doctor_does_not_ask_about_has_a_candidate() -> None:
     cell = replace(CELLS[0], axes=((96, 96),))
     bare = examine(H200, sim.inventory(), Overrides())
     assert cell.request(0) not in [one.request for one in bare.decisions]
-    assert stopwatch._candidate(bare, 0, cell) == "triton"
-    assert stopwatch._candidate(report(), 0, cell) == "cuda sm_90"
+    assert bench._candidate(bare, 0, cell) == "triton"
+    assert bench._candidate(report(), 0, cell) == "cuda sm_90"
 
 
 def test_a_slow_card_is_told_so() -> None:

@@ -16,8 +16,8 @@ from flashvar.integrations import fallback
 from flashvar.integrations import transformers as transformers
 from flashvar.integrations.transformers.attention import attention
 from flashvar.integrations.transformers.layout import Layout
+from flashvar.integrations.transformers.lazy_masks import attach
 from flashvar.integrations.transformers.mask import attention_mask
-from flashvar.integrations.transformers.unevaluated import attach
 
 LENGTH = 12
 _SIZES = {"vocab_size": 97, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}

@@ -17,7 +17,7 @@ from flashvar.errors import BackendUnavailableError
 from flashvar.integrations import fallback
 from flashvar.integrations.transformers import attention as transformers_attention
 from flashvar.integrations.transformers import (
-    check as transformers_check,
+    model_check as transformers_check,
 )
 from flashvar.integrations.transformers import (
     registration as transformers,

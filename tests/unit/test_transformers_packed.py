@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, DynamicCache, Llama4TextConfig, m
 
 from flashvar.integrations import transformers as transformers
 from flashvar.integrations.transformers.layout import padding_layout, visible
+from flashvar.integrations.transformers.lazy_masks import LazyMask, attached
 from flashvar.integrations.transformers.rows import rows_of, rows_of_positions
-from flashvar.integrations.transformers.unevaluated import UnevaluatedMask, attached
 
 LENGTHS = (7, 1, 13, 3)
 TOTAL = sum(LENGTHS)
@@ -218,7 +218,7 @@ def test_masks_on_their_way_to_a_layer(change: str) -> None:
         else:
             # The first query that is no padding alone.
             altered[:, :, 5:, 6:] = torch.finfo(torch.float32).min
-        seen.append((isinstance(altered, UnevaluatedMask), attached(altered)))
+        seen.append((isinstance(altered, LazyMask), attached(altered)))
         return args, {**given, "attention_mask": altered}
 
     for layer in model.model.layers:

@@ -23,8 +23,8 @@ from flashvar.errors import BackendUnavailableError, DtypeError, ShapeError
 from flashvar.integrations import fallback
 from flashvar.integrations import transformers as transformers
 from flashvar.integrations.transformers.attention import attention
+from flashvar.integrations.transformers.lazy_masks import attached
 from flashvar.integrations.transformers.mask import attention_mask, read
-from flashvar.integrations.transformers.unevaluated import attached
 
 LENGTH = 12
 

@@ -17,7 +17,7 @@ from transformers.masking_utils import create_causal_mask
 
 from flashvar.integrations import transformers
 from flashvar.integrations.transformers.attention import attention
-from flashvar.integrations.transformers.unevaluated import UnevaluatedMask, attached
+from flashvar.integrations.transformers.lazy_masks import LazyMask, attached
 
 LENGTH, HIDDEN = 12, 2
 LOWEST = torch.finfo(torch.float32).min
@@ -145,7 +145,7 @@ def test_a_mask_is_written_between_layers(write: Write, compiled: bool) -> None:
     x = torch.randn(2, 2, LENGTH, 16)
     run = torch.compile(layer, backend="aot_eager") if compiled else layer
     mask = made("flashvar", padding())
-    assert isinstance(mask, UnevaluatedMask)
+    assert isinstance(mask, LazyMask)
     before = run(x, mask)
     write(mask)
     assert_same((before, run(x, mask)), expected(x, True, write), True)

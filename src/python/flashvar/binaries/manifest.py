@@ -16,7 +16,7 @@ from typing import Final
 from flashvar.binaries.strict_json import Table, wrong
 from flashvar.binaries.variant import Architecture, BinaryKind, Kernel, joined
 from flashvar.errors import ManifestError
-from flashvar.machine import files
+from flashvar.machine import bounded_read
 
 FILE_NAME: Final = "manifest.json"
 SCHEMA: Final = 2
@@ -195,7 +195,7 @@ class Manifest:
 def read(path: Path) -> Manifest:
     """Parse the manifest at `path`; a ManifestError names the file."""
     try:
-        return parse(files.text(path, _LARGEST))
+        return parse(bounded_read.text(path, _LARGEST))
     except FileNotFoundError:
         raise ManifestError(f"{path}: expected a manifest, found no file") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -82,9 +82,9 @@ def _speed(report: Report, chosen: argparse.Namespace) -> Speed:
         from flashvar.cli.speed import Speed
 
         return Speed(number, None, why=report.system.problem or "torch is not installed")
-    from flashvar.cli import stopwatch
+    from flashvar.cli import bench
 
-    return stopwatch.check(report, number, quiet=chosen.json)
+    return bench.check(report, number, quiet=chosen.json)
 
 
 def _show(chosen: argparse.Namespace) -> int:

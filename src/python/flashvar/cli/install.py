@@ -20,7 +20,7 @@ from flashvar.installing import (
     installer,
     offers,
     record,
-    repacked,
+    repack,
     source,
     temporary,
     verify,
@@ -86,8 +86,7 @@ def run(chosen: argparse.Namespace) -> int:
                 wheels[name] = _fetch(need, where, tool, folder)
             verify.fits(wheels[name].manifest, [gpu.capability for gpu in need.gpus], system)
         requirements = {
-            wheel.offer: repacked.write(wheel.files, wheel.offer, judged)
-            for wheel in wheels.values()
+            wheel.offer: repack.write(wheel.files, wheel.offer, judged) for wheel in wheels.values()
         }
         files = {name: len(one) for wheel in wheels.values() for name, one in wheel.files.items()}
         destination.require_room(sum(files.values()))

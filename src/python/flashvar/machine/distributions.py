@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from flashvar.machine import files
+from flashvar.machine import bounded_read
 
 _LARGEST: Final = 16 << 20  # bytes of a file of metadata
 
@@ -35,7 +35,7 @@ def text(distribution: metadata.Distribution, file: str) -> str:
     try:
         if folder is None:
             return distribution.read_text(file) or ""
-        return files.text(folder / file, _LARGEST)
+        return bounded_read.text(folder / file, _LARGEST)
     except Exception:  # that of an archive, or of a finder that is not Python's, raises anything
         return ""
 

@@ -12,7 +12,7 @@ from typing import Final
 from flashvar.errors import ConfigurationError
 from flashvar_factory.build import self_contained, source
 from flashvar_factory.cli import selected
-from flashvar_factory.config import native
+from flashvar_factory.config import this_machine
 from flashvar_factory.errors import PackagingError, ToolchainError
 from flashvar_factory.toolchain import container
 
@@ -28,10 +28,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """A self-contained project for each wheel, and cibuildwheel in it."""
     selection = selected.read(arguments)
-    if selection.given.platform not in (None, native.MACHINE):
+    if selection.given.platform not in (None, this_machine.PROCESSOR):
         raise ConfigurationError(
-            f"platform={selection.given.platform}: expected {native.MACHINE}, found another "
-            "processor: containers run on this machine's; `wheels` cross-compiles"
+            f"platform={selection.given.platform}: expected {this_machine.PROCESSOR}, found another"
+            " processor: containers run on this machine's; `wheels` cross-compiles"
         )
     choice = container.choose(container.gather(os.environ))
     if choice.why_not:

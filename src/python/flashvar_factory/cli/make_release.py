@@ -11,7 +11,7 @@ from flashvar.errors import ConfigurationError
 from flashvar_factory.build import process
 from flashvar_factory.cli import selected
 from flashvar_factory.cli.selected import Selected
-from flashvar_factory.config import native, version
+from flashvar_factory.config import this_machine, version
 from flashvar_factory.config.expand import Build
 from flashvar_factory.release import checkout, members, pipeline, publish, pythons, report
 from flashvar_factory.release.pipeline import Release
@@ -90,13 +90,15 @@ def _selection(given: list[str], selection: Selected) -> dict[str, tuple[str, ..
     rest = tuple(word for word in given if not word.startswith("platform="))
     return {
         platform: (*rest, f"platform={platform}")
-        for platform in dict.fromkeys((native.MACHINE, selection.given.platform or native.MACHINE))
+        for platform in dict.fromkeys(
+            (this_machine.PROCESSOR, selection.given.platform or this_machine.PROCESSOR)
+        )
     }
 
 
 def _platforms(selection: Selected) -> list[Selected]:
     """This machine's own platform and, where another was named, that one too."""
-    if selection.given.platform in (None, native.MACHINE):
+    if selection.given.platform in (None, this_machine.PROCESSOR):
         return [selection]
     own = dataclasses.replace(selection.given, platform=None)
     return [dataclasses.replace(selection, given=own), selection]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flashvar_factory.config import native, schema, selection_arguments
+from flashvar_factory.config import schema, selection_arguments, this_machine
 from flashvar_factory.config.expand import Build, expand, select_all, select_dev
 from flashvar_factory.config.schema import Config
 from flashvar_factory.config.selection_arguments import SelectionArguments
@@ -38,7 +38,7 @@ class Selected:
         """The nvcc that compiles, behind the cache that was asked for."""
         cache = compiler_cache.launcher(self.given.cache, self.root)
         found = nvcc.find(self.given.toolkit, os.environ, self.root)
-        platform = self.given.platform or native.MACHINE
+        platform = self.given.platform or this_machine.PROCESSOR
         other = cross.find(platform, found.nvcc, found.version, environ=os.environ, root=self.root)
         return dataclasses.replace(found, cross=other, launcher=cache)
 
@@ -67,9 +67,9 @@ class Selected:
         part, of = self.given.shard
         return builds[part - 1 :: of]
 
-    def _devices(self, named: Sequence[str]) -> tuple[native.Capability, ...]:
+    def _devices(self, named: Sequence[str]) -> tuple[this_machine.Capability, ...]:
         """The devices of this machine, asked for only where the architectures need them."""
-        return native.capabilities() if selection_arguments.NATIVE in named else ()
+        return this_machine.capabilities() if selection_arguments.NATIVE in named else ()
 
 
 def read(arguments: argparse.Namespace) -> Selected:

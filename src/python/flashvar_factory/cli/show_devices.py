@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from flashvar_factory.config import native
+from flashvar_factory.config import this_machine
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -14,5 +14,5 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Print them."""
     del arguments
-    for major, minor in native.capabilities():
+    for major, minor in this_machine.capabilities():
         print(f"{major}.{minor}")

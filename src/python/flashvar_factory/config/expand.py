@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from flashvar.binaries.variant import CUDA, Architecture, BinaryKind, Kernel
 from flashvar.errors import ConfigurationError
-from flashvar_factory.config import native
+from flashvar_factory.config import this_machine
 from flashvar_factory.config.axes import Axis
 from flashvar_factory.config.older_toolkits import OlderToolkit
 from flashvar_factory.config.schema import PLATFORMS, Config, Target
@@ -26,7 +26,7 @@ class Selection:
     # The values that were given; an axis that is absent, or has (), takes its defaults.
     axes: Mapping[str, tuple[Value, ...]]
     ptx: bool = False
-    platform: str = native.MACHINE
+    platform: str = this_machine.PROCESSOR
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class Build:
 
 
 def select_all(
-    given: SelectionArguments, config: Config, found: Sequence[native.Capability] = ()
+    given: SelectionArguments, config: Config, found: Sequence[this_machine.Capability] = ()
 ) -> Selection:
     """The selection of a release: what was not given is everything."""
-    platform = given.platform or native.MACHINE
+    platform = given.platform or this_machine.PROCESSOR
     there = [name for name, target in config.targets.items() if platform in target.platforms]
     asked = given.architectures or tuple(config.targets)
     everything = asked == tuple(config.targets)
@@ -82,13 +82,13 @@ def select_all(
 
 
 def select_dev(
-    given: SelectionArguments, config: Config, found: Sequence[native.Capability]
+    given: SelectionArguments, config: Config, found: Sequence[this_machine.Capability]
 ) -> Selection:
     """What a development build takes: this machine's GPUs, and [dev] where nothing was given."""
-    if given.platform not in (None, native.MACHINE):
+    if given.platform not in (None, this_machine.PROCESSOR):
         raise ConfigurationError(
-            f"platform={given.platform}: expected {native.MACHINE}, found another processor: "
-            "development builds run where they are made; wheels are cross-compiled"
+            f"platform={given.platform}: expected {this_machine.PROCESSOR}, found another processor"
+            ": development builds run where they are made; wheels are cross-compiled"
         )
     return Selection(
         _architectures(given.architectures or (NATIVE,), config, found),
@@ -99,9 +99,11 @@ def select_dev(
 
 
 def _architectures(
-    names: tuple[str, ...], config: Config, found: Sequence[native.Capability]
+    names: tuple[str, ...], config: Config, found: Sequence[this_machine.Capability]
 ) -> tuple[str, ...]:
-    resolved = (native.resolve(found, config) if name == NATIVE else (name,) for name in names)
+    resolved = (
+        this_machine.resolve(found, config) if name == NATIVE else (name,) for name in names
+    )
     chosen = set(itertools.chain.from_iterable(resolved))
     return tuple(name for name in config.targets if name in chosen)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from flashvar_factory.config import native
+from flashvar_factory.config import this_machine
 from flashvar_factory.errors import CrossToolchainError, ToolchainError
 from flashvar_factory.toolchain import pypi
 
@@ -45,7 +45,7 @@ def find(
     `version` is nvcc's. CrossToolchainError, naming the packages, when there is no compiler or the
     runtime cannot be had.
     """
-    if platform == native.MACHINE:
+    if platform == this_machine.PROCESSOR:
         return None
     compiler = _compiler(TRIPLETS[platform], environ)
     folder = root / FOLDER.format(platform=platform, version=version)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from flashvar_factory.config import native
+from flashvar_factory.config import this_machine
 from flashvar_factory.config.older_toolkits import OlderToolkit
 from flashvar_factory.errors import ToolchainError
 from flashvar_factory.toolchain import cross, pypi
@@ -85,8 +85,8 @@ def _make(folder: Path, toolchain: Toolchain, older: OlderToolkit) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
         fresh = Path(temporary, "fresh")
-        pypi.fetch(older.ptxas, native.MACHINE, fresh / "ptxas")
-        pypi.fetch(older.runtime, native.MACHINE, fresh / "runtime")
+        pypi.fetch(older.ptxas, this_machine.PROCESSOR, fresh / "ptxas")
+        pypi.fetch(older.runtime, this_machine.PROCESSOR, fresh / "runtime")
         if not (fresh / _ASSEMBLER).is_file() or not (fresh / _RUNTIME / "lib").is_dir():
             raise ToolchainError(
                 f"expected bin/ptxas in {older.ptxas} and lib in {older.runtime}, found another "

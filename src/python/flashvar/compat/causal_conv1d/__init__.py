@@ -192,8 +192,8 @@ def _modules() -> dict[str, ModuleType]:
     interface: dict[str, Any] = {name: _FUNCTIONS[name] for name in _INTERFACE}
     varlen: dict[str, Any] = {name: _FUNCTIONS[name] for name in _VARLEN}
     below = importlib.import_module(f"{__name__}.cpp_functions")
-    written_out = importlib.import_module(f"{__name__}.written_out")
-    of_interface = _of(below) | _of(written_out)
+    reference = importlib.import_module(f"{__name__}.torch_reference")
+    of_interface = _of(below) | _of(reference)
     of_varlen = of_interface.pop("causal_conv1d_varlen_states_ref")
     contents = {
         _NAME: {**interface, "__version__": __version__},

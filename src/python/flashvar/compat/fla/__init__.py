@@ -17,8 +17,8 @@ from types import ModuleType
 from typing import Final
 
 from flashvar.compat.distribution import Finder
-from flashvar.compat.fla.rebound import replacements
 from flashvar.compat.fla.registry import register_backends
+from flashvar.compat.fla.replacements import replacements
 from flashvar.compat.fla.shared_memory import check_shared_mem
 from flashvar.compat.not_served import Refusal
 from flashvar.compat.rebinding import Rebinding

@@ -20,9 +20,9 @@ from typing import Any, Final
 import torch
 from torch.overrides import handle_torch_function
 
+from flashvar.integrations.call_counts import CallCounts
 from flashvar.integrations.fallback import report_fallback
 from flashvar.integrations.serving import named
-from flashvar.integrations.tally import Tally
 from flashvar.integrations.torch import attribute as torch_attribute
 from flashvar.integrations.torch import causal_bias as torch_causal_bias
 from flashvar.integrations.torch import flash as torch_flash
@@ -58,7 +58,7 @@ _active = False
 _backend: BackendName = "auto"
 _on_cpu = False
 _had_fastpath = True
-_calls: Final = Tally()
+_calls: Final = CallCounts()
 
 
 class _Thread(threading.local):

@@ -18,8 +18,8 @@ from typing import Any, Final
 import torch
 
 from flashvar.errors import BackendUnavailableError
+from flashvar.integrations.call_counts import CallCounts
 from flashvar.integrations.serving import unserved
-from flashvar.integrations.tally import Tally
 from flashvar.ops.attention import plan as plans
 from flashvar.ops.attention.problem import Inputs, Options, Wanted
 from flashvar.selection.request import BackendName
@@ -42,7 +42,7 @@ _on_cpu: list[Implementation] = []
 _backend: BackendName = "auto"
 _wants_cpu = False
 # The forwards that flashvar computed below the dispatcher since it was switched on.
-SERVED: Final = Tally()
+SERVED: Final = CallCounts()
 
 
 def switch_on(backend: BackendName = "auto", on_cpu: bool = False) -> bool:

@@ -14,8 +14,8 @@ from flashvar.errors import (
     ShapeError,
 )
 from flashvar.integrations.torch.attribute import splits_sequences
-from flashvar.integrations.transformers.check import called, called_in_graph, causal_without_mask
-from flashvar.integrations.transformers.in_parts import distributed_attention
+from flashvar.integrations.transformers.context_parallel import distributed_attention
+from flashvar.integrations.transformers.fallback import Call, fall_back
 from flashvar.integrations.transformers.layout import (
     Layout,
     additive,
@@ -23,9 +23,13 @@ from flashvar.integrations.transformers.layout import (
     bounded_window,
     padding_layout,
 )
-from flashvar.integrations.transformers.own_path import Call, own_path
+from flashvar.integrations.transformers.lazy_masks import LazyMask, attached
+from flashvar.integrations.transformers.model_check import (
+    called,
+    called_in_graph,
+    causal_without_mask,
+)
 from flashvar.integrations.transformers.rows import Rows, rows_of_positions, same_sequence
-from flashvar.integrations.transformers.unevaluated import UnevaluatedMask, attached
 from flashvar.ops.attention.api import attention as dense
 from flashvar.ops.attention.validate import rows_contiguous
 from flashvar.ops.attention.varlen import attention_varlen
@@ -139,7 +143,7 @@ def attention(
         return _served(call, layout), None
     except (BackendUnavailableError, InvalidInputError) as error:
         reason = str(error)
-    return own_path(reason, module, call, layout, others)
+    return fall_back(reason, module, call, layout, others)
 
 
 def _is_plain(others: dict[str, Any], query: torch.Tensor, by_mask: bool) -> bool:
@@ -177,7 +181,7 @@ def _layout(
         return _packed_layout(call, known._replace(keys=keys), others)
     if known is not None and mask.shape == (call.query.shape[0], 1, call.query.shape[2], keys):
         return _packed_layout(call, known, others)
-    if isinstance(mask, UnevaluatedMask):
+    if isinstance(mask, LazyMask):
         mask = mask.values()
     return _layout_of_mask(call, mask, causal, sliding_window)
 

@@ -124,7 +124,7 @@ def added(mask: Any, dtype: torch.dtype) -> Any:
 
     It is then like the masks of eager attention: 0 for visible keys, else the lowest number.
     """
-    # The dtype first: Dynamo traces no methods of an UnevaluatedMask, which is never bool.
+    # The dtype first: Dynamo traces no methods of a LazyMask, which is never bool.
     if isinstance(mask, torch.Tensor) and mask.dtype == torch.bool and mask.dim() == 4:
         return additive(mask, dtype, torch.finfo(dtype).min)
     return mask

@@ -25,7 +25,7 @@ from flashvar.integrations.transformers.layout import (
     packed_layout,
     padding_layout,
 )
-from flashvar.integrations.transformers.unevaluated import UnevaluatedMask, attach
+from flashvar.integrations.transformers.lazy_masks import LazyMask, attach
 
 
 class Pattern(NamedTuple):
@@ -79,7 +79,7 @@ def attention_mask(
         if attention_mask is not None:  # the caller may write to it before the evaluation
             requested["attention_mask"] = attention_mask.clone()
         shape = (batch_size, 1, q_length, kv_length)
-        return UnevaluatedMask(layout, lambda: _evaluated(requested), shape, dtype, device)
+        return LazyMask(layout, lambda: _evaluated(requested), shape, dtype, device)
     # A decoding step with a static cache is evaluated: generate() compiles the model, which gets
     # the mask.
     mask = _evaluated(requested)

@@ -170,7 +170,7 @@ def _check_models(base: Any) -> None:
     set_implementation = base.set_attn_implementation
     if getattr(set_implementation, "names", None) is _names:
         return
-    check: Any = importlib.import_module("flashvar.integrations.transformers.check")
+    check: Any = importlib.import_module("flashvar.integrations.transformers.model_check")
     dicts: Any = importlib.import_module("flashvar.integrations.transformers.mask_dicts")
 
     @functools.wraps(adjust)

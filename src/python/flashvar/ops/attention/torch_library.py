@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from flashvar.ops import intact  # noqa: F401 (exported graphs of integrations have its op)
+from flashvar.ops import traced_writes  # noqa: F401 (exported graphs of integrations have its op)
 from flashvar.ops.attention import run
 from flashvar.ops.attention.autograd import backward_at_autograd_key, forward_at_autograd_key
 from flashvar.ops.attention.flops import backward_flops, forward_flops

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from flashvar.backends.triton.begin import Begin
 from flashvar.backends.triton.blocks import power_of_2
 from flashvar.backends.triton.causal_conv1d.kernels import (
     bwd_kernel,
@@ -16,6 +15,7 @@ from flashvar.backends.triton.causal_conv1d.kernels import (
     fwd_kernel,
     update_kernel,
 )
+from flashvar.backends.triton.launch_or_compile import Begin
 from flashvar.backends.triton.repeated import on_device, start
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import torch
 
 from flashvar.backends.triton import causal_conv1d as launches
 from flashvar.backends.triton.absent_device import set_target
-from flashvar.backends.triton.begin import compile_only
+from flashvar.backends.triton.launch_or_compile import compile_only
 from flashvar.ops.causal_conv1d.problem import Convolution, Gradients
 from flashvar.ops.causal_conv1d.warmup import tensors_of
 

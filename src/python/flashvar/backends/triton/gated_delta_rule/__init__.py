@@ -6,11 +6,11 @@ from typing import Final
 
 import torch
 
-from flashvar.backends.triton.begin import Begin
 from flashvar.backends.triton.blocks import power_of_2
 from flashvar.backends.triton.gated_delta_rule import launch, padding
 from flashvar.backends.triton.gated_delta_rule.launch import strides
 from flashvar.backends.triton.gated_delta_rule.recurrent import recurrent_kernel
+from flashvar.backends.triton.launch_or_compile import Begin
 from flashvar.backends.triton.repeated import on_device, start
 from flashvar.ops.gated_delta_rule.problem import L2NORM_EPS, Gradients, Inputs
 from flashvar.ops.gated_delta_rule.spec import RECURRENT_BELOW

@@ -12,7 +12,6 @@ from typing import Any, Final
 import torch
 import triton.language as tl
 
-from flashvar.backends.triton.begin import Begin
 from flashvar.backends.triton.blocks import power_of_2
 from flashvar.backends.triton.gated_delta_rule.backward import (
     reverse_kernel,
@@ -20,6 +19,7 @@ from flashvar.backends.triton.gated_delta_rule.backward import (
     squares_kernel,
 )
 from flashvar.backends.triton.gated_delta_rule.chunked import chain_kernel, chunk_kernel
+from flashvar.backends.triton.launch_or_compile import Begin
 from flashvar.backends.triton.repeated import on_device, start
 from flashvar.ops.gated_delta_rule.problem import L2NORM_EPS, Gradients, Inputs
 

@@ -8,7 +8,7 @@ import torch
 
 from flashvar.backends.triton import gated_delta_rule as launches
 from flashvar.backends.triton.absent_device import set_target
-from flashvar.backends.triton.begin import compile_only
+from flashvar.backends.triton.launch_or_compile import compile_only
 from flashvar.ops.gated_delta_rule.problem import Inputs
 from flashvar.ops.gated_delta_rule.warmup import inputs_of
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from flashvar.backends.triton.begin import Begin, start
 from flashvar.backends.triton.blocks import power_of_2
+from flashvar.backends.triton.launch_or_compile import Begin, start
 from flashvar.backends.triton.merge_states.kernels import bwd_kernel, fwd_kernel
 from flashvar.backends.triton.repeated import on_device
 

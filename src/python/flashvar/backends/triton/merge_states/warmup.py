@@ -8,7 +8,7 @@ import torch
 
 from flashvar.backends.triton import merge_states
 from flashvar.backends.triton.absent_device import set_target
-from flashvar.backends.triton.begin import compile_only
+from flashvar.backends.triton.launch_or_compile import compile_only
 from flashvar.ops.merge_states.inputs import views_of
 from flashvar.ops.merge_states.problem import Wanted
 from flashvar.ops.merge_states.run import like_backward, like_forward

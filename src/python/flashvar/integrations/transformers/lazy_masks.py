@@ -13,9 +13,9 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from flashvar.integrations.transformers.layout import Layout, added
-from flashvar.ops.intact import begin, is_intact
+from flashvar.ops.traced_writes import is_intact, watch
 
-__all__ = ["UnevaluatedMask", "attach", "attached"]
+__all__ = ["LazyMask", "attach", "attached"]
 
 _aten: Final = torch.ops.aten
 # These ops pass the mask on: checkpoints detach it, models on several devices copy it.
@@ -41,7 +41,7 @@ class _Content:
         self.exposed = False
 
 
-class UnevaluatedMask(torch.Tensor):  # type: ignore[misc]
+class LazyMask(torch.Tensor):  # type: ignore[misc]
     """A tensor without storage; the first operation on it evaluates it."""
 
     content: _Content
@@ -56,9 +56,9 @@ class UnevaluatedMask(torch.Tensor):  # type: ignore[misc]
         shape: tuple[int, ...],
         dtype: torch.dtype,
         device: torch.device | str,
-    ) -> UnevaluatedMask:
+    ) -> LazyMask:
         """A mask with the shape, dtype and device of the result of `evaluate`."""
-        made: UnevaluatedMask = torch.Tensor._make_wrapper_subclass(
+        made: LazyMask = torch.Tensor._make_wrapper_subclass(
             cls, shape, dtype=dtype, device=torch.device(device)
         )
         made.content = _Content(layout, evaluate)
@@ -75,7 +75,7 @@ class UnevaluatedMask(torch.Tensor):  # type: ignore[misc]
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Compute on the values; copies stay unevaluated."""
+        """Compute on the values; copies stay lazy."""
         kwargs = kwargs or {}
         mask = args[0] if args else None
         if func in _COPIES and isinstance(mask, cls) and not mask.content.exposed:
@@ -112,7 +112,7 @@ def attach(mask: torch.Tensor, layout: Layout) -> torch.Tensor:
     """Attach a layout to a mask and return the mask; a write to the mask invalidates the layout."""
     if torch.compiler.is_dynamo_compiling():
         # The values are not computed if only the layout is read: they are dead code in the graph.
-        begin(mask)
+        watch(mask)
         setattr(mask, _TRACED_LAYOUT, layout)
     elif not mask.is_inference():  # writes are not counted in inference mode
         setattr(mask, _EAGER_LAYOUT, (layout, mask._version))
@@ -121,7 +121,7 @@ def attach(mask: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 def attached(mask: torch.Tensor) -> Layout | None:
     """The layout attached to a mask; None if there is none, or the mask may have changed."""
-    if isinstance(mask, UnevaluatedMask):
+    if isinstance(mask, LazyMask):
         return None if mask.content.exposed else mask.content.layout
     if torch.compiler.is_dynamo_compiling():
         traced: Layout | None = getattr(mask, _TRACED_LAYOUT, None) if is_intact(mask) else None
@@ -131,4 +131,4 @@ def attached(mask: torch.Tensor) -> Layout | None:
 
 
 def _values(value: Any) -> Any:
-    return value.values() if isinstance(value, UnevaluatedMask) else value
+    return value.values() if isinstance(value, LazyMask) else value

@@ -1,4 +1,4 @@
-"""The architectures that serve the GPUs of this machine."""
+"""This machine: its processor, its GPUs, and the architectures to build for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flashvar_factory.config.suggestions import listed
 Capability = tuple[int, int]
 
 # The processor of this machine, in the words of wheel tags: "x86_64", "aarch64".
-MACHINE: Final = platform.machine()
+PROCESSOR: Final = platform.machine()
 
 
 def capabilities() -> tuple[Capability, ...]:

@@ -1,6 +1,6 @@
 """Integrations inside torch's context_parallel, over two processes on the CPU.
 
-    python -m torch.distributed.run --standalone --nproc-per-node=2 integrations_in_parts.py FOLDER
+    python -m torch.distributed.run --standalone --nproc-per-node=2 FILE FOLDER
 
 Each holds its part of a sequence; errors against attention of the whole, or what is raised, go to
 FOLDER/found-RANK.json.

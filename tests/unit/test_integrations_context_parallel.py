@@ -40,7 +40,11 @@ def in_parts(
     tmp_path_factory: pytest.TempPathFactory, python_with_models: str
 ) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("parts")
-    run_ranks(python_with_models, Path(__file__).with_name("integrations_in_parts.py"), str(folder))
+    run_ranks(
+        python_with_models,
+        Path(__file__).with_name("integrations_context_parallel.py"),
+        str(folder),
+    )
     files = (folder / f"found-{rank}.json" for rank in range(2))
     return [json.loads(file.read_text(encoding="utf-8")) for file in files]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
-__all__ = ["Tally"]
+__all__ = ["CallCounts"]
 
 
 class _Thread(threading.local):
     count = 0
 
 
-class Tally:
+class CallCounts:
     """Counts of calls by outcome. Threads may count at the same time."""
 
     def __init__(self) -> None:

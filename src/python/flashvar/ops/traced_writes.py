@@ -1,4 +1,4 @@
-"""Whether the graph that torch.compile traces has written to a tensor: `begin` and `is_intact`.
+"""Whether the graph that torch.compile traces has written to a tensor: `watch` and `is_intact`.
 
 Dynamo has no version counters: it traces `_version` as a number that is unknown until the graph
 runs. The fake tensors it computes with do have them, and an op of our own sees these tensors. It
@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-__all__ = ["begin", "is_intact"]
+__all__ = ["is_intact", "watch"]
 
 _LIBRARY: Final = torch.library.Library("flashvar", "FRAGMENT")
 _LIBRARY.define(
@@ -38,13 +38,13 @@ _LIBRARY.impl("intact", _no_answer, "CompositeExplicitAutograd")
 torch.library.register_fake("flashvar::intact", _fake, lib=_LIBRARY)
 
 
-def begin(tensor: torch.Tensor) -> None:
+def watch(tensor: torch.Tensor) -> None:
     """Watch a tensor that the traced graph made, until the end of the trace."""
     torch.ops.flashvar.intact(tensor, True)
 
 
 def is_intact(tensor: torch.Tensor) -> bool:
-    """Whether the traced graph made the tensor and has not written to it since `begin`.
+    """Whether the traced graph made the tensor and has not written to it since `watch`.
 
     False where it cannot be known.
     """

@@ -42,7 +42,7 @@ class Call(NamedTuple):
     position_bias: torch.Tensor | None
 
 
-def own_path(
+def fall_back(
     reason: str, module: torch.nn.Module, call: Call, layout: Layout, others: dict[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The model's sdpa attention, or its eager attention if only that supports the call.

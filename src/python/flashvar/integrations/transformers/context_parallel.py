@@ -11,8 +11,8 @@ from flashvar.errors import BackendUnavailableError
 from flashvar.integrations.fallback import report_fallback
 from flashvar.integrations.torch import flash as torch_flash
 from flashvar.integrations.torch.attribute import REPLACED
+from flashvar.integrations.transformers.fallback import ONLY_EAGER, ONLY_ITS_OWN, Call
 from flashvar.integrations.transformers.layout import Layout
-from flashvar.integrations.transformers.own_path import ONLY_EAGER, ONLY_ITS_OWN, Call
 from flashvar.integrations.transformers.rows import Rows, rows_of_jumps
 
 __all__ = ["distributed_attention"]
