@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from release_set import Case
+from fake_release import Case
 
 from flashvar_factory.cli import main
 from flashvar_factory.release import proof

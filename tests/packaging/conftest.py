@@ -19,7 +19,7 @@ from flashvar_factory.config.schema import Config, Target
 from flashvar_factory.release import smoke
 
 if TYPE_CHECKING:
-    from release_set import Case
+    from fake_release import Case
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -158,10 +158,10 @@ def unpacked(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    """A release on paper."""
-    import release_set
+    """A fake release."""
+    import fake_release
 
-    return release_set.make(tmp_path_factory.mktemp("release"))
+    return fake_release.make(tmp_path_factory.mktemp("release"))
 
 
 @pytest.fixture(scope="module")
@@ -178,14 +178,14 @@ def on_paper() -> Iterator[None]:
 @pytest.fixture
 def case(made: Case, tmp_path: Path) -> Case:
     """A copy of it, to plant a fault in."""
-    import release_set
+    import fake_release
 
-    return release_set.clone(made, tmp_path)
+    return fake_release.clone(made, tmp_path)
 
 
 @pytest.fixture
 def case_files(made: Case, tmp_path: Path) -> Case:
     """A copy of its files, to plant a fault in these alone: a clone takes as long as a check."""
-    import release_set
+    import fake_release
 
-    return release_set.copied(made, tmp_path)
+    return fake_release.copied(made, tmp_path)

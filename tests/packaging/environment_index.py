@@ -9,7 +9,7 @@ import sysconfig
 from importlib import metadata
 from pathlib import Path
 
-import paper_wheels
+import fake_wheels
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -33,8 +33,8 @@ def write(folder: Path, *empty: tuple[str, str]) -> str:
             f"{stem}.pth": here,
             f"{stem}-{version}.dist-info/entry_points.txt": entries.encode(),
         }
-        paper_wheels.put(folder / "wheels", stem, version, "py3-none-any", files)
+        fake_wheels.put(folder / "wheels", stem, version, "py3-none-any", files)
     for name, version in empty:
-        paper_wheels.put(folder / "wheels", name.replace("-", "_"), version, "py3-none-any", {})
+        fake_wheels.put(folder / "wheels", name.replace("-", "_"), version, "py3-none-any", {})
     index.write(folder / "wheels", folder / "site")
     return f"{(folder / 'site').as_uri()}/"

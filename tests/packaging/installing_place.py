@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import paper_wheels
-import simulated_driver
+import fake_driver
+import fake_wheels
 
 from flashvar._version import __version__
 from flashvar.binaries.advice import public
@@ -23,7 +23,7 @@ from flashvar_factory.inspect import archive
 
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
 
-import simulated
+import fakes
 
 ROOT = Path(__file__).parents[2]
 VERSION = public(__version__)
@@ -72,7 +72,7 @@ class Place(NamedTuple):
         shutil.rmtree(driver, ignore_errors=True)
         driver.mkdir()
         if gpus:
-            simulated_driver.put(driver, cuda, gpus)
+            fake_driver.put(driver, cuda, gpus)
         names = ("PIP_", "UV_", "FLASHVAR_", "PYTHONPATH", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES")
         environ = {key: value for key, value in os.environ.items() if not key.startswith(names)}
         # Whoever is asked in spite of the named source has nothing to answer.
@@ -103,7 +103,7 @@ class Place(NamedTuple):
         if list(self.root.glob("env/lib/python*/site-packages/pip.pth")):
             freeze = [str(self.python), "-m", "pip", "freeze"]
         done = subprocess.run(freeze, check=True, capture_output=True, text=True)
-        return set(done.stdout.replace("_", "-").splitlines())  # the names of paper wheels
+        return set(done.stdout.replace("_", "-").splitlines())  # the names of fake wheels
 
     def installed(self) -> set[str]:
         """The binaries that are in the environment, whole."""
@@ -118,12 +118,12 @@ def wheel(folder: Path, code: str, suffix: str = "", driver: MinimumDriver = COD
     stem = name.replace("-", "_")
     library = LibraryFile(f"lib{stem}.so", len(LIBRARY), hashlib.sha256(LIBRARY).hexdigest())
     said = replace(
-        simulated.manifest(code, version=VERSION),
+        fakes.manifest(code, version=VERSION),
         distribution=name,
         minimum_driver=driver,
         library=library,
     )
-    path = paper_wheels.binary(folder, said)
+    path = fake_wheels.binary(folder, said)
     files = archive.read(path)
     entry = f"[flashvar.binaries]\n{architecture.name} = {stem}\n"
     files[f"{stem}-{VERSION}.dist-info/entry_points.txt"] = entry.encode()

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import fake_release
 import pytest
-import release_set
 from checked_release import BINARY, PURE, SDIST, Fault, add, check, faults, flip
 from checkout import git
-from release_set import RECORD, Case
+from fake_release import RECORD, Case
 
 from flashvar_factory.inspect import archive
 from flashvar_factory.release import proof
@@ -81,25 +81,25 @@ def rename(case: Case, name: str, old: str, new: str) -> None:
 def without_sbom(case: Case) -> None:
     with case.both("binary") as path:
         files = archive.read(path)
-        release_set.repack(path, {name: files[name] for name in files if "/sboms/" not in name})
+        fake_release.repack(path, {name: files[name] for name in files if "/sboms/" not in name})
 
 
 def with_module(case: Case) -> None:
     with case.both("pure") as path:
-        release_set.repack(path, {**archive.read(path), "flashvar/more.py": b"import os\n"})
+        fake_release.repack(path, {**archive.read(path), "flashvar/more.py": b"import os\n"})
 
 
 def of_another_commit(case: Case) -> None:
     before = git(case.root, "rev-parse", "HEAD~1").strip()
-    case.put_binary(source=replace(release_set.described(case.root).source, revision=before))
+    case.put_binary(source=replace(fake_release.described(case.root).source, revision=before))
 
 
 def of_a_dirty_tree(case: Case) -> None:
-    case.put_binary(source=replace(release_set.described(case.root).source, dirty=True))
+    case.put_binary(source=replace(fake_release.described(case.root).source, dirty=True))
 
 
 def of_other_sources(case: Case) -> None:
-    case.put_binary(source=replace(release_set.described(case.root).source, hash="5" * 64))
+    case.put_binary(source=replace(fake_release.described(case.root).source, hash="5" * 64))
 
 
 def in_place_of(put: Callable[[Path], object], name: str) -> Fault:
@@ -460,7 +460,7 @@ def test_notes_say_what_ran_nowhere(
     device = {"name": "NVIDIA H200", "capability": [9, 0]}
     system = {"devices": [device], "platform": "linux_x86_64", "interpreted": False}
     case.record(system=system, forced_architecture="sm_80")
-    release_set.put_own(case)
+    fake_release.put_own(case)
     assert check(case) == 0, capsys.readouterr().err
     notes = (case.root / "build" / "proof" / proof.NOTES).read_text(encoding="utf-8")
     assert "* sm_80: 12 tests passed on NVIDIA H200, whose driver translated its PTX" in notes

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import fake_release
 import pytest
-import release_set
 from checked_release import check, faults
 from checkout import git
-from release_set import RECORD, RECORDS, Case
+from fake_release import RECORD, RECORDS, Case
 
 from flashvar_factory.config import schema
 from flashvar_factory.release import gpu_records, proof
@@ -18,7 +18,7 @@ from flashvar_factory.release import gpu_records, proof
 pytestmark = pytest.mark.usefixtures("on_paper")
 
 TESTS = "tests/gpu/test_merge_states.py"
-PART = RECORDS / "paper-merge_states.json"
+PART = RECORDS / "fake-merge_states.json"
 SOURCE = "src/cuda/merge_states/row.cuh"
 
 
@@ -51,7 +51,7 @@ def test_a_record_of_the_op_that_changed(case: Case, capsys: pytest.CaptureFixtu
     assert f"since its commit changed {SOURCE} of merge_states alone" in said
     assert f"--results {PART.as_posix()} --backend cuda {TESTS}, then commit" in said
     commit(case, {PART.as_posix(): part_of(case, changed)})
-    release_set.put_own(case)
+    fake_release.put_own(case)
     code, printed = check(case), capsys.readouterr()
     assert code == 0, printed.err
     assert f"relies on {RECORD.as_posix()}, {PART.as_posix()}" in printed.out
@@ -81,7 +81,7 @@ def test_a_change_of_what_another_op_includes(
 
 
 def test_the_sources_of_this_project_are_told_apart(case: Case) -> None:
-    manifest = release_set.described(case.root)
+    manifest = fake_release.described(case.root)
     sources = ("CMakeLists.txt", "cmake", "src/cuda", schema.FILE_NAME)
     need = gpu_records.Need("sm_80", sources, (manifest,))
     owners = gpu_records.owners(case.root, need)

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import environment_index
+import fake_driver
 import loaded_noxfile
 import pytest
 import second_project
-import simulated_driver
 from checkout import alone
 from documented import Block, blocks, pages, shown_after
 from shell import Shell, commands, unnoticed
@@ -137,7 +137,7 @@ def user(folder: Path, pypi: str | None) -> dict[str, str]:
     # pip finds the packages of this environment installed, and so does not bring their programs.
     for name in ("cmake", "ninja"):
         (commands / name).symlink_to(cmake.tool(name))
-    driver = simulated_driver.put(folder / "driver", (13, 0), GPUS)
+    driver = fake_driver.put(folder / "driver", (13, 0), GPUS)
     names = ("FLASHVAR_", "NOX", "PYTEST", "PYTHONPATH", "VIRTUAL_ENV")
     names += ("PIP_", "UV_") if pypi else ()
     index = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": pypi, "UV_DEFAULT_INDEX": pypi}

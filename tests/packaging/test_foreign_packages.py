@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import paper_wheels
+import fake_wheels
 import pytest
 from documented import ROOT, blocks
 
@@ -41,7 +41,7 @@ class World(NamedTuple):
 
 def put(folder: Path, version: str, content: bytes) -> None:
     """The project's own wheel with an extra, and the binary that this names."""
-    own = paper_wheels.put(
+    own = fake_wheels.put(
         folder, "flashvar", version, "py3-none-any", {"flashvar/__init__.py": content}
     )
     files = archive.read(own)
@@ -52,8 +52,8 @@ def put(folder: Path, version: str, content: bytes) -> None:
     )
     files[metadata] += extra.encode()
     archive.write(own, files, f"flashvar-{version}.dist-info")
-    tag = f"py3-none-{paper_wheels.PLATFORM}"
-    paper_wheels.put(folder, "flashvar_sm89", version, tag, {"flashvar_sm89/__init__.py": content})
+    tag = f"py3-none-{fake_wheels.PLATFORM}"
+    fake_wheels.put(folder, "flashvar_sm89", version, tag, {"flashvar_sm89/__init__.py": content})
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     put(tmp_path / "dist", OURS, b"foreign = False\n")
     for version in (OURS, LATER):
         put(tmp_path / "everybody", version, FOREIGN)
-    paper_wheels.put(tmp_path / "everybody", "torch", "2.13.0", "py3-none-any", {"torch.py": b""})
+    fake_wheels.put(tmp_path / "everybody", "torch", "2.13.0", "py3-none-any", {"torch.py": b""})
     index.write(tmp_path / "dist", tmp_path / "site")
     index.write(tmp_path / "everybody", tmp_path / "site-of-everybody")
     with (

@@ -13,7 +13,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
-import paper_wheels
+import fake_wheels
 import pytest
 
 from flashvar_factory import index
@@ -39,7 +39,7 @@ class Site(NamedTuple):
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     """Three versions of a project, the newest withdrawn."""
     for version in ("1.0", "1.1", "1.2"):
-        paper_wheels.plain(tmp_path / "dist", version)
+        fake_wheels.plain(tmp_path / "dist", version)
     yanked = tmp_path / "yanked.toml"
     yanked.write_text('[flashvar]\n"1.2" = "wrong for long rows"\n', encoding="utf-8")
     folder = tmp_path / "site"

@@ -1,4 +1,4 @@
-"""`flashvar install` in environments of pip and of uv, on machines that a driver on paper shows.
+"""`flashvar install` in environments of pip and of uv, on machines that a fake driver shows.
 
 The wheels have real manifests and no machine code. What must not change on disk is listed before
 and after, with hashes.

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from checked_release import BINARY, PURE, SDIST, Fault, add, check, faults, flip
 from checkout import git
-from release_set import STEM, Case
+from fake_release import STEM, Case
 
 from flashvar_factory import index
 from flashvar_factory.cli import main

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import paper_wheels
+import fake_wheels
 import pytest
 
 from flashvar_factory import index
@@ -23,7 +23,7 @@ from flashvar_factory.release import variants
 
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
 
-import simulated
+import fakes
 
 ROOT = Path(__file__).parents[2]
 PIP = (sys.executable, "-m", "pip", "--isolated", "install", "--no-deps", "--quiet")
@@ -60,7 +60,7 @@ def released(dist: Path, config: Config, tmp_path_factory: pytest.TempPathFactor
         ):
             continue
         code, of = target.architecture.code, version.read(every, ROOT)
-        paper_wheels.binary(folder, simulated.manifest(code, version=of))
+        fake_wheels.binary(folder, fakes.manifest(code, version=of))
     return folder
 
 

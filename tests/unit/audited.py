@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from fabricated import Wheel
+from fake_artifacts import Wheel
 from planted import Plant, expected
 
 from flashvar_factory import audit

@@ -161,7 +161,7 @@ def python_with_models(python: str, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def auditwheel(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], None]:
-    """auditwheel is content, unless a test says what it answers: for libraries on paper."""
+    """auditwheel is content, unless a test says what it answers: for fake libraries."""
     from flashvar_factory.audit import platform_tag
 
     def answers(answer: object) -> None:

@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import fabricated
-from fabricated import Image, Library, Wheel
-from fabricated_elf import LOADED, Segment
+import fake_artifacts
+from fake_artifacts import Image, Library, Wheel
+from fake_elf import LOADED, Segment
 
 from flashvar.binaries.manifest import Manifest
 from flashvar_factory.audit import expectations
@@ -49,7 +49,7 @@ Files = dict[str, bytes]
 @cache
 def described() -> Manifest:
     """The kernels of one architecture."""
-    return fabricated.complete(CONFIG, "sm_80")
+    return fake_artifacts.complete(CONFIG, "sm_80")
 
 
 def expected() -> Expectations:
@@ -58,40 +58,40 @@ def expected() -> Expectations:
 
 def library(**changes: Any) -> Wheel:
     """The wheel with another library."""
-    one: Library = replace(fabricated.library(described()), **changes)
+    one: Library = replace(fake_artifacts.library(described()), **changes)
     return Wheel(described(), one)
 
 
 def device(*images: Image) -> Wheel:
     """The wheel with other device code."""
-    return Wheel(described(), fabricated.library(described(), *images))
+    return Wheel(described(), fake_artifacts.library(described(), *images))
 
 
 def own() -> list[Image]:
-    return fabricated.images("80", described())
+    return fake_artifacts.images("80", described())
 
 
 def first(**changes: Any) -> Image:
     """The image of the first kernel, with other facts."""
-    return Image("80", fabricated.device_code(described().kernels[0], "80", **changes))
+    return Image("80", fake_artifacts.device_code(described().kernels[0], "80", **changes))
 
 
 def manifest(**changes: Any) -> Wheel:
     """The wheel with a manifest that differs, and a library that does not."""
-    return Wheel(replace(described(), **changes), fabricated.library(described()))
+    return Wheel(replace(described(), **changes), fake_artifacts.library(described()))
 
 
 @cache
 def for_older_drivers() -> Manifest:
     """The same kernels, with machine code of CUDA 12."""
-    return fabricated.complete(CONFIG, "sm_80-cu12")
+    return fake_artifacts.complete(CONFIG, "sm_80-cu12")
 
 
 def older(compression: str | None = None, **changes: Any) -> Wheel:
     """The wheel for older drivers, with other images and a manifest that differs."""
     one = for_older_drivers()
-    images = [replace(image, compression=compression) for image in fabricated.images("80", one)]
-    library = fabricated.library(one, *images)
+    images = [replace(image, compression=compression) for image in fake_artifacts.images("80", one)]
+    library = fake_artifacts.library(one, *images)
     return Wheel(replace(one, **changes), library, "flashvar_sm80_cu12")
 
 
@@ -226,7 +226,7 @@ def elf(offset: int, form: str, value: int) -> Wheel:
 
 def fatbin(offset: int, form: str, value: int) -> Wheel:
     """The wheel with another number in the header of its first container, or of its entry."""
-    one = fabricated.library(described())
+    one = fake_artifacts.library(described())
     content = bytearray(one.fatbin)
     struct.pack_into(form, content, offset, value)
     return library(fatbin=bytes(content))
@@ -254,7 +254,7 @@ def of_part(name: str, **changes: Any) -> Wheel:
     return sbom(change)
 
 
-class Built(fabricated.Library):
+class Built(fake_artifacts.Library):
     """A library that is changed after it is built."""
 
     change: Callable[[bytearray], object]
@@ -267,7 +267,7 @@ class Built(fabricated.Library):
 
 def built(change: Callable[[bytearray], object]) -> Wheel:
     """The wheel whose library has other bytes, and a manifest that states their hash."""
-    one = Built(**vars(fabricated.library(described())))
+    one = Built(**vars(fake_artifacts.library(described())))
     object.__setattr__(one, "change", change)
     return Wheel(described(), one)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import fakes
 import pytest
-import simulated as sim
 from documented import ROOT, pages
 
 from flashvar.binaries import advice
@@ -57,8 +57,8 @@ def test_a_release_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_binary_gets_what_works(published: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advice, "PUBLISHED", published)
     request = Request.of("attention_fwd", "bf16", 0, head_dim=64)
-    decision = select(request, sim.system(sim.L40S), sim.inventory(), Overrides())
-    fix = sim.result_of(decision, "cuda sm_89").fix
+    decision = select(request, fakes.system(fakes.L40S), fakes.inventory(), Overrides())
+    fix = fakes.result_of(decision, "cuda sm_89").fix
     assert fix is not None
     assert ("--find-links dist" in fix) is not published
 

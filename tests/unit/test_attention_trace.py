@@ -7,8 +7,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import fakes
 import pytest
-import simulated as sim
 import torch
 
 import flashvar
@@ -21,7 +21,7 @@ from flashvar.ops.attention.validate import inspect, inspect_backward
 from flashvar.ops.plans import Plans
 from flashvar.selection.candidates import CandidateResult
 
-KERNEL = sim.kernel(dtype="bf16", head_dim=64)
+KERNEL = fakes.kernel(dtype="bf16", head_dim=64)
 BINARY = CandidateResult(
     *("cuda sm_90", "cuda", True, "serves"), kernel=KERNEL, binary=cast("Binary", object())
 )

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import fabricated
+import fake_artifacts
+import fakes
 import pytest
-import simulated
 from audited import faults
-from fabricated import Image, Wheel
+from fake_artifacts import Image, Wheel
 
 from flashvar.binaries.manifest import Manifest
 from flashvar.binaries.variant import Architecture
@@ -26,22 +26,22 @@ from flashvar_factory.config import schema
 from flashvar_factory.errors import AuditError
 
 ROOT = Path(__file__).parents[2]
-PAPER = fabricated.manifest()
-PLAIN = fabricated.library(PAPER)
-OWN = fabricated.images("80", PAPER)
-KERNEL = PAPER.kernels[0]
-SHARING = replace(PAPER, kernels=tuple(replace(row, functions=("_Z1",)) for row in PAPER.kernels))
+FAKE = fake_artifacts.manifest()
+PLAIN = fake_artifacts.library(FAKE)
+OWN = fake_artifacts.images("80", FAKE)
+KERNEL = FAKE.kernels[0]
+SHARING = replace(FAKE, kernels=tuple(replace(row, functions=("_Z1",)) for row in FAKE.kernels))
 INFO = "flashvar_sm80-0.1.0.dist-info"
 
 pytestmark = pytest.mark.usefixtures("auditwheel")
 
 
 def described(**changes: object) -> Manifest:
-    return replace(PAPER, **changes)
+    return replace(FAKE, **changes)
 
 
 def with_device_code(*images: Image) -> Wheel:
-    return Wheel(library=fabricated.library(PAPER, *images))
+    return Wheel(library=fake_artifacts.library(FAKE, *images))
 
 
 def test_nothing_against_it(tmp_path: Path) -> None:
@@ -52,45 +52,45 @@ def test_nothing_against_it(tmp_path: Path) -> None:
 
 
 def test_specific_code_is_in_a_wheel_named_without_it(tmp_path: Path) -> None:
-    assert faults(Wheel(fabricated.manifest("90a"), stem="flashvar_sm90").write(tmp_path)) == []
+    assert faults(Wheel(fake_artifacts.manifest("90a"), stem="flashvar_sm90").write(tmp_path)) == []
 
 
 FAULTS = {
     "another architecture": (
-        with_device_code(*OWN, *fabricated.images("86", PAPER)),
+        with_device_code(*OWN, *fake_artifacts.images("86", FAKE)),
         "expected machine code for sm_80 alone, found 2 images for sm_86",
     ),
     "default architecture of a device link": (
-        with_device_code(*OWN, Image("75", fabricated.cubin({}, 75))),
+        with_device_code(*OWN, Image("75", fake_artifacts.cubin({}, 75))),
         "found 1 images without kernels for sm_75, the default of nvcc's device link",
     ),
     "architecture that its entry hides": (
-        with_device_code(*(replace(i, code="80") for i in fabricated.images("86", PAPER))),
+        with_device_code(*(replace(i, code="80") for i in fake_artifacts.images("86", FAKE))),
         "expected machine code for sm_80 alone, found 2 images for sm_86",
     ),
     "no machine code": (
-        with_device_code(fabricated.ptx()),
+        with_device_code(fake_artifacts.ptx()),
         "expected machine code for sm_80, found none",
     ),
     "family code": (
-        with_device_code(*fabricated.images("80f", PAPER)),
+        with_device_code(*fake_artifacts.images("80f", FAKE)),
         "expected machine code for sm_80 alone, found 2 images for sm_80f",
     ),
     "ptx": (
-        with_device_code(*OWN, fabricated.ptx()),
+        with_device_code(*OWN, fake_artifacts.ptx()),
         "ptx: flashvar_sm80/libflashvar_sm80.so: expected no PTX in a release, found 1 images",
     ),
     "ptx that the manifest hides": (
         Wheel(
             described(version="0.1.0+hdim64"),
-            fabricated.library(PAPER, *OWN, fabricated.ptx()),
+            fake_artifacts.library(FAKE, *OWN, fake_artifacts.ptx()),
         ),
         "expected no PTX, as the manifest says, found 1 images",
     ),
     "ptx in a release that admits it": (
         Wheel(
             described(code_kinds=("sass", "ptx")),
-            fabricated.library(PAPER, *OWN, fabricated.ptx()),
+            fake_artifacts.library(FAKE, *OWN, fake_artifacts.ptx()),
         ),
         "expected no PTX in a release",
     ),
@@ -113,11 +113,11 @@ FAULTS = {
         "expected code for sm_89 as its entry point says, found code 80 (sm_80)",
     ),
     "variant of another architecture": (
-        Wheel(label="-sm80", more=fabricated.variant("sm80", "89_real")),
+        Wheel(label="-sm80", more=fake_artifacts.variant("sm80", "89_real")),
         "expected sm80: sm_arch ['89_real'] as variant.json says, found code 80 (sm_80)",
     ),
     "variant with another label": (
-        Wheel(label="-sm80", more=fabricated.variant("sm89", "80_real")),
+        Wheel(label="-sm80", more=fake_artifacts.variant("sm89", "80_real")),
         "expected sm89: sm_arch ['80_real'] as variant.json says, found code 80 (sm_80)",
     ),
     "unreadable variant": (
@@ -186,7 +186,7 @@ FAULTS = {
         "expected version 0.1.0, found 9.9",
     ),
     "manifest of another library": (
-        Wheel(more={"flashvar_sm80/manifest.json": PAPER.to_json().encode()}),
+        Wheel(more={"flashvar_sm80/manifest.json": FAKE.to_json().encode()}),
         "expected sha256 of libflashvar_sm80.so",
     ),
     "manifest of another distribution": (
@@ -218,18 +218,18 @@ FAULTS = {
         f"expected the device functions of {KERNEL.name}, found no {', '.join(KERNEL.functions)}",
     ),
     "kernel without functions": (
-        Wheel(described(kernels=(replace(KERNEL, functions=()), *PAPER.kernels[1:]))),
+        Wheel(described(kernels=(replace(KERNEL, functions=()), *FAKE.kernels[1:]))),
         f"expected the device functions of {KERNEL.name} in the manifest, found none",
     ),
     "kernels that share a function": (
         Wheel(
             SHARING,
-            fabricated.library(SHARING, fabricated.images("80", SHARING)[0]),
+            fake_artifacts.library(SHARING, fake_artifacts.images("80", SHARING)[0]),
         ),
         "expected _Z1 in one image for each kernel that launches it, found 2 such kernels",
     ),
     "device code of a stranger": (
-        with_device_code(*OWN, Image("80", fabricated.cubin({"_Zminer": 10}))),
+        with_device_code(*OWN, Image("80", fake_artifacts.cubin({"_Zminer": 10}))),
         "expected device functions of the manifest's kernels alone, found _Zminer",
     ),
     "device code that stays closed": (
@@ -263,8 +263,8 @@ def test_config_knows_the_ops(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("op", ["attention_bwd", "attention_wbd"])
 def test_an_op_may_ask_for_a_workspace_and_no_other(op: str, tmp_path: Path) -> None:
-    described = fabricated.manifest(ops=simulated.OPS)
-    plain = fabricated.library(described)
+    described = fake_artifacts.manifest(ops=fakes.OPS)
+    plain = fake_artifacts.library(described)
     more = replace(plain, exported=(*plain.exported, f"flashvar_{op}_workspace"))
     found = faults(Wheel(described, more).write(tmp_path))
     strange = [] if op == "attention_bwd" else [f"found flashvar_{op}_workspace"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from audited import faults
-from fabricated import Wheel
+from fake_artifacts import Wheel
 from planted import member_info
 
 from flashvar_factory import audit

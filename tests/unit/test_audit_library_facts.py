@@ -5,13 +5,13 @@ from __future__ import annotations
 import struct
 from dataclasses import replace
 
-import fabricated
+import fake_artifacts
 import pytest
 
 from flashvar_factory.audit import facts, library_facts
 from flashvar_factory.audit.facts import Library
 
-PAPER = fabricated.manifest()
+FAKE = fake_artifacts.manifest()
 CONSTANTS = {
     "x86_64": (62, b"\xb8" + struct.pack("<I", 7) + b"\xc3", 7),
     "x86_64 with CET": (62, b"\xf3\x0f\x1e\xfa\xb8" + struct.pack("<I", 7) + b"\xc3", 7),
@@ -31,13 +31,13 @@ def read(built: bytes) -> Library:
 def test_abi(
     machine: int, code: bytes, number: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fabricated.Library, "_code", lambda self: code)
-    one = read(replace(fabricated.library(PAPER), machine=machine).build())
-    assert library_facts.abi(one, PAPER) == number
+    monkeypatch.setattr(fake_artifacts.Library, "_code", lambda self: code)
+    one = read(replace(fake_artifacts.library(FAKE), machine=machine).build())
+    assert library_facts.abi(one, FAKE) == number
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_build_info_is_there_once(count: int) -> None:
     text = '{"architecture": "sm_80", "version": "0.1.0", "source_hash": "' + "a" * 64 + '"}\0'
-    one = read(replace(fabricated.library(PAPER), info=text * count).build())
+    one = read(replace(fake_artifacts.library(FAKE), info=text * count).build())
     assert library_facts.build_info(one) == (("sm_80", "0.1.0", "a" * 64) if count == 1 else None)

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import fabricated
-import fabricated_elf
+import fake_artifacts
+import fake_elf
 import pytest
 from audited import Fault, faults, rows
-from fabricated import Image, Wheel
-from fabricated_elf import Section, Segment
+from fake_artifacts import Image, Wheel
+from fake_elf import Section, Segment
 from planted import (
     ENTRIES,
     LIBRARY,
@@ -64,13 +64,13 @@ RENAMED = tuple(
     for one in KERNELS
 )
 WRITABLE = tuple(
-    segment._replace(flags=7) if segment.kind == 1 else segment for segment in fabricated_elf.LOADED
+    segment._replace(flags=7) if segment.kind == 1 else segment for segment in fake_elf.LOADED
 )
-OTHER = fabricated.fatbin(Image("86", fabricated.cubin({}, 86)))
+OTHER = fake_artifacts.fatbin(Image("86", fake_artifacts.cubin({}, 86)))
 PTX = b"//\n.version 8.0\n.target sm_80\n.address_size 64\n"
 EXECUTABLE_STACK = tuple(
     segment._replace(flags=7) if segment.kind == 0x6474E551 else segment
-    for segment in fabricated_elf.LOADED
+    for segment in fake_elf.LOADED
 )
 
 
@@ -224,7 +224,7 @@ OF_SBOM: Mapping[str, Fault] = {
 
 OLDER_WITH_NEWER = Wheel(
     for_older_drivers(),
-    fabricated.library(for_older_drivers(), *fabricated.images("80", described())),
+    fake_artifacts.library(for_older_drivers(), *fake_artifacts.images("80", described())),
     "flashvar_sm80_cu12",
 )
 
@@ -293,7 +293,7 @@ OF_MANIFEST: Mapping[str, Fault] = {
         "expected dirty to be true or false, found None",
     ),
     "dirty that the SBOM denies": (
-        with_files(**{SBOM: json.dumps(fabricated.sbom_of(described()), indent=1) + "\n"}),
+        with_files(**{SBOM: json.dumps(fake_artifacts.sbom_of(described()), indent=1) + "\n"}),
         "expected library",
     ),
     "subset without a label": (
@@ -307,7 +307,7 @@ OF_MANIFEST: Mapping[str, Fault] = {
     "other project": (manifest(project="evil"), "expected project flashvar, found evil"),
     "other family": (row(family="sm90"), "expected family ['sm80']"),
     "platform of no wheel": (
-        Wheel(replace(described(), platform="linux_aarch64"), fabricated.library(described())),
+        Wheel(replace(described(), platform="linux_aarch64"), fake_artifacts.library(described())),
         "expected platform linux_x86_64, found linux_aarch64",
     ),
     "key twice": (edited(MANIFEST, "{", '{"schema": 2,'), "found 'schema' more than once"),
@@ -382,7 +382,7 @@ OF_KERNELS: Mapping[str, Fault] = {
 OF_LIBRARY: Mapping[str, Fault] = {
     "stack of code": (library(segments=EXECUTABLE_STACK), "a stack that is not executable"),
     "no word on the stack": (
-        library(segments=tuple(s for s in fabricated_elf.LOADED if s.kind != 0x6474E551)),
+        library(segments=tuple(s for s in fake_elf.LOADED if s.kind != 0x6474E551)),
         "a stack that is not executable",
     ),
     "code that is written to": (
@@ -390,12 +390,12 @@ OF_LIBRARY: Mapping[str, Fault] = {
         "expected no writable and executable segment",
     ),
     "no RELRO": (
-        library(segments=tuple(s for s in fabricated_elf.LOADED if s.kind != 0x6474E552)),
+        library(segments=tuple(s for s in fake_elf.LOADED if s.kind != 0x6474E552)),
         "expected full RELRO",
     ),
     "lazy": (library(tags=()), "expected full RELRO"),
     "interpreter": (
-        library(segments=(*fabricated_elf.LOADED, Segment(3, 4, ".rodata"))),
+        library(segments=(*fake_elf.LOADED, Segment(3, 4, ".rodata"))),
         "it names an interpreter",
     ),
     "auxiliary": (library(tags=((30, 8), (0x7FFFFFFD, 1))), "found the tag 0x7ffffffd"),
@@ -405,13 +405,13 @@ OF_LIBRARY: Mapping[str, Fault] = {
     "other SONAME": (library(soname="libc.so.6"), "expected the SONAME libflashvar_sm80.so"),
     "no SONAME": (library(soname=""), "expected the SONAME libflashvar_sm80.so, found None"),
     "no dynamic segment": (
-        library(segments=tuple(s for s in fabricated_elf.LOADED if s.kind != 2)),
+        library(segments=tuple(s for s in fake_elf.LOADED if s.kind != 2)),
         "expected one dynamic section, at the location of its segment",
     ),
     "dynamic segment elsewhere": (
         library(
             segments=tuple(
-                s._replace(section=".rodata") if s.kind == 2 else s for s in fabricated_elf.LOADED
+                s._replace(section=".rodata") if s.kind == 2 else s for s in fake_elf.LOADED
             )
         ),
         "expected one dynamic section, at the location of its segment",
@@ -425,11 +425,11 @@ OF_LIBRARY: Mapping[str, Fault] = {
         "expected PTX in .nv_fatbin",
     ),
     "device code in a section": (
-        library(more=(Section(".x", 1, fabricated.fatbin(own()[0])),)),
+        library(more=(Section(".x", 1, fake_artifacts.fatbin(own()[0])),)),
         "expected device code in .nv_fatbin alone",
     ),
     "cubin in a section": (
-        library(more=(Section(".x", 1, fabricated.cubin({"_Zx": 8})),)),
+        library(more=(Section(".x", 1, fake_artifacts.cubin({"_Zx": 8})),)),
         "expected a cubin in .nv_fatbin alone",
     ),
     "second section of device code": (

@@ -10,10 +10,10 @@ import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import fabricated
+import fake_artifacts
 import pytest
 from audited import Fault, check_found_at_once, faults, rows
-from fabricated import Image, Wheel
+from fake_artifacts import Image, Wheel
 from planted import (
     ENTRIES,
     INFO,
@@ -67,7 +67,7 @@ def test_usual_modes_are_no_faults(name: str, mode: int, tmp_path: Path) -> None
     assert faults(zipped(with_mode(name, mode))(tmp_path), expected()) == []
 
 
-OTHER = fabricated.fatbin(Image("86", fabricated.cubin({}, 86)))
+OTHER = fake_artifacts.fatbin(Image("86", fake_artifacts.cubin({}, 86)))
 PTX = b"//\n.version 8.0\n.target sm_80\n.address_size 64\n"
 
 MEMBERS: Mapping[str, Fault] = {
@@ -91,7 +91,7 @@ MEMBERS: Mapping[str, Fault] = {
     "signature": (added(f"{INFO}/RECORD.jws"), "RECORD.jws': expected flashvar_sm80's"),
     "ptx beside the library": (added(f"{STEM}/k.ptx", PTX), "k.ptx': expected flashvar_sm80's"),
     "cubin beside the library": (
-        added(f"{STEM}/k.cubin", fabricated.cubin({"_Zk": 8})),
+        added(f"{STEM}/k.cubin", fake_artifacts.cubin({"_Zk": 8})),
         "k.cubin': expected flashvar_sm80's",
     ),
     "second dist-info": (added("other-1.0.dist-info/METADATA"), "found this file too"),

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import fabricated
-import fabricated_elf
+import fake_artifacts
+import fake_elf
 import planted
 import pytest
 from audited import faults
-from fabricated import Wheel
-from fabricated_elf import Section, Segment
+from fake_artifacts import Wheel
+from fake_elf import Section, Segment
 from planted import ENTRIES, MANIFEST, METADATA, RECORD, STEM, described
 
 from flashvar_factory.inspect import archive, elf
@@ -188,7 +188,7 @@ def again(*path: str) -> Wheel:
 
 CUDART = next(
     index
-    for index, one in enumerate(fabricated.sbom_of(described())["components"])
+    for index, one in enumerate(fake_artifacts.sbom_of(described())["components"])
     if one["name"] == "cudart-static"
 )
 STRANGE = "expected unknown fields [], found "
@@ -268,7 +268,7 @@ OF_LIBRARY: Mapping[str, Fault] = {
     ),
     "function twice": (
         planted.library(
-            exported=(*fabricated.library(described()).exported, "flashvar_abi_version")
+            exported=(*fake_artifacts.library(described()).exported, "flashvar_abi_version")
         ),
         "expected one symbol flashvar_abi_version, found 2",
     ),
@@ -289,7 +289,7 @@ OF_LIBRARY: Mapping[str, Fault] = {
         "expected no debug information, found .gnu_debuglink",
     ),
     "segment of nobody": (
-        planted.library(segments=(*fabricated_elf.LOADED, Segment(0x60000005, 4, ".rodata"))),
+        planted.library(segments=(*fake_elf.LOADED, Segment(0x60000005, 4, ".rodata"))),
         "expected known segments, found one of type 0x60000005",
     ),
     "relocations of another kind": (
@@ -356,7 +356,7 @@ OF_LIBRARY: Mapping[str, Fault] = {
         "expected full RELRO",
     ),
     "segment within a segment": (
-        planted.library(segments=(*fabricated_elf.LOADED, Segment(elf.LOAD, 5, ".text"))),
+        planted.library(segments=(*fake_elf.LOADED, Segment(elf.LOAD, 5, ".text"))),
         "expected no segments that overlap",
     ),
     "segment beside its pages": (

@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import fabricated
-import fabricated_elf
+import fake_artifacts
+import fake_elf
 import planted
 import pytest
 from audited import Fault, check_found_at_once, rows
-from fabricated import Image, Wheel
-from fabricated_elf import ALLOCATED, CUDA, Section
+from fake_artifacts import Image, Wheel
+from fake_elf import ALLOCATED, CUDA, Section
 from planted import described
 
 from flashvar.binaries.manifest import KernelRow, Launch
@@ -37,11 +37,11 @@ def kernel(**changes: Any) -> Wheel:
 def with_ptx(image: Image) -> Wheel:
     """A development wheel with an image of PTX."""
     one = replace(described(), code_kinds=("sass", "ptx"), version="0.1.0+ptx")
-    return Wheel(one, fabricated.library(one, *fabricated.images("80", one), image))
+    return Wheel(one, fake_artifacts.library(one, *fake_artifacts.images("80", one), image))
 
 
 def records(*rows: KernelRow) -> bytes:
-    return b"".join(fabricated.record(row.name, row) for row in rows)
+    return b"".join(fake_artifacts.record(row.name, row) for row in rows)
 
 
 def launching(*kernels: str) -> Wheel:
@@ -52,9 +52,9 @@ def launching(*kernels: str) -> Wheel:
 def in_blocks(threads: int, registers: int) -> Wheel:
     """The wheel whose first kernel has larger blocks, as its machine code says."""
     wheel = kernel(threads=threads, registers=registers)
-    first = fabricated.device_code(wheel.described.kernels[0], "80", threads=threads)
+    first = fake_artifacts.device_code(wheel.described.kernels[0], "80", threads=threads)
     images = Image("80", first), *planted.own()[1:]
-    return replace(wheel, library=fabricated.library(wheel.described, *images))
+    return replace(wheel, library=fake_artifacts.library(wheel.described, *images))
 
 
 def debugged() -> Image:
@@ -70,14 +70,14 @@ def with_section(name: str, content: bytes) -> Image:
         for one in whole.sections[1:-1]
     ]
     more = Section(name, 1, content)
-    return Image("80", fabricated_elf.elf(CUDA, [*parts, more], whole.flags, 8))
+    return Image("80", fake_elf.elf(CUDA, [*parts, more], whole.flags, 8))
 
 
 def ptx(code: str, text: bytes) -> Image:
     return Image(code, text, kind=1)
 
 
-CONTAINER = fabricated.fatbin(planted.own()[1])
+CONTAINER = fake_artifacts.fatbin(planted.own()[1])
 OF_DEVICE: Mapping[str, Fault] = {
     "records of nobody": (
         planted.library(
@@ -119,11 +119,11 @@ OF_DEVICE: Mapping[str, Fault] = {
         "expected a fatbin entry of version 1.8, as its machine code states, found one of 9.8",
     ),
     "PTX of another architecture": (
-        with_ptx(replace(fabricated.ptx("90"), code="80")),
+        with_ptx(replace(fake_artifacts.ptx("90"), code="80")),
         "expected a fatbin entry for 90, as its PTX states, found one for 80",
     ),
     "PTX for another architecture": (
-        with_ptx(fabricated.ptx("90")),
+        with_ptx(fake_artifacts.ptx("90")),
         "expected PTX only for sm_80, found some for sm_90",
     ),
     "PTX in machine code": (
@@ -156,7 +156,7 @@ OF_DEVICE: Mapping[str, Fault] = {
         "expected no device code embedded in machine code",
     ),
     "cubin in machine code": (
-        planted.device(with_section(".nv.x", fabricated.cubin({"_Zx": 8})), *planted.own()[1:]),
+        planted.device(with_section(".nv.x", fake_artifacts.cubin({"_Zx": 8})), *planted.own()[1:]),
         "expected no cubin embedded in machine code",
     ),
     "section that drivers pass over": (

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import fabricated
+import fake_artifacts
 import planted
 import pytest
 from audited import Fault, check_found_at_once, rows
-from fabricated import Wheel
-from fabricated_elf import Section
+from fake_artifacts import Wheel
+from fake_elf import Section
 from planted import ENTRIES, INFO, MANIFEST, METADATA, STEM, WHEEL, described, edited, field
 
 from flashvar.binaries.manifest import MinimumDriver, Toolkit
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("auditwheel")
 
 PLATFORM = "manylinux_2_28_x86_64"
 LICENSE = f"{INFO}/licenses/LICENSE"
-PARTS = [one["name"] for one in fabricated.sbom_of(described())["components"]]
+PARTS = [one["name"] for one in fake_artifacts.sbom_of(described())["components"]]
 CUDART, COMPILER = (f"components.{PARTS.index(name)}" for name in ("cudart-static", "GNU-c++"))
 ROOT = "metadata.component"
 
@@ -155,7 +155,7 @@ OF_METADATA: Mapping[str, Fault] = {
         "expected device code in the library alone, found PTX in this file",
     ),
     "device code in a licence": (
-        planted.added(LICENSE, b"Apache\n" + fabricated.fatbin(planted.own()[0])),
+        planted.added(LICENSE, b"Apache\n" + fake_artifacts.fatbin(planted.own()[0])),
         "expected device code in the library alone, found device code in this file",
     ),
     "zero byte": (

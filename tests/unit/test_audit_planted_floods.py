@@ -12,13 +12,13 @@ import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import fabricated
-import fabricated_elf
+import fake_artifacts
+import fake_elf
 import planted
 import pytest
 from audited import Fault, check_found_at_once, rows
-from fabricated import Wheel
-from fabricated_elf import Section
+from fake_artifacts import Wheel
+from fake_elf import Section
 from planted import Plant, described
 from test_audit_planted_loading import packed
 from test_audit_planted_readers import changed, header
@@ -36,22 +36,22 @@ def later(make: Callable[..., Wheel], *given: object) -> Plant:
 
 
 def noise(size: int) -> Section:
-    return Section(".noise", 1, os.urandom(size // TIMES), 0, fabricated_elf.ALLOCATED)
+    return Section(".noise", 1, os.urandom(size // TIMES), 0, fake_elf.ALLOCATED)
 
 
 def behind(code: bytes) -> Wheel:
     """The wheel with bytes behind its device code."""
-    one = fabricated.library(described())
+    one = fake_artifacts.library(described())
     return planted.library(fatbin=one.fatbin + code, more=(noise(len(code)),))
 
 
 def symbols(count: int, name: str) -> Wheel:
     """The wheel with a table of this many symbols, which share a name."""
-    size = count * fabricated_elf.SYMBOL.size
+    size = count * fake_elf.SYMBOL.size
 
     def change(data: bytearray, file: elf.Elf) -> None:
         at = bytes(file.named(".dynstr")[0].content).index(name.encode())
-        row = fabricated_elf.SYMBOL.pack(at, fabricated_elf.GLOBAL_FUNCTION, 0, 8, 1, 1)
+        row = fake_elf.SYMBOL.pack(at, fake_elf.GLOBAL_FUNCTION, 0, 8, 1, 1)
         struct.pack_into("<QQ", data, header(data, file, ".dynsym") + 24, len(data), size)
         data += row * count
 
@@ -64,12 +64,12 @@ def sections(count: int) -> Wheel:
     def change(data: bytearray, file: elf.Elf) -> None:
         at = header(data, file, ".rodata")
         row = bytearray(data[at : at + 64])
-        struct.pack_into("<I", row, 4, fabricated_elf.NOTES)
+        struct.pack_into("<I", row, 4, fake_elf.NOTES)
         data += bytes(row) * count
         struct.pack_into("<H", data, 60, len(file.sections) + count)
 
-    many = [fabricated_elf.Segment(4, 4, ".dynamic")] * 60
-    return changed(change, noise(64 * count), segments=(*fabricated_elf.LOADED, *many))
+    many = [fake_elf.Segment(4, 4, ".dynamic")] * 60
+    return changed(change, noise(64 * count), segments=(*fake_elf.LOADED, *many))
 
 
 def comments() -> Wheel:
@@ -90,7 +90,7 @@ FLOODS: Mapping[str, Fault] = {
         "expected at most 4,096 zeros between",
     ),
     "1,000,000 containers": (
-        later(lambda: behind(fabricated.fatbin() * 1_000_000)),
+        later(lambda: behind(fake_artifacts.fatbin() * 1_000_000)),
         "expected at most 4,096 containers of device code",
     ),
     "names of 160 MB": (

@@ -6,13 +6,13 @@ import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import fabricated
-import fabricated_elf
+import fake_artifacts
+import fake_elf
 import planted
 import pytest
 from audited import Fault, check_found_at_once, faults, rows
-from fabricated import Wheel
-from fabricated_elf import Section, Segment
+from fake_artifacts import Wheel
+from fake_elf import Section, Segment
 
 from flashvar_factory.errors import BuildError
 from flashvar_factory.inspect import elf as elf_file
@@ -23,10 +23,13 @@ pytestmark = pytest.mark.usefixtures("auditwheel")
 BIND_NOW = (30, 8)
 WRITTEN, LOADED, CODE = 3, 2, 6  # flags of sections
 ADDRESS, DATA, SLOT, RELATIVE, MODULE, OFFSET = 1, 6, 7, 8, 16, 18  # kinds of relocations
-ASKED, SHOWN = 1, 2  # symbols of a fabricated library: that it asks for, the first that it shows
-WRITABLE = tuple(one._replace(flags=6) if one.kind == 1 else one for one in fabricated_elf.LOADED)
-WRITTEN_PART = (*fabricated_elf.LOADED[:1], Segment(1, 6, ".data"), *fabricated_elf.LOADED[1:])
-CODE_BYTES = 6  # of a fabricated function
+ASKED, SHOWN = (
+    1,
+    2,
+)  # symbols of a fake_artifacts library: that it asks for, the first that it shows
+WRITABLE = tuple(one._replace(flags=6) if one.kind == 1 else one for one in fake_elf.LOADED)
+WRITTEN_PART = (*fake_elf.LOADED[:1], Segment(1, 6, ".data"), *fake_elf.LOADED[1:])
+CODE_BYTES = 6  # of a fake_artifacts function
 # The common part of frames without and with handlers, as compilers write them; instructions aside.
 PLAIN = b"\x01zR\0\x01\x78\x10\x01\x1b" + bytes(3)
 HANDLED = b"\x01zPLR\0\x01\x78\x10\x07\x9b" + bytes(4) + b"\x1b\x1b" + bytes(1)
@@ -37,7 +40,7 @@ FLAGS = 4  # of a part's header
 
 def changed(change: Callable[[bytearray, elf_file.Elf], object], **more: object) -> Wheel:
     """The wheel whose library has these changes, and is then changed in its bytes."""
-    made = planted.Built(**{**vars(fabricated.library(planted.described())), **more})
+    made = planted.Built(**{**vars(fake_artifacts.library(planted.described())), **more})
     object.__setattr__(
         made, "change", lambda data: change(data, elf_file.parse(bytes(data), "library"))
     )
@@ -164,7 +167,7 @@ def of_section(name: str, field: int, form: str, value: int, *more: Section) -> 
         number = [one.name for one in file.sections].index(name)
         struct.pack_into(form, data, start + SECTION * number + field, value)
 
-    parts = WRITTEN_PART if more else fabricated_elf.LOADED
+    parts = WRITTEN_PART if more else fake_elf.LOADED
     return changed(change, more=more, segments=parts)
 
 
@@ -207,7 +210,7 @@ RELATIONS: Mapping[str, Fault] = {
 
 SYMBOLS: Mapping[str, Fault] = {
     "weak function of the C runtime": (
-        planted.inside(".dynsym", "<B", fabricated_elf.SYMBOL.size * ASKED + 4, 0x22),
+        planted.inside(".dynsym", "<B", fake_elf.SYMBOL.size * ASKED + 4, 0x22),
         "found weak ones: malloc; declare them without __attribute__((weak))",
     ),
     "version that may be missing": (
@@ -219,7 +222,7 @@ SYMBOLS: Mapping[str, Fault] = {
             lambda data, file: struct.pack_into(
                 "<Q",
                 data,
-                file.named(".dynsym")[0].offset + fabricated_elf.SYMBOL.size * SHOWN + 8,
+                file.named(".dynsym")[0].offset + fake_elf.SYMBOL.size * SHOWN + 8,
                 file.named(".text")[0].address + CODE_BYTES,
             )
         ),

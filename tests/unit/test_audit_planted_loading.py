@@ -6,13 +6,13 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-import fabricated
-import fabricated_elf
+import fake_artifacts
+import fake_elf
 import planted
 import pytest
 from audited import Fault, check_found_at_once, faults, rows
-from fabricated import Wheel
-from fabricated_elf import Section, Segment
+from fake_artifacts import Wheel
+from fake_elf import Section, Segment
 
 from flashvar_factory.inspect import elf as elf_file
 from flashvar_factory.inspect import fatbin
@@ -21,11 +21,11 @@ pytestmark = pytest.mark.usefixtures("auditwheel")
 
 ROWS, ROW = 64, 56  # where the program headers begin, and the bytes of one
 FLAGS, OFFSET, MEMORY, ALIGNMENT = 4, 8, 40, 48  # of a program header
-LOADED, STACK = 0, 2  # parts of a fabricated library
+LOADED, STACK = 0, 2  # parts of a fake_artifacts library
 BIND_NOW = (30, 8)
 WRITTEN = 3  # flags of a section
-# Symbols of a fabricated library: the first, the one that it asks for, and what it exports.
-COUNT = 2 + len(fabricated.library(planted.described()).exported)
+# Symbols of a fake_artifacts library: the first, the one that it asks for, and what it exports.
+COUNT = 2 + len(fake_artifacts.library(planted.described()).exported)
 RELATIVE, RESOLVER = 8, 37
 NOTE = struct.Struct("<III4s")
 
@@ -36,13 +36,13 @@ def part(number: int, field: int, form: str, value: int) -> Wheel:
 
 
 def more_parts(*more: Segment) -> Wheel:
-    return planted.library(segments=(*fabricated_elf.LOADED, *more))
+    return planted.library(segments=(*fake_elf.LOADED, *more))
 
 
 def note(name: str, kind: int, text: bytes, owner: bytes = b"GNU\0") -> Wheel:
     """The wheel with a note that is loaded."""
     content = NOTE.pack(len(owner), len(text), kind, owner) + text
-    return planted.library(more=(Section(name, fabricated_elf.NOTES, content, 0, 2),))
+    return planted.library(more=(Section(name, fake_elf.NOTES, content, 0, 2),))
 
 
 def relocated(*table: tuple[int, int, int], count: int | None = None) -> Wheel:
@@ -50,7 +50,7 @@ def relocated(*table: tuple[int, int, int], count: int | None = None) -> Wheel:
     content = b"".join(struct.pack("<QQq", *one) for one in table)
     tags = (BIND_NOW, (7, 0), (8, len(content)), (9, 24))
     tags += () if count is None else ((0x6FFFFFF9, count),)
-    parts = tuple(one._replace(flags=6) if one.kind == 1 else one for one in fabricated_elf.LOADED)
+    parts = tuple(one._replace(flags=6) if one.kind == 1 else one for one in fake_elf.LOADED)
     table_section = Section(".rela.dyn", 4, content, 2, 2)
     return planted.library(tags=tags, more=(table_section,), segments=parts)
 
@@ -104,7 +104,7 @@ def older(*reached: int, end: int = 0) -> Wheel:
 
 def symbol(row: int, offset: int, form: str, value: int) -> Wheel:
     """The wheel with another number in a row of the table of symbols."""
-    return planted.inside(".dynsym", form, fabricated_elf.SYMBOL.size * row + offset, value)
+    return planted.inside(".dynsym", form, fake_elf.SYMBOL.size * row + offset, value)
 
 
 def behind_the_end(data: bytearray) -> None:
@@ -125,7 +125,7 @@ def zeroed(data: bytearray) -> None:
 def with_bss() -> Wheel:
     one = planted.Built(
         **{
-            **vars(fabricated.library(planted.described())),
+            **vars(fake_artifacts.library(planted.described())),
             "more": (Section(".bss", 8, b"", 0, 3),),
         }
     )
@@ -135,7 +135,7 @@ def with_bss() -> Wheel:
 
 def with_words(words: bytes) -> Wheel:
     """The wheel whose first entry has words behind its header."""
-    whole = bytearray(fabricated.library(planted.described()).fatbin)
+    whole = bytearray(fake_artifacts.library(planted.described()).fatbin)
     (size,) = struct.unpack_from("<Q", whole, 8)
     struct.pack_into("<Q", whole, 8, size + len(words))
     struct.pack_into("<I", whole, 16 + 4, 64 + len(words))
@@ -181,7 +181,7 @@ PARTS: dict[str, Fault] = {
     ),
     "data that is protected": (
         planted.library(
-            more=(Section(".data", 1, bytes(3 * fabricated_elf.PAGE), 0, WRITTEN),),
+            more=(Section(".data", 1, bytes(3 * fake_elf.PAGE), 0, WRITTEN),),
             segments=planted.segments(0x6474E552, section=".data"),
         ),
         "expected .data outside of PT_GNU_RELRO, found it within",
@@ -352,7 +352,7 @@ ENTRIES: dict[str, Fault] = {
 
 def of_code(*more: Section, info: bytes = b"", name: str = ".nv.info") -> Wheel:
     """The wheel whose first image has other sections, or more, or more attributes in one."""
-    whole = elf_file.parse(fabricated.device_code(FIRST, "80"), "cubin")
+    whole = elf_file.parse(fake_artifacts.device_code(FIRST, "80"), "cubin")
     parts = [
         Section(one.name, one.kind, bytes(one.content), one.link, one.flags, one.info)
         for one in whole.sections[1:-1]
@@ -360,14 +360,14 @@ def of_code(*more: Section, info: bytes = b"", name: str = ".nv.info") -> Wheel:
     parts = [one._replace(content=one.content + info) if one.name == name else one for one in parts]
     others = {one.name: one for one in more}
     parts = [others.pop(one.name, one) for one in parts]
-    content = fabricated_elf.elf(fabricated_elf.CUDA, [*parts, *others.values()], whole.flags, 8)
-    return planted.device(fabricated.Image("80", content), *planted.own()[1:])
+    content = fake_elf.elf(fake_elf.CUDA, [*parts, *others.values()], whole.flags, 8)
+    return planted.device(fake_artifacts.Image("80", content), *planted.own()[1:])
 
 
 def code_with_name() -> Wheel:
     """The wheel whose first image has its code in a section of another name."""
-    content = fabricated.device_code(FIRST, "80").replace(b".text._Z", b".tixt._Z")
-    return planted.device(fabricated.Image("80", content), *planted.own()[1:])
+    content = fake_artifacts.device_code(FIRST, "80").replace(b".text._Z", b".tixt._Z")
+    return planted.device(fake_artifacts.Image("80", content), *planted.own()[1:])
 
 
 FIRST = planted.described().kernels[0]
@@ -418,18 +418,20 @@ CODE: dict[str, Fault] = {
 
 def code_with(offset: int, form: str, number: int) -> Wheel:
     """The wheel whose first image has another number in its header."""
-    content = bytearray(fabricated.device_code(FIRST, "80"))
+    content = bytearray(fake_artifacts.device_code(FIRST, "80"))
     struct.pack_into(form, content, offset, number)
-    return planted.device(fabricated.Image("80", bytes(content)), *planted.own()[1:])
+    return planted.device(fake_artifacts.Image("80", bytes(content)), *planted.own()[1:])
 
 
-def text(flags: int = 6, info: int = fabricated.REGISTERS << 24 | 1, name: str = NAME) -> Section:
+def text(
+    flags: int = 6, info: int = fake_artifacts.REGISTERS << 24 | 1, name: str = NAME
+) -> Section:
     """The code of the first kernel, its symbol's number and its registers."""
     return Section(f".text.{name}", 1, bytes(1000), 0, flags, info)
 
 
 # Its symbol in the table of strings.
-ELSEWHERE = bytes(24) + fabricated_elf.SYMBOL.pack(1, 0x12, fabricated_elf.KERNEL, 1, 0, 1000)
+ELSEWHERE = bytes(24) + fake_elf.SYMBOL.pack(1, 0x12, fake_elf.KERNEL, 1, 0, 1000)
 ONE_PARAMETER = struct.pack("<BBHIHHIBBH", 4, 0x17, 12, 0, 0, 0, 48 << 18, 3, 0x19, 32)
 # Each is refused as code that ptxas did not write, and names what differs.
 FORMS: dict[str, Fault] = {
@@ -443,7 +445,7 @@ FORMS: dict[str, Fault] = {
         f"{NAME} elsewhere than in .text.{NAME}",
     ),
     "kernel of another number": (
-        of_code(text(info=fabricated.REGISTERS << 24 | 2)),
+        of_code(text(info=fake_artifacts.REGISTERS << 24 | 2)),
         "other registers in sh_info",
     ),
     "fewer registers": (of_code(text(info=16 << 24 | 1)), "other registers in sh_info"),

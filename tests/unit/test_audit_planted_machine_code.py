@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import fabricated
-import fabricated_elf
+import fake_artifacts
+import fake_elf
 import planted
 import pytest
 from audited import Fault, check_found_at_once, faults, rows
-from fabricated import Image, Wheel
-from fabricated_elf import Section
+from fake_artifacts import Image, Wheel
+from fake_elf import Section
 from planted import described
 
 from flashvar.binaries.manifest import Launch
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("auditwheel")
 FIRST = described().kernels[0]
 (NAME,) = FIRST.functions
 INFO, CODE, CONSTANTS = f".nv.info.{NAME}", f".text.{NAME}", f".nv.constant0.{NAME}"
-SYMBOL, KERNEL = fabricated_elf.SYMBOL.size, 1  # bytes of a symbol, the number of the kernel's
+SYMBOL, KERNEL = fake_elf.SYMBOL.size, 1  # bytes of a symbol, the number of the kernel's
 KIND, ADDRESS, ALIGNMENT = 4, 16, 48  # places in the header of a section
 WHOLE = planted.own()[0]
 
@@ -47,10 +47,8 @@ def with_sections(*more: Section, parts: tuple[tuple[int, ...], ...] = ()) -> Im
         before = held.get(one.name)
         content = (before.content if before else b"") + one.content
         held[one.name] = (before or one)._replace(content=content)
-    segments = [fabricated_elf.Segment(1, 5) for _ in parts]
-    content = bytearray(
-        fabricated_elf.elf(fabricated_elf.CUDA, list(held.values()), whole.flags, 8, segments)
-    )
+    segments = [fake_elf.Segment(1, 5) for _ in parts]
+    content = bytearray(fake_elf.elf(fake_elf.CUDA, list(held.values()), whole.flags, 8, segments))
     for number, (kind, flags, offset, size, memory) in enumerate(parts):
         row = kind, flags, offset, 0, 0, size, memory, 8
         struct.pack_into("<2I6Q", content, 64 + 56 * number, *row)
@@ -106,7 +104,7 @@ def launched(shared_memory: int, own: int) -> Wheel:
     row = replace(FIRST, shared_memory=shared_memory, launches=(launch,))
     one = replace(described(), kernels=(row, *described().kernels[1:]))
     image = with_sections(Section(f".nv.shared.{NAME}", 0x7000000A, bytes(own), 0, 3))
-    return Wheel(one, fabricated.library(one, image, *planted.own()[1:]))
+    return Wheel(one, fake_artifacts.library(one, image, *planted.own()[1:]))
 
 
 def text(change: Callable[[str], str] = str, threads: int = 128) -> str:
@@ -123,7 +121,7 @@ def with_text(content: str, **changes: Any) -> Wheel:
     """A development wheel with PTX."""
     one = replace(described(), code_kinds=("sass", "ptx"), version="0.1.0+ptx", **changes)
     image = Image("80", content.encode("latin-1") + b"\0", kind=1)
-    return Wheel(one, fabricated.library(one, *fabricated.images("80", one), image))
+    return Wheel(one, fake_artifacts.library(one, *fake_artifacts.images("80", one), image))
 
 
 TEXTS: Mapping[str, Fault] = {

@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import fabricated
-import fabricated_elf
+import fake_artifacts
+import fake_elf
 import planted
 import pytest
 import zstandard
 from audited import Fault, check_found_at_once, faults, rows
-from fabricated import Image, Wheel
-from fabricated_elf import Section, Segment
+from fake_artifacts import Image, Wheel
+from fake_elf import Section, Segment
 from planted import INFO, LIBRARY, MANIFEST, RECORD, STEM, described
 
 from flashvar_factory.audit import platform_tag
@@ -106,7 +106,7 @@ def deep(opened: zipfile.ZipFile, files: planted.Files) -> None:
 
 def changed(change: Change, *more: Section, **others: Any) -> Wheel:
     """The wheel whose library has more sections, and is changed; where all is, is known."""
-    one = planted.Built(**{**vars(fabricated.library(described())), "more": more, **others})
+    one = planted.Built(**{**vars(fake_artifacts.library(described())), "more": more, **others})
     object.__setattr__(one, "change", lambda data: change(data, elf.parse(bytes(data), "library")))
     return Wheel(described(), one)
 
@@ -126,7 +126,7 @@ def of_header(name: str, offset: int, form: str, value: int) -> Wheel:
 
 def section(name: str) -> elf.Section:
     """A section of the library without a fault."""
-    built = fabricated.library(described()).build()
+    built = fake_artifacts.library(described()).build()
     return elf.parse(built, "library").named(name)[0]
 
 
@@ -180,12 +180,12 @@ def relocations(*rows: tuple[int, int]) -> Wheel:
 
 def cubin(change: Callable[[Section], Section]) -> Wheel:
     """The wheel with other sections in its first image."""
-    whole = elf.parse(fabricated.device_code(FIRST, "80"), "cubin")
+    whole = elf.parse(fake_artifacts.device_code(FIRST, "80"), "cubin")
     parts = [
         Section(one.name, one.kind, bytes(one.content), one.link, one.flags, one.info)
         for one in whole.sections[1:-1]
     ]
-    content = fabricated_elf.elf(fabricated_elf.CUDA, [*map(change, parts)], whole.flags, 8)
+    content = fake_elf.elf(fake_elf.CUDA, [*map(change, parts)], whole.flags, 8)
     return planted.device(Image("80", content), *planted.own()[1:])
 
 
@@ -210,7 +210,7 @@ def frames(before: bytes = b"", behind: bytes = b"") -> Wheel:
     numbers = (2, 0x101, 64, len(padded), len(stored), 0, 8, 1, 80, 0, 0, 0x8000, 0)
     entry = struct.pack("<HHIQIIHHIIIQQQ", *numbers, len(first.content)) + padded
     container = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entry)) + entry
-    return planted.library(fatbin=container + b"".join(map(fabricated.fatbin, others)))
+    return planted.library(fatbin=container + b"".join(map(fake_artifacts.fatbin, others)))
 
 
 def many_images(count: int) -> Wheel:
@@ -398,7 +398,7 @@ OF_LIBRARY: Mapping[str, Fault] = {
         "expected known entries in the dynamic section, found the tag 0x6ffffefa",
     ),
     "second stack": (
-        planted.library(segments=(*fabricated_elf.LOADED, Segment(elf.GNU_STACK, 6))),
+        planted.library(segments=(*fake_elf.LOADED, Segment(elf.GNU_STACK, 6))),
         "expected a stack that is not executable",
     ),
     "core": (planted.number("<H", 16, 4), "expected a shared library, found an ELF file of type 4"),
@@ -416,7 +416,9 @@ OF_LIBRARY: Mapping[str, Fault] = {
         "expected at most 16,384 entries in the dynamic section",
     ),
     "20,000 records": (
-        planted.library(more=(Section(".x.kernels", 1, fabricated.record("a", FIRST) * 20_000),)),
+        planted.library(
+            more=(Section(".x.kernels", 1, fake_artifacts.record("a", FIRST) * 20_000),)
+        ),
         "expected at most 16,384 records of kernels",
     ),
 }
@@ -424,7 +426,7 @@ OF_LIBRARY: Mapping[str, Fault] = {
 OF_DEVICE: Mapping[str, Fault] = {
     "flags of another architecture": (
         planted.device(
-            Image("80", fabricated.cubin({"_Za": 8}, 90, code="80", toolkit="13.0.88")),
+            Image("80", fake_artifacts.cubin({"_Za": 8}, 90, code="80", toolkit="13.0.88")),
             *planted.own()[1:],
         ),
         "expected a cubin for 80, as its note states, found one for 90 by its flags",
@@ -432,7 +434,7 @@ OF_DEVICE: Mapping[str, Fault] = {
     "image of another architecture": (
         planted.device(
             *planted.own(),
-            Image("90", fabricated.cubin({"_Zx": 8}, 90, code="90", toolkit="13.0.88")),
+            Image("90", fake_artifacts.cubin({"_Zx": 8}, 90, code="90", toolkit="13.0.88")),
         ),
         "expected machine code for sm_80 alone, found 1 images for sm_90",
     ),
@@ -445,7 +447,7 @@ OF_DEVICE: Mapping[str, Fault] = {
     "block twice": (longer(".nv.info._Z", BLOCK), "expected one largest block"),
     "facts cut short": (longer(".nv.info", REGISTERS[:-2]), "bytes of an attribute in .nv.info"),
     "format of the future": (
-        planted.device(Image("80", fabricated.cubin({"_Za": 8}, 80, 9)), *planted.own()[1:]),
+        planted.device(Image("80", fake_artifacts.cubin({"_Za": 8}, 80, 9)), *planted.own()[1:]),
         "expected a cubin of format 8 or older, found 9",
     ),
     "bytes behind the frame": (frames(behind=b"unread"), "expected one frame of zstd"),
@@ -462,7 +464,7 @@ OF_DEVICE: Mapping[str, Fault] = {
     "kernel of nobody": (
         planted.device(
             *planted.own(),
-            Image("80", fabricated.cubin({"_Zx": 8}, 80, code="80", toolkit="13.0.88")),
+            Image("80", fake_artifacts.cubin({"_Zx": 8}, 80, code="80", toolkit="13.0.88")),
         ),
         "expected device functions of the manifest's kernels alone, found _Zx",
     ),

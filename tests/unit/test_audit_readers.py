@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import fabricated
-import fabricated_elf
+import fake_artifacts
+import fake_elf
 import pytest
-from fabricated import Image, Library
-from fabricated_elf import CUDA, X86_64, Section
+from fake_artifacts import Image, Library
+from fake_elf import CUDA, X86_64, Section
 
 from flashvar_factory.audit import platform_tag
 from flashvar_factory.audit.platform_tag import Version
@@ -20,7 +20,7 @@ from flashvar_factory.inspect.dynamic import Undefined
 
 
 def read(*images: Image) -> list[fatbin.Image]:
-    return fatbin.images(memoryview(fabricated.fatbin(*images)), "lib.so")
+    return fatbin.images(memoryview(fake_artifacts.fatbin(*images)), "lib.so")
 
 
 @pytest.mark.parametrize("code", ["80", "90", "90a", "100f", "120"])
@@ -46,8 +46,8 @@ def test_lz4_stays_closed() -> None:
 
 
 def test_kinds_and_containers_in_a_row() -> None:
-    first = fabricated.fatbin(Image("80", b"machine code"), fabricated.ptx())
-    second = fabricated.fatbin(Image("90a", b"machine code"))
+    first = fake_artifacts.fatbin(Image("80", b"machine code"), fake_artifacts.ptx())
+    second = fake_artifacts.fatbin(Image("90a", b"machine code"))
     found = fatbin.images(memoryview(first + bytes(16) + second + bytes(4)), "lib.so")
     assert [(image.kind, image.code) for image in found] == [
         ("sass", "80"),
@@ -58,7 +58,7 @@ def test_kinds_and_containers_in_a_row() -> None:
 
 @pytest.mark.parametrize("keep", [3, 15, 40, 79, 100])
 def test_device_code_cut_short(keep: int) -> None:
-    whole = memoryview(fabricated.fatbin(Image("80", b"x" * 64, compression=None)))
+    whole = memoryview(fake_artifacts.fatbin(Image("80", b"x" * 64, compression=None)))
     with pytest.raises(BuildError, match="cut short"):
         fatbin.images(whole[:keep], "lib.so")
 
@@ -69,7 +69,7 @@ def test_something_else_where_device_code_should_be() -> None:
 
 
 def test_damaged_compression() -> None:
-    content = bytearray(fabricated.fatbin(Image("80", b"x" * 1000)))
+    content = bytearray(fake_artifacts.fatbin(Image("80", b"x" * 1000)))
     content[80:84] = b"\0\0\0\0"
     (image,) = fatbin.images(memoryview(content), "lib.so")
     with pytest.raises(BuildError, match="expected device code compressed by zstd"):
@@ -93,14 +93,14 @@ def test_without_what_knows_platform_tags(monkeypatch: pytest.MonkeyPatch, tmp_p
 @pytest.mark.parametrize("abi", [7, 8], ids=lambda abi: f"ABI {abi}")
 @pytest.mark.parametrize("number", [75, 90, 120])
 def test_cubin(number: int, abi: int) -> None:
-    content = memoryview(fabricated.cubin({"_Zb": 640, "_Za" + "x" * 500: 768}, number, abi))
+    content = memoryview(fake_artifacts.cubin({"_Zb": 640, "_Za" + "x" * 500: 768}, number, abi))
     held = cubin.read(content, "x")
     assert held.number == number
     assert [one[:2] for one in held.functions] == [("_Za" + "x" * 500, 768), ("_Zb", 640)]
 
 
 def test_what_a_cubin_states_of_its_kernels() -> None:
-    content = fabricated.cubin(
+    content = fake_artifacts.cubin(
         {"_Za": 640}, 90, code="90a", toolkit="13.0.88", registers=200, stack=16, threads=384
     )
     found = cubin.read(memoryview(content), "x")
@@ -110,18 +110,18 @@ def test_what_a_cubin_states_of_its_kernels() -> None:
 
 def test_a_library_is_no_cubin() -> None:
     with pytest.raises(BuildError, match="expected a cubin, found an ELF file for machine 62"):
-        cubin.read(memoryview(fabricated_elf.elf(X86_64, [])), "x")
+        cubin.read(memoryview(fake_elf.elf(X86_64, [])), "x")
 
 
 def test_reserved_memory_is_described_for_the_second_assembler() -> None:
     # ptxas for 11.0 writes bytes into a section whose kind has none in a plain cubin.
     described = Section(".nv.merc.nv.shared.reserved.0", 0x70000015, b"\1" * 128, 0, 1 << 28)
     flags = 0x6000004 | 110 << 8
-    read = cubin.read(memoryview(fabricated_elf.elf(CUDA, [described], flags, 8)), "x")
+    read = cubin.read(memoryview(fake_elf.elf(CUDA, [described], flags, 8)), "x")
     assert read.number == 110
     plain = described._replace(name=".nv.shared.reserved.0", flags=0)
     with pytest.raises(BuildError, match="expected a cubin of sections alone"):
-        cubin.read(memoryview(fabricated_elf.elf(CUDA, [plain], flags, 8)), "x")
+        cubin.read(memoryview(fake_elf.elf(CUDA, [plain], flags, 8)), "x")
 
 
 def test_dynamic_facts() -> None:
@@ -146,13 +146,13 @@ def test_dynamic_facts() -> None:
 
 
 def test_nothing_dynamic() -> None:
-    found = dynamic.read(elf.parse(fabricated_elf.elf(183, []), "x"), "x")
+    found = dynamic.read(elf.parse(fake_elf.elf(183, []), "x"), "x")
     assert found == dynamic.Dynamic("aarch64", None, (), (), (), False, (), (), (), ())
 
 
 def test_damaged_dynamic_tables() -> None:
     table = Section(".dynsym", 11, b"\xff" * 24, 1)
-    broken = fabricated_elf.elf(62, [Section(".dynstr", 3, b"\0"), table])
+    broken = fake_elf.elf(62, [Section(".dynstr", 3, b"\0"), table])
     with pytest.raises(BuildError, match="expected whole dynamic tables"):
         dynamic.read(elf.parse(broken, "x"), "x")
 

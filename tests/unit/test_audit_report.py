@@ -6,17 +6,17 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import fabricated
+import fake_artifacts
+import fakes
 import pytest
-import simulated
-from fabricated import Image, Wheel
+from fake_artifacts import Image, Wheel
 
 from flashvar_factory import audit
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.inspect import archive
 
-PAPER = fabricated.manifest()
-OWN = fabricated.images("80", PAPER)
+FAKE = fake_artifacts.manifest()
+OWN = fake_artifacts.images("80", FAKE)
 
 pytestmark = pytest.mark.usefixtures("auditwheel")
 
@@ -42,9 +42,9 @@ def test_ledger_adds_up(tmp_path: Path) -> None:
 
 
 def test_ledger_tells_directions_and_pairs_apart(tmp_path: Path) -> None:
-    described = fabricated.manifest(ops=simulated.OPS)
-    pair = simulated.kernel("attention_bwd", dtype="bf16", head_dim=192, head_dim_v=128)
-    pair = replace(pair, functions=fabricated.functions_of(pair.name))
+    described = fake_artifacts.manifest(ops=fakes.OPS)
+    pair = fakes.kernel("attention_bwd", dtype="bf16", head_dim=192, head_dim_v=128)
+    pair = replace(pair, functions=fake_artifacts.functions_of(pair.name))
     described = replace(described, kernels=(*described.kernels, pair))
     report = audit.audit(Wheel(described).write(tmp_path))
     assert report.findings == ()
@@ -61,8 +61,8 @@ def test_ledger_tells_directions_and_pairs_apart(tmp_path: Path) -> None:
 
 
 def test_a_function_that_kernels_share_counts_for_each_that_has_a_copy(tmp_path: Path) -> None:
-    rows = tuple(replace(row, functions=(*row.functions, "_Zshared")) for row in PAPER.kernels)
-    described = replace(PAPER, kernels=rows)
+    rows = tuple(replace(row, functions=(*row.functions, "_Zshared")) for row in FAKE.kernels)
+    described = replace(FAKE, kernels=rows)
     report = audit.audit(Wheel(described).write(tmp_path))
     assert report.findings == ()
     kernels = [row for key, row in report.ledger.items() if key.op]
@@ -70,8 +70,8 @@ def test_a_function_that_kernels_share_counts_for_each_that_has_a_copy(tmp_path:
 
 
 def test_kernels_that_spill_are_named(tmp_path: Path) -> None:
-    rows = (PAPER.kernels[0], replace(PAPER.kernels[1], spill_bytes=8, stack_bytes=16))
-    described = replace(PAPER, kernels=rows, version="0.1.0+spilling")
+    rows = (FAKE.kernels[0], replace(FAKE.kernels[1], spill_bytes=8, stack_bytes=16))
+    described = replace(FAKE, kernels=rows, version="0.1.0+spilling")
     report = audit.audit(Wheel(described).write(tmp_path))
     assert report.findings == ()
     assert json.loads(report.to_json())["spilling"] == [
@@ -83,9 +83,9 @@ def test_kernels_that_spill_are_named(tmp_path: Path) -> None:
 
 
 def test_ledger_divides_an_image_by_its_code(tmp_path: Path) -> None:
-    small, large = (row.functions[0] for row in PAPER.kernels)
-    image = Image("80", fabricated.cubin({small: 100, large: 300}), compression=None)
-    wheel = Wheel(library=fabricated.library(PAPER, image))
+    small, large = (row.functions[0] for row in FAKE.kernels)
+    image = Image("80", fake_artifacts.cubin({small: 100, large: 300}), compression=None)
+    wheel = Wheel(library=fake_artifacts.library(FAKE, image))
     rows = [row for key, row in audit.audit(wheel.write(tmp_path)).ledger.items() if key.op]
     assert sum(row.stored for row in rows) == len(image.content) + -len(image.content) % 8
     assert rows[1].stored == pytest.approx(3 * rows[0].stored, abs=4)
@@ -93,7 +93,9 @@ def test_ledger_divides_an_image_by_its_code(tmp_path: Path) -> None:
 
 def test_wheel_of_another_project_is_described(tmp_path: Path) -> None:
     library = replace(
-        fabricated.library(PAPER, *OWN, *fabricated.images("90a", PAPER), fabricated.ptx("90")),
+        fake_artifacts.library(
+            FAKE, *OWN, *fake_artifacts.images("90a", FAKE), fake_artifacts.ptx("90")
+        ),
         needed=("libtorch.so", "libcudart.so.12"),
     )
     path = tmp_path / "other-1.0-cp311-cp311-manylinux_2_28_x86_64.whl"

@@ -1,13 +1,13 @@
-"""Wheels of every architecture and toolkit of variants.toml, on paper, pass the audit."""
+"""Fake wheels of every architecture and toolkit of variants.toml pass the audit."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import fabricated
+import fake_artifacts
 import pytest
 from audited import faults
-from fabricated import Image, Wheel
+from fake_artifacts import Image, Wheel
 from planted import VARIANTS
 
 from flashvar.binaries.manifest import Manifest
@@ -19,14 +19,14 @@ TARGETS = [name for name, target in VARIANTS.targets.items() if "x86_64" in targ
 
 def found_in(name: str, described: Manifest, images: list[Image], folder: Path) -> list[str]:
     stem = VARIANTS.targets[name].distribution.replace("-", "_")
-    wheel = Wheel(described, fabricated.library(described, *images), stem)
+    wheel = Wheel(described, fake_artifacts.library(described, *images), stem)
     return faults(wheel.write(folder), expectations.of(VARIANTS))
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_nothing_against_a_wheel_without_a_fault(name: str, tmp_path: Path) -> None:
-    described = fabricated.complete(VARIANTS, name)
-    images = fabricated.images(described.architecture.code, described)
+    described = fake_artifacts.complete(VARIANTS, name)
+    images = fake_artifacts.images(described.architecture.code, described)
     assert found_in(name, described, images, tmp_path) == []
 
 
@@ -42,9 +42,9 @@ def test_nothing_against_a_wheel_without_a_fault(name: str, tmp_path: Path) -> N
 def test_machine_code_of_the_other_toolkit(
     architecture: str, own: str, other: str, sentence: str, tmp_path: Path
 ) -> None:
-    described = fabricated.complete(VARIANTS, architecture + own)
-    images = fabricated.images(
-        described.architecture.code, fabricated.complete(VARIANTS, architecture + other)
+    described = fake_artifacts.complete(VARIANTS, architecture + own)
+    images = fake_artifacts.images(
+        described.architecture.code, fake_artifacts.complete(VARIANTS, architecture + other)
     )
     found = found_in(architecture + own, described, images, tmp_path)
     assert any(sentence in fault for fault in found), found

@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import fabricated
+import fake_artifacts
 import planted
 import pytest
 from audited import faults
-from fabricated import Wheel
+from fake_artifacts import Wheel
 
 from flashvar_factory.audit import expectations
 from flashvar_factory.inspect import archive, variant_metadata
 
-PAPER = fabricated.manifest()
+FAKE = fake_artifacts.manifest()
 BINARY = ("libflashvar_sm80.so", "manifest.json")
 FILE = "flashvar_sm80-0.1.0.dist-info/variant.json"
 Document = dict[str, Any]
@@ -28,12 +28,12 @@ pytestmark = pytest.mark.usefixtures("auditwheel")
 def found(folder: Path, text: bytes | None, label: str = "-sm80") -> list[str]:
     """What the check has against a wheel with this document."""
     more = {} if text is None else {FILE: text}
-    path = Wheel(PAPER, label=label, more=more).write(folder)
+    path = Wheel(FAKE, label=label, more=more).write(folder)
     return [fault for fault in faults(path) if fault.startswith("variant: ")]
 
 
 def document() -> Document:
-    return variant_metadata.content({"sm80": variant_metadata.properties_of(PAPER)})
+    return variant_metadata.content({"sm80": variant_metadata.properties_of(FAKE)})
 
 
 def test_nothing_against_it(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_blanks_are_faults(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("label", ["sm_80", "80", "sm80_cu12", "null", "x", "sm80..."])
 def test_label_of_something_else(label: str, tmp_path: Path) -> None:
-    properties = variant_metadata.properties_of(PAPER)
+    properties = variant_metadata.properties_of(FAKE)
     text = variant_metadata.text(variant_metadata.content({label: properties})).encode()
     (fault,) = found(tmp_path, text, f"-{label}")
     assert f"expected the label sm80 of what is in it, found {label}; rename the file" in fault

@@ -12,7 +12,7 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any
 
-import fabricated_fla
+import fake_fla
 import pytest
 import torch
 
@@ -23,14 +23,14 @@ from flashvar.errors import ConfigurationError, IntegrationError, NotProvidedErr
 from flashvar.machine import system
 
 pytestmark = pytest.mark.skipif(
-    fabricated_fla.installed(), reason="flash-linear-attention is installed: test_compat_fla_real"
+    fake_fla.installed(), reason="flash-linear-attention is installed: test_compat_fla_real"
 )
 
 
 @pytest.fixture(params=["0.6.0", "0.5.1"])
 def fla(request: pytest.FixtureRequest) -> Iterator[dict[str, ModuleType]]:
     before = set(sys.modules)
-    yield fabricated_fla.put(before=request.param == "0.5.1")
+    yield fake_fla.put(before=request.param == "0.5.1")
     ours.uninstall()
     for name in {name for name in sys.modules if name.split(".")[0] == "fla"} - before:
         del sys.modules[name]
@@ -94,7 +94,7 @@ def test_threads(fla: dict[str, ModuleType]) -> None:
     assert bindings(fla) == theirs
 
 
-@pytest.mark.parametrize("name", fabricated_fla.functions(before=False))
+@pytest.mark.parametrize("name", fake_fla.functions(before=False))
 def test_signatures(name: str, fla: dict[str, ModuleType]) -> None:
     module = next((m for m in fla.values() if hasattr(m, name)), None)
     if module is None:

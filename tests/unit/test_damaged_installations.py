@@ -9,8 +9,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import fakes
 import pytest
-import simulated as sim
 from installed import COMPILER, compile_library, library_source, put_binary, put_wheel
 
 from flashvar._version import __version__
@@ -54,7 +54,7 @@ def test_metadata_that_is_no_utf_8(
 def test_a_wheel_of_ours_with_such_metadata_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = put_wheel(tmp_path, sim.manifest("80"))
+    folder = put_wheel(tmp_path, fakes.manifest("80"))
     next(tmp_path.glob("*.dist-info/METADATA")).write_bytes(NOT_UTF8)
     monkeypatch.syspath_prepend(tmp_path)
     (binary,) = registry.installed().binaries
@@ -149,7 +149,7 @@ def test_a_library_that_is_no_file(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both have no bytes, as the manifest says, and reading them does not end."""
-    folder = put_wheel(tmp_path, sim.manifest("80"))
+    folder = put_wheel(tmp_path, fakes.manifest("80"))
     described = manifests.read(folder / manifests.FILE_NAME)
     library = folder / described.library.file
     library.unlink()
@@ -167,7 +167,7 @@ def test_a_library_that_is_no_file(
 @pytest.mark.parametrize("start", [1 << 20, 1 << 63, (1 << 64) - 1], ids=str)
 def test_segments_that_start_behind_the_library(start: int, tmp_path: Path) -> None:
     header = struct.pack("<6s26xQ14xHH4x", b"\x7fELF\x02\x01", start, 56, 1)
-    binary = put_binary(tmp_path / "binary", sim.manifest("80"), header)
+    binary = put_binary(tmp_path / "binary", fakes.manifest("80"), header)
     with pytest.raises(BinaryError, match="expected an ELF library, found a part of one"):
         loader.load(binary)
 
@@ -181,7 +181,7 @@ def test_a_truncated_library_with_a_matching_hash(kept: int, tmp_path: Path) -> 
         sum(struct.unpack_from("<8xQ16xQ", good, start + number * size)) for number in range(count)
     ]
     part = good[: kept if kept >= 0 else max(ends) + kept]
-    binary = put_binary(tmp_path / "binary", sim.manifest("80"), part)
+    binary = put_binary(tmp_path / "binary", fakes.manifest("80"), part)
     with pytest.raises(BinaryError, match=r"found a part of one|it is truncated"):
         loader.load(binary)
 
@@ -191,8 +191,8 @@ def test_of_two_wheels_the_one_of_our_version_wins(
     ours_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sites = {"ours": tmp_path / "ours", "older": tmp_path / "older"}
-    ours = put_wheel(sites["ours"], sim.manifest("80", version=__version__))
-    put_wheel(sites["older"], sim.manifest("80", version="0.0.1"), "0.0.1")
+    ours = put_wheel(sites["ours"], fakes.manifest("80", version=__version__))
+    put_wheel(sites["older"], fakes.manifest("80", version="0.0.1"), "0.0.1")
     for name in sorted(sites, reverse=not ours_first):  # the last one lies first on the path
         monkeypatch.syspath_prepend(sites[name])
     inventory = registry.installed()
@@ -205,8 +205,8 @@ def test_of_two_wheels_the_one_of_our_version_wins(
 def test_what_the_user_names_wins_whatever_its_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put_wheel(tmp_path / "site", sim.manifest("80"))
-    named = put_binary(tmp_path / "named", sim.manifest("80", version="0.0.1"))
+    put_wheel(tmp_path / "site", fakes.manifest("80"))
+    named = put_binary(tmp_path / "named", fakes.manifest("80", version="0.0.1"))
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path / "named"))
     (binary,) = registry.installed().binaries

@@ -7,8 +7,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import fakes
 import pytest
-import simulated as sim
 from installed import put_binary
 
 from flashvar._version import __version__
@@ -21,13 +21,13 @@ from flashvar.ops import specs
 from flashvar.ops.gated_delta_rule import spec as gated_delta_rule
 from flashvar.selection.request import Overrides
 
-ALL = sim.inventory("80", "86", "89", "90a")
-NOTHING = sim.inventory()
+ALL = fakes.inventory("80", "86", "89", "90a")
+NOTHING = fakes.inventory()
 SHADOWED = Refusal(Candidate(Path("/b"), "wheel b", "again"), "sm_89", "shadowed by wheel a", None)
 
 
 # Requests about one device where ALL is installed.
-EACH = len(sim.OPS) * len(sim.HEAD_DIMS) * 2 + len(sim.of_other_ops())
+EACH = len(fakes.OPS) * len(fakes.HEAD_DIMS) * 2 + len(fakes.of_other_ops())
 
 
 def report(
@@ -43,28 +43,28 @@ def rendered(found: Report, width: int | None = None) -> str:
 @pytest.mark.parametrize(
     ("system", "inventory", "healthy", "conclusion"),
     [
-        pytest.param(sim.system(sim.H100), ALL, True, "Compiled kernels serve", id="H100"),
+        pytest.param(fakes.system(fakes.H100), ALL, True, "Compiled kernels serve", id="H100"),
         pytest.param(
-            sim.system(sim.GB200), ALL, True, "Triton serves every kind of call", id="GB200"
+            fakes.system(fakes.GB200), ALL, True, "Triton serves every kind of call", id="GB200"
         ),
         pytest.param(
-            sim.system(sim.H100), NOTHING, True, "Triton serves every kind of call", id="bare"
+            fakes.system(fakes.H100), NOTHING, True, "Triton serves every kind of call", id="bare"
         ),
-        pytest.param(sim.system(), ALL, False, "torch sees no CUDA device", id="no GPU"),
+        pytest.param(fakes.system(), ALL, False, "torch sees no CUDA device", id="no GPU"),
         pytest.param(
-            sim.system(driver_cuda=None), ALL, False, "no NVIDIA driver is found", id="no driver"
-        ),
-        pytest.param(
-            sim.system(visible_devices=""), ALL, False, "VISIBLE_DEVICES is ''", id="hidden"
+            fakes.system(driver_cuda=None), ALL, False, "no NVIDIA driver is found", id="no driver"
         ),
         pytest.param(
-            sim.system(problem="the driver is too old"), ALL, False, "too old", id="problem"
+            fakes.system(visible_devices=""), ALL, False, "VISIBLE_DEVICES is ''", id="hidden"
         ),
         pytest.param(
-            sim.system(sim.GB200, triton=None), ALL, False, "No backend", id="nothing serves"
+            fakes.system(problem="the driver is too old"), ALL, False, "too old", id="problem"
         ),
         pytest.param(
-            sim.system(sim.H100, sim.GB200),
+            fakes.system(fakes.GB200, triton=None), ALL, False, "No backend", id="nothing serves"
+        ),
+        pytest.param(
+            fakes.system(fakes.H100, fakes.GB200),
             ALL,
             True,
             f"cuda {EACH}, triton {EACH}",
@@ -82,12 +82,12 @@ def test_conclusion_and_health(
 
 
 def test_asks_about_everything_installed_and_the_usual() -> None:
-    kernels = (sim.kernel(dtype="bf16", head_dim=96), sim.kernel("rms_norm", dtype="fp16"))
-    inventory = Inventory((sim.binary("80", kernels=kernels),))
-    found = report(sim.system(sim.A100), inventory)
+    kernels = (fakes.kernel(dtype="bf16", head_dim=96), fakes.kernel("rms_norm", dtype="fp16"))
+    inventory = Inventory((fakes.binary("80", kernels=kernels),))
+    found = report(fakes.system(fakes.A100), inventory)
     asked = [one.request for one in found.decisions]
     ours = {(one.function, one.dtype, *one.axes) for one in asked if one.spec.name == "attention"}
-    usual = set(product(sim.OPS, ("bf16", "fp16"), ((64, 64), (128, 128))))
+    usual = set(product(fakes.OPS, ("bf16", "fp16"), ((64, 64), (128, 128))))
     assert ours == usual | {("attention_fwd", "bf16", (96, 96))}
     # What a newer binary holds beside them is shown, and nothing can be asked about it.
     assert {one.function for one in asked} == {name for one in specs() for name in one.functions}
@@ -97,22 +97,26 @@ def test_asks_about_everything_installed_and_the_usual() -> None:
 @pytest.mark.parametrize(
     ("system", "inventory", "fixes"),
     [
-        pytest.param(sim.system(sim.L40S), NOTHING, (advice.install("sm89"),), id="missing wheel"),
         pytest.param(
-            sim.system(sim.L40S, driver_cuda=(12, 8)),
+            fakes.system(fakes.L40S), NOTHING, (advice.install("sm89"),), id="missing wheel"
+        ),
+        pytest.param(
+            fakes.system(fakes.L40S, driver_cuda=(12, 8)),
             ALL,
             ("update the NVIDIA driver to 580 or newer",),
             id="old driver",
         ),
         pytest.param(
-            sim.system(sim.GB200, triton=None), ALL, ("pip install triton",), id="no triton"
+            fakes.system(fakes.GB200, triton=None), ALL, ("pip install triton",), id="no triton"
         ),
-        pytest.param(sim.system(sim.H100, triton=None), ALL, (), id="nothing better"),
-        pytest.param(sim.system(sim.GB200), ALL, (), id="no wheel exists"),
+        pytest.param(fakes.system(fakes.H100, triton=None), ALL, (), id="nothing better"),
+        pytest.param(fakes.system(fakes.GB200), ALL, (), id="no wheel exists"),
         pytest.param(
-            sim.system(visible_devices="7"), ALL, ("unset CUDA_VISIBLE_DEVICES",), id="hidden"
+            fakes.system(visible_devices="7"), ALL, ("unset CUDA_VISIBLE_DEVICES",), id="hidden"
         ),
-        pytest.param(sim.system(sim.H100, visible_devices="0"), ALL, (), id="chosen on purpose"),
+        pytest.param(
+            fakes.system(fakes.H100, visible_devices="0"), ALL, (), id="chosen on purpose"
+        ),
     ],
 )
 def test_fixes_are_those_that_would_change_what_runs(
@@ -122,8 +126,8 @@ def test_fixes_are_those_that_would_change_what_runs(
 
 
 def test_text_of_a_machine_with_two_devices() -> None:
-    inventory = replace(sim.inventory("89"), refusals=(SHADOWED,))
-    text = rendered(report(sim.system(sim.L40S, sim.GB200), inventory))
+    inventory = replace(fakes.inventory("89"), refusals=(SHADOWED,))
+    text = rendered(report(fakes.system(fakes.L40S, fakes.GB200), inventory))
     assert text.startswith(
         f"flashvar {__version__}: Of {2 * EACH} kinds of calls: cuda {EACH}, triton {EACH}.\n"
     )
@@ -147,10 +151,10 @@ def test_text_of_a_machine_with_two_devices() -> None:
 
 
 def test_directions_that_run_on_different_backends_stand_apart() -> None:
-    forward = sim.manifest("89", head_dims=(64, 128), ops=("attention_fwd",)).kernels
-    pair = sim.kernel("attention_fwd", dtype="bf16", head_dim=192, head_dim_v=128)
-    inventory = Inventory((sim.binary("89", kernels=(*forward, pair), version="0.1.0+part"),))
-    text = rendered(report(sim.system(sim.L40S), inventory))
+    forward = fakes.manifest("89", head_dims=(64, 128), ops=("attention_fwd",)).kernels
+    pair = fakes.kernel("attention_fwd", dtype="bf16", head_dim=192, head_dim_v=128)
+    inventory = Inventory((fakes.binary("89", kernels=(*forward, pair), version="0.1.0+part"),))
+    text = rendered(report(fakes.system(fakes.L40S), inventory))
     assert "  attention_fwd bf16, fp16, head dims 64, 128, 192x128\n" in text
     heads = [line for line in text.splitlines() if line.startswith("  cuda:0  attention")]
     assert heads == [
@@ -162,8 +166,8 @@ def test_directions_that_run_on_different_backends_stand_apart() -> None:
 
 
 def test_text_names_every_binary_and_every_refusal() -> None:
-    inventory = replace(sim.inventory("80", "89"), refusals=(SHADOWED,))
-    text = rendered(report(sim.system(sim.L40S), inventory))
+    inventory = replace(fakes.inventory("80", "89"), refusals=(SHADOWED,))
+    text = rendered(report(fakes.system(fakes.L40S), inventory))
     binaries = text.partition("\nBinaries\n")[2].partition("\n\n")[0].splitlines()
     assert [line.split()[0] for line in binaries] == ["architecture", "sm_80", "sm_89", "sm_89"]
     assert "head dims 32, 64, 128, 256" in binaries[1]
@@ -172,14 +176,14 @@ def test_text_names_every_binary_and_every_refusal() -> None:
 
 def test_text_shows_what_the_user_insists_on() -> None:
     overrides = Overrides("cuda", "sm_80")
-    text = rendered(report(sim.system(sim.L40S), ALL, overrides))
+    text = rendered(report(fakes.system(fakes.L40S), ALL, overrides))
     assert "  backend       cuda\n" in text
     assert "  forced to     sm_80\n" in text
 
 
 @pytest.mark.parametrize(
     ("system", "inventory"),
-    [(sim.system(sim.L40S), NOTHING), (sim.system(sim.L40S, driver_cuda=(12, 8)), ALL)],
+    [(fakes.system(fakes.L40S), NOTHING), (fakes.system(fakes.L40S, driver_cuda=(12, 8)), ALL)],
     ids=["missing wheel", "old driver"],
 )
 def test_the_fix_comes_last(system: System, inventory: Inventory) -> None:
@@ -188,10 +192,10 @@ def test_the_fix_comes_last(system: System, inventory: Inventory) -> None:
 
 
 def test_text_says_which_family_of_kernels_a_binary_takes() -> None:
-    manifest = sim.manifest("90a")
-    rows = tuple(replace(row, launches=sim.TWO_FAMILIES) for row in manifest.kernels)
-    inventory = Inventory((sim.binary("90a", kernels=rows),))
-    found = report(sim.system(sim.H100), inventory)
+    manifest = fakes.manifest("90a")
+    rows = tuple(replace(row, launches=fakes.TWO_FAMILIES) for row in manifest.kernels)
+    inventory = Inventory((fakes.binary("90a", kernels=rows),))
+    found = report(fakes.system(fakes.H100), inventory)
     inside = rendered(found).partition("\nInside the binary\n")[2].splitlines()
     assert inside[:3] == [
         "  cuda sm_90  attention_fwd bf16, fp16, head dims 32, 64, 128, 256",
@@ -207,11 +211,11 @@ def test_text_says_which_family_of_kernels_a_binary_takes() -> None:
     assert kinds["attention_fwd", "fp16", "32"] == ["wgmma", "mma.sync"]
     assert kinds["attention_bwd", "bf16", "64"] == ["wgmma", "mma.sync"]
     assert kinds["attention_bwd", "fp16", "32"] == ["wgmma", "mma.sync"]
-    assert "Inside the binary" not in rendered(report(sim.system(sim.L40S)))
+    assert "Inside the binary" not in rendered(report(fakes.system(fakes.L40S)))
 
 
 def test_json_holds_the_whole_trace() -> None:
-    found = report(sim.system(sim.L40S), sim.inventory("80"))
+    found = report(fakes.system(fakes.L40S), fakes.inventory("80"))
     document = json.loads(found.to_json())
     assert document["healthy"] is True
     assert document["system"]["devices"][0]["capability"] == [8, 9]
@@ -230,7 +234,7 @@ def test_json_holds_the_whole_trace() -> None:
 @pytest.mark.usefixtures("fresh_registry")
 @pytest.mark.parametrize(
     ("system", "code"),
-    [(sim.system(sim.H100), 0), (sim.system(), 1)],
+    [(fakes.system(fakes.H100), 0), (fakes.system(), 1)],
     ids=["Triton serves", "no GPU"],
 )
 @pytest.mark.parametrize("form", [[], ["--json"]], ids=["text", "json"])
@@ -259,13 +263,13 @@ def test_bad_environment_is_an_error_of_its_own(
 
 def lacking(function: str, version: str = "0.1.0", **changes: Any) -> Inventory:
     """A binary for sm_80 whose manifest has no kernel of a function."""
-    made = sim.binary("80", version=version)
+    made = fakes.binary("80", version=version)
     kernels = tuple(row for row in made.manifest.kernels if row.op != function)
     return Inventory((replace(made, manifest=replace(made.manifest, kernels=kernels), **changes),))
 
 
 def test_an_op_that_a_release_should_serve_is_missed() -> None:
-    found = report(sim.system(sim.A100), lacking("merge_states_fwd"))
+    found = report(fakes.system(fakes.A100), lacking("merge_states_fwd"))
     assert not found.healthy
     assert (
         "triton 3 (merge_states). On cuda:0 triton serves merge_states_fwd "
@@ -275,8 +279,8 @@ def test_an_op_that_a_release_should_serve_is_missed() -> None:
 
 def test_a_function_that_the_library_does_not_export_is_missed() -> None:
     missing = (("attention_bwd", "expected a function flashvar_attention_bwd, found none"),)
-    inventory = Inventory((replace(sim.binary("80"), missing=missing),))
-    found = report(sim.system(sim.A100), inventory)
+    inventory = Inventory((replace(fakes.binary("80"), missing=missing),))
+    found = report(fakes.system(fakes.A100), inventory)
     assert not found.healthy
     assert "triton serves attention_bwd (cuda sm_80: expected a function" in found.conclusion
     (shortfall,) = json.loads(found.to_json())["shortfalls"]
@@ -286,19 +290,19 @@ def test_a_function_that_the_library_does_not_export_is_missed() -> None:
 @pytest.mark.parametrize(
     ("machine", "inventory"),
     [
-        pytest.param(sim.A100, lacking("merge_states_fwd", "0.1.0+part"), id="a part was built"),
-        pytest.param(sim.A100, lacking("merge_states_fwd", "0.0.9"), id="an older release"),
-        pytest.param(sim.GB200, ALL, id="no binary is for the device"),
+        pytest.param(fakes.A100, lacking("merge_states_fwd", "0.1.0+part"), id="a part was built"),
+        pytest.param(fakes.A100, lacking("merge_states_fwd", "0.0.9"), id="an older release"),
+        pytest.param(fakes.GB200, ALL, id="no binary is for the device"),
     ],
 )
 def test_triton_serves_what_no_binary_here_should(machine: Device, inventory: Inventory) -> None:
-    found = report(sim.system(machine), inventory)
+    found = report(fakes.system(machine), inventory)
     assert found.healthy
     assert found.shortfalls == ()
 
 
 def test_a_binary_with_every_compiled_function_serves_every_request() -> None:
-    found = report(sim.system(sim.H100), sim.inventory("90a"))
+    found = report(fakes.system(fakes.H100), fakes.inventory("90a"))
     assert {one.request.function for one in found.decisions} == {
         name for spec in specs() for name in spec.compiled
     }
@@ -308,18 +312,18 @@ def test_a_binary_with_every_compiled_function_serves_every_request() -> None:
 
 def test_dtypes_that_no_release_compiles_are_not_missed() -> None:
     held = {function: dtypes for spec in specs() for function, dtypes in spec.compiled.items()}
-    (full,) = sim.inventory("90a").binaries
+    (full,) = fakes.inventory("90a").binaries
     rows = tuple(row for row in full.manifest.kernels if row.dtype in held[row.op])
     assert len(rows) < len(full.manifest.kernels)
     released = replace(full, manifest=replace(full.manifest, kernels=rows))
-    found = report(sim.system(sim.H100), Inventory((released,)))
+    found = report(fakes.system(fakes.H100), Inventory((released,)))
     assert found.healthy
     assert found.shortfalls == ()
     assert "triton" in found.conclusion
 
 
 def test_one_op_without_any_kernel_is_unhealthy() -> None:
-    found = report(sim.system(sim.A100, triton=None), lacking("causal_conv1d_update"))
+    found = report(fakes.system(fakes.A100, triton=None), lacking("causal_conv1d_update"))
     assert not found.healthy
     assert (
         "On cuda:0 nothing serves causal_conv1d_update (triton: triton is not installed)"
@@ -328,7 +332,7 @@ def test_one_op_without_any_kernel_is_unhealthy() -> None:
 
 
 def test_a_device_without_kernels_beside_one_with_them() -> None:
-    found = report(sim.system(sim.H100, sim.V100), sim.inventory("90a"))
+    found = report(fakes.system(fakes.H100, fakes.V100), fakes.inventory("90a"))
     assert not found.healthy
     assert {one.device for one in found.shortfalls} == {1}
     every = {name for spec in specs() for name in spec.functions}
@@ -337,25 +341,28 @@ def test_a_device_without_kernels_beside_one_with_them() -> None:
 
 def test_a_dtype_that_a_device_has_not_is_no_fault() -> None:
     """Unlike an op that it has no kernels for, whatever the dtype."""
-    found = report(sim.system(sim.T4), NOTHING)
+    found = report(fakes.system(fakes.T4), NOTHING)
     assert any(one.chosen is None for one in found.decisions)
     unserved = {name for one in found.shortfalls for name in one.functions}
     assert unserved == set(gated_delta_rule.SPEC.functions)
 
 
-SKEWED = Inventory((sim.binary("80", version="0.0.9"),))
+SKEWED = Inventory((fakes.binary("80", version="0.0.9"),))
 STRICT = Overrides(strict=True)
 
 
 @pytest.mark.parametrize(
     ("machine", "overrides", "which"),
     [
-        pytest.param(sim.system(sim.A100), STRICT, "Calls on cuda:0 fail", id="every call"),
+        pytest.param(fakes.system(fakes.A100), STRICT, "Calls on cuda:0 fail", id="every call"),
         pytest.param(
-            sim.system(sim.H100, sim.A100), STRICT, "Calls on cuda:1 fail", id="one of two devices"
+            fakes.system(fakes.H100, fakes.A100),
+            STRICT,
+            "Calls on cuda:1 fail",
+            id="one of two devices",
         ),
         pytest.param(
-            sim.system(sim.A100), replace(STRICT, backend="cuda"), "Calls on cuda:0", id="named"
+            fakes.system(fakes.A100), replace(STRICT, backend="cuda"), "Calls on cuda:0", id="named"
         ),
     ],
 )
@@ -373,10 +380,12 @@ def test_version_skew_is_an_error_when_strict(
 @pytest.mark.parametrize(
     ("machine", "overrides"),
     [
-        pytest.param(sim.system(), STRICT, id="no device"),
-        pytest.param(sim.system(sim.H100), STRICT, id="a device it is not for"),
-        pytest.param(sim.system(sim.A100), replace(STRICT, backend="triton"), id="Triton named"),
-        pytest.param(sim.system(sim.A100), Overrides(), id="not strict"),
+        pytest.param(fakes.system(), STRICT, id="no device"),
+        pytest.param(fakes.system(fakes.H100), STRICT, id="a device it is not for"),
+        pytest.param(
+            fakes.system(fakes.A100), replace(STRICT, backend="triton"), id="Triton named"
+        ),
+        pytest.param(fakes.system(fakes.A100), Overrides(), id="not strict"),
     ],
 )
 def test_version_skew_of_what_no_call_takes_is_no_error(
@@ -390,30 +399,30 @@ def test_version_skew_of_what_no_call_takes_is_no_error(
 def test_some_calls_fail_where_others_are_served_by_another() -> None:
     forward = Inventory(
         (
-            sim.binary(
-                "80", version="0.0.9", kernels=sim.manifest("80", ops=("attention_fwd",)).kernels
+            fakes.binary(
+                "80", version="0.0.9", kernels=fakes.manifest("80", ops=("attention_fwd",)).kernels
             ),
         )
     )
-    found = report(sim.system(sim.A100), forward, STRICT)
+    found = report(fakes.system(fakes.A100), forward, STRICT)
     assert found.conclusion.startswith("Some calls on cuda:0 fail, those on the CPU run")
 
 
 def test_strict_is_read_from_the_environment(
     fresh_registry: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put_binary(tmp_path / "old", replace(sim.manifest("80"), version="0.0.9"))
+    put_binary(tmp_path / "old", replace(fakes.manifest("80"), version="0.0.9"))
     monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path))
     monkeypatch.setenv("FLASHVAR_STRICT", "1")
-    monkeypatch.setattr(diagnosis, "gather", lambda: sim.system(sim.A100))
+    monkeypatch.setattr(diagnosis, "gather", lambda: fakes.system(fakes.A100))
     monkeypatch.setattr(diagnosis.loader, "open_all", registry.installed)  # it is no library
     assert "FLASHVAR_STRICT=1" in diagnosis.examine_this_machine().conclusion
 
 
 def test_nothing_installed_says_what_installers_do_with_other_extras() -> None:
-    text = rendered(report(sim.system(sim.T4), NOTHING))
+    text = rendered(report(fakes.system(fakes.T4), NOTHING))
     assert "pip ignores unknown extras; flashvar has the extras sm80, sm86" in text
-    assert "unknown extras" not in rendered(report(sim.system(sim.T4)))
+    assert "unknown extras" not in rendered(report(fakes.system(fakes.T4)))
 
 
 @pytest.mark.parametrize(
@@ -426,7 +435,7 @@ def test_nothing_installed_says_what_installers_do_with_other_extras() -> None:
     ],
 )
 def test_a_binary_that_never_ran_says_so(ran: str | None, words: str | None) -> None:
-    found = report(sim.system(sim.H100), Inventory((sim.binary("90a", ran=ran),)))
+    found = report(fakes.system(fakes.H100), Inventory((fakes.binary("90a", ran=ran),)))
     text = str(doctor_page.page(found))
     assert ("--verify" in text) is (words is not None)
     assert words is None or words in text

@@ -1,4 +1,4 @@
-"""`doctor --json` is what `doctor --schema` says, on every simulated machine."""
+"""`doctor --json` is what `doctor --schema` says, on every fake machine."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import fakes
 import pytest
-import simulated as sim
-from machines import MACHINES, examined
+from fake_machines import MACHINES, examined
 
 from flashvar.binaries.registry import Inventory
 from flashvar.cli import diagnosis, main, speed
@@ -73,9 +73,9 @@ def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_strict_report_fits_too(valid: Callable[[Any], bool]) -> None:
-    skewed = Inventory((sim.binary("90a", version="0.0.9"),))
+    skewed = Inventory((fakes.binary("90a", version="0.0.9"),))
     found = json.loads(
-        examine(sim.system(sim.H100), skewed, Overrides("cuda", "sm_90", True)).to_json()
+        examine(fakes.system(fakes.H100), skewed, Overrides("cuda", "sm_90", True)).to_json()
     )
     assert valid(found)
     assert len(found["errors"]) == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fabricated import Wheel
+from fake_artifacts import Wheel
 
 from flashvar_factory.cli import main
 from flashvar_factory.release import attestations

@@ -6,13 +6,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import fabricated
+import fake_artifacts
 import pytest
 
 from flashvar_factory.build import exports
 from flashvar_factory.errors import BuildError
 
-PLAIN = fabricated.library(fabricated.manifest())
+PLAIN = fake_artifacts.library(fake_artifacts.manifest())
 
 
 def check(folder: Path, exported: tuple[str, ...]) -> None:

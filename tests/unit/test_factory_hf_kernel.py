@@ -11,9 +11,9 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-import paper_wheels
+import fake_wheels
 import pytest
-from fabricated import Wheel
+from fake_artifacts import Wheel
 
 from flashvar.errors import ConfigurationError
 from flashvar_factory.cli import main
@@ -58,7 +58,7 @@ def wheels(tmp_path: Path) -> Path:
     """The project's own wheel and a binary one."""
     folder = tmp_path / "dist"
     files = {"flashvar/__init__.py": INIT.encode(), "flashvar/more.py": MORE.encode()}
-    plain = paper_wheels.put(folder, "flashvar", "0.1.0", "py3-none-any", files)
+    plain = fake_wheels.put(folder, "flashvar", "0.1.0", "py3-none-any", files)
     contents = archive.read(plain)
     contents["flashvar-0.1.0.dist-info/METADATA"] = (
         b"Metadata-Version: 2.4\nName: flashvar\nVersion: 0.1.0\nLicense-Expression: Apache-2.0\n"
@@ -66,7 +66,7 @@ def wheels(tmp_path: Path) -> Path:
     archive.write(plain, contents, "flashvar-0.1.0.dist-info")
     Wheel().write(folder)
     # Holds no binary, and is none of the kernel.
-    paper_wheels.put(folder, "flashvar_factory", "0.1.0", "py3-none-any", {})
+    fake_wheels.put(folder, "flashvar_factory", "0.1.0", "py3-none-any", {})
     return folder
 
 

@@ -11,7 +11,7 @@ import zipfile
 from html.parser import HTMLParser
 from pathlib import Path
 
-import paper_wheels
+import fake_wheels
 import pytest
 from test_fuzzed_readers import bounded
 
@@ -213,7 +213,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_too_large(tmp_path: Path) -> None:
-    paper_wheels.plain(tmp_path)
+    fake_wheels.plain(tmp_path)
     with (tmp_path / "flashvar-9.0-py3-none-any.whl").open("wb") as opened:
         opened.truncate(1 << 34)
     with pytest.raises(PackagingError, match="expected at most 1,073,741,824 bytes, found 17,"):
@@ -228,7 +228,7 @@ def test_not_a_wheel(tmp_path: Path) -> None:
 
 
 def test_a_link_to_an_index_stays(tmp_path: Path) -> None:
-    wheels = paper_wheels.plain(tmp_path / "dist").parent
+    wheels = fake_wheels.plain(tmp_path / "dist").parent
     (tmp_path / "site").symlink_to(tmp_path / "published")
     for _ in range(2):
         index.write(wheels, tmp_path / "site")

@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import paper_wheels
+import fake_wheels
 import pytest
 from cyclonedx.schema import OutputFormat, SchemaVersion
 from cyclonedx.validation import make_schemabased_validator
-from simulated import manifest
+from fakes import manifest
 
 from flashvar.binaries.manifest import Source
 from flashvar_factory.build import sbom, wheel
@@ -109,8 +109,8 @@ def test_the_serial_number_is_that_of_the_content() -> None:
     assert document()["serialNumber"] != document(version="0.1.1")["serialNumber"]
 
 
-def put(folder: Path, files: dict[str, bytes], tag: str = paper_wheels.PLATFORM) -> Path:
-    return paper_wheels.put(folder, "flashvar_sm90", "0.1.0", f"py3-none-{tag}", files)
+def put(folder: Path, files: dict[str, bytes], tag: str = fake_wheels.PLATFORM) -> Path:
+    return fake_wheels.put(folder, "flashvar_sm90", "0.1.0", f"py3-none-{tag}", files)
 
 
 def test_read_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

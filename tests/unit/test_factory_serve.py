@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from http.client import HTTPMessage
 from pathlib import Path
 
-import paper_wheels
+import fake_wheels
 import pytest
 
 from flashvar_factory import index
@@ -44,7 +44,7 @@ def test_negotiation(accept: str, expected: str) -> None:
 def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Where an index is served."""
     monkeypatch.setattr(serve.SimpleHTTPRequestHandler, "log_message", lambda *_: None)
-    index.write(paper_wheels.plain(tmp_path / "dist").parent, tmp_path / "site")
+    index.write(fake_wheels.plain(tmp_path / "dist").parent, tmp_path / "site")
     with serve.server(tmp_path / "site") as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
@@ -85,7 +85,7 @@ def test_no_index(tmp_path: Path) -> None:
 
 
 def test_port_in_use(tmp_path: Path) -> None:
-    index.write(paper_wheels.plain(tmp_path / "dist").parent, tmp_path / "site")
+    index.write(fake_wheels.plain(tmp_path / "dist").parent, tmp_path / "site")
     with (
         serve.server(tmp_path / "site") as first,
         pytest.raises(PackagingError, match=f"expected to listen on port {first.server_port}"),

@@ -8,10 +8,10 @@ from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-import fabricated
+import fake_artifacts
 import pytest
 from audited import faults
-from fabricated import Wheel
+from fake_artifacts import Wheel
 
 from flashvar.binaries import manifest
 from flashvar.binaries.manifest import Manifest
@@ -121,7 +121,7 @@ def test_a_project_that_needs_nothing_else_has_no_torch(tmp_path: Path) -> None:
 
 
 def described(torch: str | None = "2.10") -> Manifest:
-    return replace(fabricated.manifest(), torch=torch)
+    return replace(fake_artifacts.manifest(), torch=torch)
 
 
 def test_the_manifest_says_it() -> None:
@@ -140,7 +140,7 @@ def wheel(*, torch: str | None = "2.10", required: str = "torch>=2.10", **change
         ),
     }
     said = described(torch)
-    made = Wheel(said, replace(fabricated.library(said), **{**calls, **changes}))  # type: ignore[arg-type]
+    made = Wheel(said, replace(fake_artifacts.library(said), **{**calls, **changes}))  # type: ignore[arg-type]
     name = f"{made.info}/METADATA"
     text = made.files()[name].decode()
     line = f"Requires-Python: >=3.10\nRequires-Dist: {required}\n" if required else ""

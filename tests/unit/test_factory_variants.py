@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import paper_wheels
+import fake_wheels
+import fakes
 import pytest
-import simulated
 
 from flashvar.binaries import manifest
 from flashvar.binaries.manifest import MinimumDriver
@@ -34,19 +34,19 @@ def binary(
     *,
     version: str = "0.1.0",
     driver: tuple[int, int] = (13, 0),
-    platform: str = paper_wheels.PLATFORM,
+    platform: str = fake_wheels.PLATFORM,
 ) -> None:
     """Put the wheel of a binary for `code` there."""
     said = replace(
-        simulated.manifest(code), version=version, minimum_driver=MinimumDriver(driver, "580")
+        fakes.manifest(code), version=version, minimum_driver=MinimumDriver(driver, "580")
     )
-    paper_wheels.binary(folder, said, platform)
+    fake_wheels.binary(folder, said, platform)
 
 
 @pytest.fixture
 def wheels(tmp_path: Path) -> Path:
     """What `nox -s wheels` leaves."""
-    paper_wheels.plain(tmp_path / "dist")
+    fake_wheels.plain(tmp_path / "dist")
     for code in CODES:
         binary(tmp_path / "dist", code)
     for name in OLDER:
@@ -74,7 +74,7 @@ def test_a_label_for_every_architecture_and_null(wheels: Path) -> None:
     }
     tags = {label: archive.parse_name(path.name).tag for label, path in found.items()}
     assert tags.pop("null") == "py3-none-any"
-    assert set(tags.values()) == {f"py3-none-{paper_wheels.PLATFORM}"}
+    assert set(tags.values()) == {f"py3-none-{fake_wheels.PLATFORM}"}
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -101,9 +101,9 @@ def test_the_binary_is_embedded(code: str, wheels: Path) -> None:
     assert sum(name.startswith("flashvar/_binaries/") for name in files) == 2
     assert files[f"{INFO}/WHEEL"].decode().splitlines() == [
         "Wheel-Version: 1.0",
-        "Generator: paper",
+        "Generator: fake",
         "Root-Is-Purelib: false",
-        f"Tag: py3-none-{paper_wheels.PLATFORM}",
+        f"Tag: py3-none-{fake_wheels.PLATFORM}",
     ]
 
 
@@ -160,7 +160,7 @@ def test_older_variants_go(wheels: Path) -> None:
     (wheels / "flashvar-0.1.0-py3-none-any.whl").unlink()
     for path in wheels.glob("flashvar_*.whl"):
         path.unlink()
-    paper_wheels.plain(wheels, "0.2.0")
+    fake_wheels.plain(wheels, "0.2.0")
     binary(wheels, CODES[0], version="0.2.0")
     made(wheels)
     names = {path.name for path in (wheels.parent / "variants").iterdir()}
@@ -199,7 +199,7 @@ def test_version_mismatch(wheels: Path) -> None:
 
 
 def test_no_binaries(tmp_path: Path) -> None:
-    paper_wheels.plain(tmp_path)
+    fake_wheels.plain(tmp_path)
     with pytest.raises(PackagingError, match="expected wheels of binaries"):
         variants.write(tmp_path, tmp_path / "out", "flashvar")
 
@@ -207,14 +207,14 @@ def test_no_binaries(tmp_path: Path) -> None:
 @pytest.mark.parametrize("versions", [(), ("0.1.0", "0.2.0")], ids=["none", "two"])
 def test_one_plain_wheel(versions: tuple[str, ...], tmp_path: Path) -> None:
     for version in versions:
-        paper_wheels.plain(tmp_path, version)
+        fake_wheels.plain(tmp_path, version)
     with pytest.raises(PackagingError, match="expected one wheel of flashvar itself"):
         variants.write(tmp_path, tmp_path / "out", "flashvar")
 
 
 def test_a_wheel_without_a_binary(wheels: Path) -> None:
-    tag = f"py3-none-{paper_wheels.PLATFORM}"
-    paper_wheels.put(wheels, "flashvar_extra", "0.1.0", tag, {})
+    tag = f"py3-none-{fake_wheels.PLATFORM}"
+    fake_wheels.put(wheels, "flashvar_extra", "0.1.0", tag, {})
     with pytest.raises(PackagingError, match=r"expected one <package>/manifest\.json, found 0"):
         made(wheels)
 

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from fabricated import Wheel
+from fake_artifacts import Wheel
 from test_fuzzed_readers import SECONDS, bounded
 
 from flashvar.errors import ConfigurationError, DamagedWheelError

@@ -8,9 +8,9 @@ import re
 import shutil
 from pathlib import Path
 
-import paper_wheels
+import fake_wheels
 import pytest
-from simulated import manifest
+from fakes import manifest
 
 from flashvar.errors import ConfigurationError
 from flashvar_factory import index
@@ -23,11 +23,11 @@ WHEEL = "flashvar-0.1.0-py3-none-any.whl"
 @pytest.fixture
 def dist(tmp_path: Path) -> Path:
     folder = tmp_path / "dist"
-    paper_wheels.plain(folder, "0.1.0")
-    paper_wheels.binary(folder, manifest("90a"))
+    fake_wheels.plain(folder, "0.1.0")
+    fake_wheels.binary(folder, manifest("90a"))
     variants.write(folder, tmp_path / "variants", "flashvar")
     shutil.copy(tmp_path / "variants" / "flashvar-0.1.0-variants.json", folder)
-    paper_wheels.plain(folder, "0.2.0")
+    fake_wheels.plain(folder, "0.2.0")
     return folder
 
 
@@ -58,7 +58,7 @@ def yanked(dist: Path, text: str) -> dict[str, str]:
         (f'[flashvar]\n"{WHEEL}" = "cut off"', {WHEEL: "cut off"}),
         (
             '[Flashvar_SM90]\n"0.1.0" = "hangs"',
-            {f"flashvar_sm90-0.1.0-py3-none-{paper_wheels.PLATFORM}.whl": "hangs"},
+            {f"flashvar_sm90-0.1.0-py3-none-{fake_wheels.PLATFORM}.whl": "hangs"},
         ),
     ],
     ids=["nothing", "version", "file", "spelling"],

@@ -23,10 +23,10 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 
-import fabricated
+import fake_artifacts
+import fakes
 import pytest
-import simulated
-from fabricated import Image, Wheel
+from fake_artifacts import Image, Wheel
 
 from flashvar.binaries import manifest
 from flashvar.errors import FlashvarError
@@ -227,7 +227,7 @@ def packed_sdist() -> bytes:
 
 def read_record_of_a_run(content: bytes, folder: Path) -> object:
     """A damaged record is of another kind of run, or it is judged."""
-    path = folder / gpu_runs.FOLDER / "paper.json"
+    path = folder / gpu_runs.FOLDER / "fake.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     need = gpu_records.Need("sm_80", ("src/cuda",), (wheel().described,))
@@ -269,10 +269,10 @@ YANKED = b'[flashvar]\n"0.1.0" = "wrong results"\n'
 INFO = "flashvar_sm80-0.1.0.dist-info"
 SBOM = f"{INFO}/sboms/flashvar-sm80.cdx.json"
 FILES = wheel().files()
-CUBIN = fabricated.cubin(
+CUBIN = fake_artifacts.cubin(
     {"_Za": 8, "_Zb": 16}, code="80", toolkit="13.0.88", registers=8, threads=128
 )
-RECORDS = fabricated.record("a", simulated.kernel(dtype="bf16", head_dim=64)) * 2
+RECORDS = fake_artifacts.record("a", fakes.kernel(dtype="bf16", head_dim=64)) * 2
 
 
 def _packed() -> bytes:
@@ -290,7 +290,8 @@ READERS: dict[str, tuple[bytes, Read]] = {
         read_member("flashvar_sm80/libflashvar_sm80.so"),
     ),
     "fatbin": (
-        fabricated.fatbin(Image("80", CUBIN)) + fabricated.fatbin(Image("90a", CUBIN, 2, None)),
+        fake_artifacts.fatbin(Image("80", CUBIN))
+        + fake_artifacts.fatbin(Image("90a", CUBIN, 2, None)),
         read_fatbin,
     ),
     "cubin": (CUBIN, lambda content, folder: cubin.read(memoryview(content), "a.cubin")),
@@ -329,7 +330,7 @@ READERS: dict[str, tuple[bytes, Read]] = {
 
 READERS |= {
     "PTX": (
-        fabricated.ptx().content,
+        fake_artifacts.ptx().content,
         lambda content, folder: ptx.read(memoryview(content), "lib.so"),
     ),
     "list of hashes": (

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import fabricated
+import fake_artifacts
 import pytest
 
 from flashvar_factory.config import schema
@@ -16,7 +16,7 @@ from flashvar_factory.release.gpu_records import Judged, Need, Since
 from flashvar_factory.release.gpu_runs import Binary, Record
 
 ROOT = Path(__file__).parents[2]
-MANIFEST = fabricated.complete(schema.read(ROOT / schema.FILE_NAME), "sm_90")
+MANIFEST = fake_artifacts.complete(schema.read(ROOT / schema.FILE_NAME), "sm_90")
 NEED = Need("sm_90", ("CMakeLists.txt", "cmake", "src/cuda", "variants.toml"), (MANIFEST,))
 OPS = ("attention", "causal_conv1d", "gated_delta_rule", "merge_states")
 CONV = "src/cuda/causal_conv1d/sums.cuh"

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import fakes
 import pytest
-import simulated
 
 from flashvar._version import __version__
 from flashvar.binaries.advice import public
@@ -36,7 +36,7 @@ def row(name: str, content: bytes, algorithm: str = "sha256") -> str:
 def tree(tmp_path: Path) -> Path:
     """A binary wheel as pip and uv leave it, and a file beside that is not the wheel's."""
     (tmp_path / "stranger.txt").write_bytes(STRANGER)
-    said = simulated.manifest("89", version=VERSION)
+    said = fakes.manifest("89", version=VERSION)
     library = LibraryFile("libflashvar_sm89.so", len(LIBRARY), hashlib.sha256(LIBRARY).hexdigest())
     said = replace(said, distribution="flashvar-sm89", library=library)
     files = {

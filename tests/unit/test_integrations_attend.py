@@ -1,11 +1,11 @@
-"""`Attend`: who computes is decided per call; the decision on devices that exist on paper."""
+"""`Attend`: who computes is decided per call; the decision on fake devices."""
 
 from __future__ import annotations
 
 import logging
 
+import fakes
 import pytest
-import simulated as sim
 import torch
 
 from flashvar.errors import BackendUnavailableError
@@ -16,15 +16,15 @@ from flashvar.machine.system import Device
 from flashvar.selection.request import Request
 from flashvar.selection.rules import select
 
-WHEELS = sim.inventory("80", "86", "89", "90a")
+WHEELS = fakes.inventory("80", "86", "89", "90a")
 DEVICES = {
-    "7.5": sim.T4,
-    "8.0": sim.A100,
-    "8.6": sim.RTX_3090,
-    "8.9": sim.L40S,
-    "9.0": sim.H200,
-    "10.0": sim.GB200,
-    "12.0": sim.RTX_5090,
+    "7.5": fakes.T4,
+    "8.0": fakes.A100,
+    "8.6": fakes.RTX_3090,
+    "8.9": fakes.L40S,
+    "9.0": fakes.H200,
+    "10.0": fakes.GB200,
+    "12.0": fakes.RTX_5090,
 }
 
 
@@ -38,7 +38,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
 def on_paper(device: Device, dtype: str, head_dim: int, named: bool = False) -> str | None:
     """What is decided for a call on a device, from what selection says of it."""
     decision = select(
-        Request.of("attention_fwd", dtype, 0, head_dim=head_dim), sim.system(device), WHEELS
+        Request.of("attention_fwd", dtype, 0, head_dim=head_dim), fakes.system(device), WHEELS
     )
     unserved = None if decision.chosen is not None else decision.explain()
     return decide(Facts("cuda", device.capability, named, unserved))
@@ -62,8 +62,8 @@ def test_what_no_device_serves(device: Device) -> None:
 
 
 def test_a_named_backend_is_taken_on_old_devices_too() -> None:
-    assert on_paper(sim.T4, "fp16", 64, named=True) is None
-    assert "needs capability 8.0" in str(on_paper(sim.T4, "bf16", 64, named=True))
+    assert on_paper(fakes.T4, "fp16", 64, named=True) is None
+    assert "needs capability 8.0" in str(on_paper(fakes.T4, "bf16", 64, named=True))
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import fakes
 import pytest
-import simulated as sim
 from installed import COMPILER, compile_library, library_source, put_binary
 
 from flashvar.binaries import loader, registry
@@ -27,7 +27,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def test_good_library_launches(tmp_path: Path, good: bytes) -> None:
-    library = loader.load(put_binary(tmp_path / "good", sim.manifest("80"), good))
+    library = loader.load(put_binary(tmp_path / "good", fakes.manifest("80"), good))
     forward, packed = library.function("attention_fwd"), (208).to_bytes(208, "little")
     forward.launch(packed)
     assert library.last_error() == ""
@@ -36,7 +36,7 @@ def test_good_library_launches(tmp_path: Path, good: bytes) -> None:
 
 
 def test_failed_launch_carries_the_library_s_words(tmp_path: Path, good: bytes) -> None:
-    library = loader.load(put_binary(tmp_path / "good", sim.manifest("80"), good))
+    library = loader.load(put_binary(tmp_path / "good", fakes.manifest("80"), good))
     with pytest.raises(BinaryError, match=r"libflashvar_sm80\.so: struct_size: expected 208"):
         library.function("attention_fwd").launch((0).to_bytes(208, "little"))
 
@@ -45,15 +45,15 @@ def test_a_library_without_one_function_serves_the_others(
     tmp_path: Path, good: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Although its manifest says that it has them all."""
-    put_binary(tmp_path / "good", sim.manifest("80"), good)
+    put_binary(tmp_path / "good", fakes.manifest("80"), good)
     monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path / "good"))
-    monkeypatch.setattr(resolve, "gather", lambda: sim.system(sim.A100))
-    assert resolve.choose(sim.BF16_64).backend == "cuda"
-    backward = replace(sim.BF16_64, function="attention_bwd")
+    monkeypatch.setattr(resolve, "gather", lambda: fakes.system(fakes.A100))
+    assert resolve.choose(fakes.BF16_64).backend == "cuda"
+    backward = replace(fakes.BF16_64, function="attention_bwd")
     assert resolve.choose(backward).backend == "triton"
     with pytest.raises(BackendUnavailableError, match="expected a function flashvar_attention_bwd"):
         resolve.choose(backward, "cuda")
-    assert resolve.choose(sim.BF16_64).backend == "cuda"
+    assert resolve.choose(fakes.BF16_64).backend == "cuda"
     (binary,) = loader.open_all().binaries
     assert [name for name, _ in binary.missing] == ["attention_bwd"]
 
@@ -62,15 +62,15 @@ def test_the_next_binary_serves_a_function_that_the_first_lacks(
     tmp_path: Path, good: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first goes on to serve the others; both are of one architecture."""
-    whole = compile_library(library_source(functions=sim.OPS), tmp_path)
-    put_binary(tmp_path / "lib/first", sim.manifest("80"), good)
-    put_binary(tmp_path / "lib/second", sim.manifest("80"), whole)
-    put_binary(tmp_path / "lib/third", sim.manifest("80"), whole)
+    whole = compile_library(library_source(functions=fakes.OPS), tmp_path)
+    put_binary(tmp_path / "lib/first", fakes.manifest("80"), good)
+    put_binary(tmp_path / "lib/second", fakes.manifest("80"), whole)
+    put_binary(tmp_path / "lib/third", fakes.manifest("80"), whole)
     monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path / "lib"))
-    monkeypatch.setattr(resolve, "gather", lambda: sim.system(sim.A100))
+    monkeypatch.setattr(resolve, "gather", lambda: fakes.system(fakes.A100))
 
     def serving(function: str) -> str:
-        chosen = resolve.choose(replace(sim.BF16_64, function=function), "cuda").binary
+        chosen = resolve.choose(replace(fakes.BF16_64, function=function), "cuda").binary
         assert chosen is not None
         assert chosen.library in loader._libraries
         return chosen.candidate.directory.name
@@ -90,7 +90,7 @@ def test_a_binary_that_lacks_the_same_function_is_shadowed(
 ) -> None:
     """Found by opening it, as its manifest lists the function too."""
     for name in ("first", "second"):
-        put_binary(tmp_path / "lib" / name, sim.manifest("80"), good)
+        put_binary(tmp_path / "lib" / name, fakes.manifest("80"), good)
     monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path / "lib"))
     inventory = loader.open_all()
     assert [one.candidate.directory.name for one in inventory.binaries] == ["first"]
@@ -99,7 +99,7 @@ def test_a_binary_that_lacks_the_same_function_is_shadowed(
 
 
 def test_library_is_opened_once(tmp_path: Path, good: bytes) -> None:
-    binary = put_binary(tmp_path / "good", sim.manifest("80"), good)
+    binary = put_binary(tmp_path / "good", fakes.manifest("80"), good)
     assert loader.load(binary) is loader.load(binary)
 
 
@@ -116,14 +116,14 @@ def flip_a_bit(library: bytes) -> bytes:
 def test_damaged_library_is_refused_before_it_is_opened(
     tmp_path: Path, good: bytes, damage: Callable[[bytes], bytes]
 ) -> None:
-    binary = put_binary(tmp_path / "bad", sim.manifest("80"), good)
+    binary = put_binary(tmp_path / "bad", fakes.manifest("80"), good)
     binary.library.write_bytes(damage(good))
     with pytest.raises(BinaryError, match=r"expected sha256 .* the file is damaged"):
         loader.load(binary)
 
 
 def test_library_that_vanished_is_refused(tmp_path: Path, good: bytes) -> None:
-    binary = put_binary(tmp_path / "gone", sim.manifest("80"), good)
+    binary = put_binary(tmp_path / "gone", fakes.manifest("80"), good)
     binary.library.unlink()
     with pytest.raises(BinaryError, match="expected a readable file"):
         loader.load(binary)
@@ -131,7 +131,7 @@ def test_library_that_vanished_is_refused(tmp_path: Path, good: bytes) -> None:
 
 @pytest.mark.parametrize("content", [b"#!/bin/sh\n", b"MZ" + bytes(100)], ids=["short", "long"])
 def test_a_file_that_is_no_library_is_not_opened(tmp_path: Path, content: bytes) -> None:
-    binary = put_binary(tmp_path / "text", sim.manifest("80"), content)
+    binary = put_binary(tmp_path / "text", fakes.manifest("80"), content)
     with pytest.raises(BinaryError, match=r"expected .* ELF library"):
         loader.load(binary)
 
@@ -142,7 +142,7 @@ def test_a_library_of_another_processor_keeps_the_words_of_dlopen(
     machine = 18  # e_machine
     other = good[:machine] + b"\xff\xff" + good[machine + 2 :]
     with pytest.raises(BinaryError, match=r"dlopen refused it: .+"):
-        loader.load(put_binary(tmp_path / "other", sim.manifest("80"), other))
+        loader.load(put_binary(tmp_path / "other", fakes.manifest("80"), other))
 
 
 @pytest.mark.parametrize(
@@ -166,15 +166,15 @@ def test_a_library_of_another_processor_keeps_the_words_of_dlopen(
 def test_wrong_library_is_refused(tmp_path: Path, source: str, message: str) -> None:
     library = compile_library(source, tmp_path)
     with pytest.raises(BinaryError, match=message):
-        loader.load(put_binary(tmp_path / "wrong", sim.manifest("80"), library))
+        loader.load(put_binary(tmp_path / "wrong", fakes.manifest("80"), library))
 
 
 def test_open_all_replaces_what_does_not_open_by_the_next(
     tmp_path: Path, good: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put_binary(tmp_path / "a_bad", sim.manifest("80"), b"text")
-    put_binary(tmp_path / "b_good", sim.manifest("80"), good)
-    put_binary(tmp_path / "c_bad", sim.manifest("90a"), b"text")
+    put_binary(tmp_path / "a_bad", fakes.manifest("80"), b"text")
+    put_binary(tmp_path / "b_good", fakes.manifest("80"), good)
+    put_binary(tmp_path / "c_bad", fakes.manifest("90a"), b"text")
     monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path))
     inventory = loader.open_all()
     assert [one.candidate.directory.name for one in inventory.binaries] == ["b_good"]
@@ -187,7 +187,7 @@ def test_open_all_replaces_what_does_not_open_by_the_next(
 @pytest.fixture
 def older(tmp_path: Path, good: bytes) -> Binary:
     """A good binary of an earlier version."""
-    return put_binary(tmp_path / "older", replace(sim.manifest("80"), version="0.0.9"), good)
+    return put_binary(tmp_path / "older", replace(fakes.manifest("80"), version="0.0.9"), good)
 
 
 def test_other_version_is_logged_once(older: Binary, caplog: pytest.LogCaptureFixture) -> None:
@@ -201,6 +201,6 @@ def test_other_version_is_logged_once(older: Binary, caplog: pytest.LogCaptureFi
 def test_same_public_version_is_silent(
     tmp_path: Path, good: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    subset = replace(sim.manifest("80"), version="0.1.0+hdim64")
+    subset = replace(fakes.manifest("80"), version="0.1.0+hdim64")
     loader.load(put_binary(tmp_path / "subset", subset, good))
     assert caplog.records == []

@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fakes
 import pytest
-import simulated as sim
 
 from flashvar.binaries import manifest as manifests
 from flashvar.errors import ManifestError
 
-WHOLE = sim.manifest("90a")
+WHOLE = fakes.manifest("90a")
 Document = dict[str, Any]
 
 
@@ -51,7 +51,7 @@ def test_axes_of_a_kernel_are_the_keys_that_are_not_fixed() -> None:
 
 
 def test_kernel_with_a_pair_of_head_dims() -> None:
-    pair = sim.kernel(dtype="bf16", head_dim=192, head_dim_v=128)
+    pair = fakes.kernel(dtype="bf16", head_dim=192, head_dim_v=128)
     text = replace(WHOLE, kernels=(pair,)).to_json()
     row = json.loads(text)["kernels"][0]
     assert (row["name"], row["head_dim"], row["head_dim_v"]) == (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from simulated import A100, inventory, system
+from fakes import A100, inventory, system
 
 from flashvar.ops import specs
 from flashvar.ops.attention.problem import Options, make_inputs

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import fakes
 import pytest
-import simulated as sim
-from simulated import BF16_64, chosen, result_of
+from fakes import BF16_64, chosen, result_of
 
 from flashvar.binaries import advice
 from flashvar.binaries.registry import Inventory
@@ -15,7 +15,7 @@ from flashvar.machine.system import System
 from flashvar.selection.request import Overrides, Request
 from flashvar.selection.rules import select
 
-ALL = sim.inventory("80", "86", "89", "90a")
+ALL = fakes.inventory("80", "86", "89", "90a")
 
 
 @pytest.mark.parametrize(
@@ -33,12 +33,12 @@ def test_named_backend_never_falls_back(
     backend: str, device: int | None, expected: str | None
 ) -> None:
     request = replace(BF16_64, device=device)
-    decision = select(request, sim.system(sim.H100), ALL, Overrides(backend))
+    decision = select(request, fakes.system(fakes.H100), ALL, Overrides(backend))
     assert chosen(decision) == expected
 
 
 def test_named_backend_that_cannot_serve_is_not_replaced() -> None:
-    decision = select(BF16_64, sim.system(sim.RTX_5090), ALL, Overrides("cuda"))
+    decision = select(BF16_64, fakes.system(fakes.RTX_5090), ALL, Overrides("cuda"))
     assert decision.chosen is None
     assert 'backend="cuda" was named' in result_of(decision, "triton").reason
 
@@ -55,14 +55,14 @@ def test_named_backend_that_cannot_serve_is_not_replaced() -> None:
 def test_forced_architecture(
     kinds: tuple[str, ...], forced: str | None, expected: str | None
 ) -> None:
-    inventory = Inventory((sim.binary("80", code_kinds=kinds),))
+    inventory = Inventory((fakes.binary("80", code_kinds=kinds),))
     backend = "cuda" if forced else "auto"
-    decision = select(BF16_64, sim.system(sim.H100), inventory, Overrides(backend, forced))
+    decision = select(BF16_64, fakes.system(fakes.H100), inventory, Overrides(backend, forced))
     assert chosen(decision) == expected
 
 
 def test_forced_architecture_sets_the_others_aside() -> None:
-    decision = select(BF16_64, sim.system(sim.L40S), ALL, Overrides("auto", "sm_80"))
+    decision = select(BF16_64, fakes.system(fakes.L40S), ALL, Overrides("auto", "sm_80"))
     assert chosen(decision) == "cuda sm_80"
     assert result_of(decision, "cuda sm_89").reason == "FLASHVAR_FORCE_ARCH=sm_80 was set"
 
@@ -72,7 +72,7 @@ def test_forced_architecture_sets_the_others_aside() -> None:
     [("auto", None), ("cuda", None), ("triton", "triton"), ("reference", "reference")],
 )
 def test_forced_architecture_falls_back_to_nothing(backend: str, expected: str | None) -> None:
-    decision = select(BF16_64, sim.system(sim.H100), ALL, Overrides(backend, "sm_80"))
+    decision = select(BF16_64, fakes.system(fakes.H100), ALL, Overrides(backend, "sm_80"))
     assert chosen(decision) == expected
 
 
@@ -95,14 +95,14 @@ def test_triton_interprets_on_the_cpu_only_when_named(
 
 def test_forced_architecture_that_is_not_installed_is_named() -> None:
     overrides = Overrides("cuda", "sm_80")
-    decision = select(BF16_64, sim.system(sim.L40S), sim.inventory("89"), overrides)
+    decision = select(BF16_64, fakes.system(fakes.L40S), fakes.inventory("89"), overrides)
     assert decision.chosen is None
     assert result_of(decision, "cuda sm_80").fix == advice.install("sm80")
 
 
 def test_forced_specific_ptx_stays_on_its_capability() -> None:
-    inventory = Inventory((sim.binary("90a", code_kinds=("sass", "ptx")),))
-    decision = select(BF16_64, sim.system(sim.GB200), inventory, Overrides("cuda", "sm_90"))
+    inventory = Inventory((fakes.binary("90a", code_kinds=("sass", "ptx")),))
+    decision = select(BF16_64, fakes.system(fakes.GB200), inventory, Overrides("cuda", "sm_90"))
     assert decision.chosen is None
 
 

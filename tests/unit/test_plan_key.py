@@ -1,7 +1,7 @@
 """Two calls that differ in one thing alone: the second is not served as the first was.
 
 Whatever the keys of plans hold is left out once, and each time the answer to some second call has
-to change: a part that nothing here misses is not tested. The device is simulated and sees what was
+to change: a part that nothing here misses is not tested. The device is fake and sees what was
 packed for it alone, so that a plan of other strides reads other memory.
 """
 
@@ -12,11 +12,11 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+import fake_binary
 import numpy
 import pytest
-import simulated_binary
 import torch
-from simulated_binary import SimulatedBinary
+from fake_binary import FakeBinary
 
 from flashvar.errors import FlashvarError
 from flashvar.ops.attention import plan as attention_plan
@@ -238,9 +238,9 @@ class Forgetful(Plans[Any]):
 
 
 @pytest.fixture
-def binary(monkeypatch: pytest.MonkeyPatch) -> SimulatedBinary:
+def binary(monkeypatch: pytest.MonkeyPatch) -> FakeBinary:
     forget(monkeypatch)
-    return simulated_binary.install(monkeypatch)
+    return fake_binary.install(monkeypatch)
 
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +254,7 @@ def two_calls(pair: Pair) -> tuple[Call, Call]:
     return first, {**first, name: change(first.get(name))}
 
 
-def answers(call: Call, binary: SimulatedBinary, differentiated: bool = True) -> list[Any] | str:
+def answers(call: Call, binary: FakeBinary, differentiated: bool = True) -> list[Any] | str:
     """Output, log-sum-exp, gradients, what the device was asked for; or the name of an error."""
     binary.calls.clear()
     given = [call.get(name) for name in Inputs._fields]
@@ -293,7 +293,7 @@ def alike(found: list[Any] | str, expected: list[Any] | str) -> bool:
 
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
 def test_the_second_call_is_right(
-    pair: Pair, binary: SimulatedBinary, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, binary: FakeBinary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = two_calls(pair)
     assert isinstance(answers(first, binary), list)
@@ -306,7 +306,7 @@ def test_the_second_call_is_right(
 
 
 @pytest.mark.parametrize("pair", TWINS.values(), ids=TWINS)
-def test_an_equal_value_of_another_type_is_refused(pair: Pair, binary: SimulatedBinary) -> None:
+def test_an_equal_value_of_another_type_is_refused(pair: Pair, binary: FakeBinary) -> None:
     first, second = two_calls(pair)
     for _ in range(2):
         assert isinstance(answers(first, binary), list)
@@ -314,7 +314,7 @@ def test_an_equal_value_of_another_type_is_refused(pair: Pair, binary: Simulated
 
 
 @pytest.mark.parametrize("name", ["scale", "softcap"])
-def test_numbers_of_other_types_are_served_as_before(name: str, binary: SimulatedBinary) -> None:
+def test_numbers_of_other_types_are_served_as_before(name: str, binary: FakeBinary) -> None:
     for number in (numpy.float64(0.5), Fraction(1, 2), 0.5):
         torch.manual_seed(0)
         expected = answers({**plain(), name: 0.5}, binary)
@@ -324,7 +324,7 @@ def test_numbers_of_other_types_are_served_as_before(name: str, binary: Simulate
 
 @pytest.mark.parametrize(("path", "pair"), [x[1:] for x in PARTS], ids=[x[0] for x in PARTS])
 def test_no_part_of_the_key_can_be_left_out(
-    path: Path, pair: Pair, binary: SimulatedBinary, monkeypatch: pytest.MonkeyPatch
+    path: Path, pair: Pair, binary: FakeBinary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = two_calls(pair)
     expected = answers(second, binary, differentiated=False)
@@ -348,7 +348,7 @@ OF_BACKWARD = [(name, (0, *path), pair) for name, path, pair in PARTS if name no
     ("path", "pair"), [x[1:] for x in OF_BACKWARD], ids=[x[0] for x in OF_BACKWARD]
 )
 def test_no_part_of_the_key_of_a_backward_can_be_left_out(
-    path: Path, pair: Pair, binary: SimulatedBinary, monkeypatch: pytest.MonkeyPatch
+    path: Path, pair: Pair, binary: FakeBinary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = two_calls(pair)
     expected = answers(second, binary)
@@ -360,7 +360,7 @@ def test_no_part_of_the_key_of_a_backward_can_be_left_out(
     assert unnoticed == isinstance(expected, str)
 
 
-def test_every_part_of_the_keys_is_left_out_somewhere(binary: SimulatedBinary) -> None:
+def test_every_part_of_the_keys_is_left_out_somewhere(binary: FakeBinary) -> None:
     answers(full(), binary)
     (key,) = attention_plan._plans
     (backward,) = attention_plan._backward_plans

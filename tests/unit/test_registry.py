@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import fakes
 import pytest
-import simulated as sim
 from installed import put_binary, put_wheel
 
 from flashvar._version import __version__
@@ -28,7 +28,7 @@ def names(inventory: Inventory) -> list[str]:
 
 def test_intact_binaries_are_sorted_by_architecture(tmp_path: Path) -> None:
     codes = ("90a", "80", "89")
-    inventory = take_stock(put(tmp_path / code, sim.manifest(code)) for code in codes)
+    inventory = take_stock(put(tmp_path / code, fakes.manifest(code)) for code in codes)
     assert names(inventory) == ["sm_80", "sm_89", "sm_90"]
     assert inventory.refusals == ()
 
@@ -62,7 +62,7 @@ def remove_manifest(directory: Path) -> None:
 def test_damaged_binary_is_refused_with_its_reason(
     tmp_path: Path, damage: Callable[[Path], None], reason: str
 ) -> None:
-    found = put(tmp_path / "binary", sim.manifest("80"))
+    found = put(tmp_path / "binary", fakes.manifest("80"))
     damage(found.directory)
     inventory = take_stock([found])
     assert inventory.binaries == ()
@@ -74,8 +74,8 @@ def test_damaged_binary_is_refused_with_its_reason(
 @pytest.mark.parametrize(
     ("manifest", "reason"),
     [
-        (replace(sim.manifest("80"), abi=ABI + 1), f"expected ABI {ABI}, found {ABI + 1}"),
-        (replace(sim.manifest("80"), platform="plan9_mips"), "found one for plan9_mips"),
+        (replace(fakes.manifest("80"), abi=ABI + 1), f"expected ABI {ABI}, found {ABI + 1}"),
+        (replace(fakes.manifest("80"), platform="plan9_mips"), "found one for plan9_mips"),
     ],
     ids=["other ABI", "other platform"],
 )
@@ -86,8 +86,8 @@ def test_foreign_binary_is_refused(tmp_path: Path, manifest: Manifest, reason: s
 
 
 def test_first_of_one_architecture_wins_and_the_loser_names_it(tmp_path: Path) -> None:
-    first = put(tmp_path / "first", sim.manifest("80"))
-    second = put(tmp_path / "second", sim.manifest("80"))
+    first = put(tmp_path / "first", fakes.manifest("80"))
+    second = put(tmp_path / "second", fakes.manifest("80"))
     inventory = take_stock([first, second])
     assert [binary.candidate for binary in inventory.binaries] == [first]
     assert [refusal.reason for refusal in inventory.refusals] == [
@@ -96,17 +96,17 @@ def test_first_of_one_architecture_wins_and_the_loser_names_it(tmp_path: Path) -
 
 
 def test_damaged_binary_shadows_nothing(tmp_path: Path) -> None:
-    first = put(tmp_path / "first", sim.manifest("80"))
+    first = put(tmp_path / "first", fakes.manifest("80"))
     truncate_library(first.directory)
-    second = put(tmp_path / "second", sim.manifest("80"))
+    second = put(tmp_path / "second", fakes.manifest("80"))
     assert [one.candidate for one in take_stock([first, second]).binaries] == [second]
 
 
 def test_refused_binary_lets_the_next_one_move_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put_binary(tmp_path / "lib/first", sim.manifest("80"))
-    put_binary(tmp_path / "lib/second", sim.manifest("80"))
+    put_binary(tmp_path / "lib/first", fakes.manifest("80"))
+    put_binary(tmp_path / "lib/second", fakes.manifest("80"))
     monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path / "lib"))
     (first,) = registry.installed().binaries
     inventory = registry.refuse(first, "dlopen refused it")
@@ -118,9 +118,9 @@ def test_refused_binary_lets_the_next_one_move_up(
 def test_precedence_is_directory_then_wheel_then_embedded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    named = put(tmp_path / "named", sim.manifest("80")).directory
-    wheel = put_wheel(tmp_path / "site", sim.manifest("80"))
-    embedded = put(tmp_path / "flashvar/_binaries/sm_80", sim.manifest("80")).directory
+    named = put(tmp_path / "named", fakes.manifest("80")).directory
+    wheel = put_wheel(tmp_path / "site", fakes.manifest("80"))
+    embedded = put(tmp_path / "flashvar/_binaries/sm_80", fakes.manifest("80")).directory
     monkeypatch.setenv("FLASHVAR_LIB_DIR", str(named))
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.setattr(registry, "__file__", str(tmp_path / "flashvar/binaries/registry.py"))
@@ -133,7 +133,7 @@ def test_precedence_is_directory_then_wheel_then_embedded(
 def test_wheel_is_found_beside_its_metadata_and_not_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wheel = put_wheel(tmp_path, sim.manifest("90a"), "0.1.0+hdim64")
+    wheel = put_wheel(tmp_path, fakes.manifest("90a"), "0.1.0+hdim64")
     (wheel / "__init__.py").write_text("raise AssertionError('imported')", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     (binary,) = registry.installed().binaries
@@ -145,8 +145,8 @@ def test_wheel_is_found_beside_its_metadata_and_not_imported(
 def test_second_distribution_of_one_name_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put_wheel(tmp_path / "a", sim.manifest("80"), "0.1.0")
-    put_wheel(tmp_path / "b", sim.manifest("80"), "0.1.0+hdim64")
+    put_wheel(tmp_path / "a", fakes.manifest("80"), "0.1.0")
+    put_wheel(tmp_path / "b", fakes.manifest("80"), "0.1.0+hdim64")
     monkeypatch.syspath_prepend(tmp_path / "a")
     monkeypatch.syspath_prepend(tmp_path / "b")
     (refusal,) = registry.installed().refusals
@@ -161,7 +161,7 @@ def test_foreign_malformed_entry_points_do_not_matter(
     (info / "METADATA").write_text("Name: broken\nVersion: 1.0\n", encoding="utf-8")
     (info / "entry_points.txt").write_text("[console_scripts]\nno equals sign", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    put_wheel(tmp_path / "good", sim.manifest("80"))
+    put_wheel(tmp_path / "good", fakes.manifest("80"))
     monkeypatch.syspath_prepend(tmp_path / "good")
     assert names(registry.installed()) == ["sm_80"]
 
@@ -180,7 +180,7 @@ def test_directory_without_a_binary_is_shown_as_a_mistake(
     [("0.1.0", False), ("0.1.0+hdim64", False), ("0.0.9", True), ("0.1.1+hdim64", True)],
 )
 def test_only_public_versions_are_compared(version: str, skewed: bool) -> None:
-    binary = sim.binary("89", version=version)
+    binary = fakes.binary("89", version=version)
     assert (binary.skew is not None) == skewed
     assert binary.skew is None or binary.skew.endswith("for the same version of both: reinstall it")
 
@@ -188,7 +188,7 @@ def test_only_public_versions_are_compared(version: str, skewed: bool) -> None:
 def test_skewed_wheel_is_replaced_by_the_version_that_fits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put_wheel(tmp_path, replace(sim.manifest("89"), version="9.9"), "9.9")
+    put_wheel(tmp_path, replace(fakes.manifest("89"), version="9.9"), "9.9")
     monkeypatch.syspath_prepend(tmp_path)
     (binary,) = registry.installed().binaries
     assert binary.skew is not None
@@ -197,7 +197,7 @@ def test_skewed_wheel_is_replaced_by_the_version_that_fits(
 
 def test_development_build_is_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As build-dev leaves it, no index has another."""
-    put_wheel(tmp_path, replace(sim.manifest("89"), version="9.9"), "9.9+hdim64")
+    put_wheel(tmp_path, replace(fakes.manifest("89"), version="9.9"), "9.9+hdim64")
     (info,) = tmp_path.glob("*.dist-info")
     (info / "INSTALLER").write_text(f"{registry.DEVELOPMENT}\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
@@ -228,7 +228,7 @@ def test_malformed_packages_do_not_matter(
     entry_points: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_foreign(tmp_path, entry_points)
-    put_wheel(tmp_path, sim.manifest("89"))
+    put_wheel(tmp_path, fakes.manifest("89"))
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     inventory = registry.installed()
     assert names(inventory) == ["sm_89"]

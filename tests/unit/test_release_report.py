@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import fakes
 import pytest
-import simulated as sim
 
 from flashvar_factory.config import schema
 from flashvar_factory.config.expand import expand, select_all
@@ -33,7 +33,7 @@ def wheel(tmp_path: Path) -> Path:
     path = tmp_path / "wheels" / WHEEL
     path.parent.mkdir()
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("flashvar_sm80/manifest.json", sim.manifest("80").to_json())
+        archive.writestr("flashvar_sm80/manifest.json", fakes.manifest("80").to_json())
     return path
 
 
@@ -64,7 +64,7 @@ def test_document(wheel: Path) -> None:
     assert file["sha256"] == hashlib.sha256(wheel.read_bytes()).hexdigest()
     assert (file["bytes"], file["architecture"]) == (wheel.stat().st_size, "sm_80")
     assert file["results"] == {"audit": SUMMARY}
-    assert file["kernels"] == [row.name for row in sim.manifest("80").kernels]
+    assert file["kernels"] == [row.name for row in fakes.manifest("80").kernels]
     assert [step["name"] for step in document["steps"]][-1] == "index/pages"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import fabricated
+import fake_artifacts
 import pytest
 
 from flashvar_factory.errors import ReleaseError
@@ -14,7 +14,7 @@ from flashvar_factory.release import proof
 
 def document(digest: str) -> str:
     """The SBOM of a wheel whose CUDA runtime has this hash."""
-    sbom = fabricated.sbom_of(fabricated.manifest())
+    sbom = fake_artifacts.sbom_of(fake_artifacts.manifest())
     for one in sbom["components"]:
         if one["name"] == "cudart-static":
             one["hashes"][0]["content"] = digest * 64

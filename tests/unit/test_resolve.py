@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import fakes
 import pytest
-import simulated as sim
 from installed import COMPILER, compile_library, library_source, put_binary
 
 from flashvar.binaries import advice
@@ -22,7 +22,7 @@ BF16_64 = Request.of("attention_fwd", "bf16", 0, head_dim=64)
 @pytest.fixture
 def lib_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An A100 that looks for binaries in an empty folder, and where that folder is."""
-    monkeypatch.setattr(resolve, "gather", lambda: sim.system(sim.A100))
+    monkeypatch.setattr(resolve, "gather", lambda: fakes.system(fakes.A100))
     monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path / "lib"))
     return tmp_path / "lib"
 
@@ -30,7 +30,7 @@ def lib_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.skipif(COMPILER is None, reason="makes its library with a C compiler")
 def test_good_binary_is_chosen_and_open(lib_dir: Path, tmp_path: Path) -> None:
     library = compile_library(library_source(), tmp_path)
-    put_binary(lib_dir / "good", sim.manifest("80"), library)
+    put_binary(lib_dir / "good", fakes.manifest("80"), library)
     result = resolve.choose(BF16_64)
     assert result.binary is not None
     assert result.kernel is not None
@@ -43,7 +43,7 @@ def test_good_binary_is_chosen_and_open(lib_dir: Path, tmp_path: Path) -> None:
 def test_binary_that_does_not_open_is_replaced_and_said_so(
     lib_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    put_binary(lib_dir / "bad", sim.manifest("80"), b"text")
+    put_binary(lib_dir / "bad", fakes.manifest("80"), b"text")
     with caplog.at_level(logging.INFO, "flashvar"):
         assert resolve.choose(BF16_64).backend == "triton"
     (record,) = caplog.records
@@ -55,8 +55,8 @@ def test_binary_that_does_not_open_is_replaced_and_said_so(
 def test_missing_wheel_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(resolve, "gather", lambda: sim.system(sim.A100))
-    monkeypatch.setattr(resolve, "registry", SimpleNamespace(installed=sim.inventory))
+    monkeypatch.setattr(resolve, "gather", lambda: fakes.system(fakes.A100))
+    monkeypatch.setattr(resolve, "registry", SimpleNamespace(installed=fakes.inventory))
     with caplog.at_level(logging.INFO, "flashvar"):
         assert resolve.choose(BF16_64).backend == "triton"
         assert (
@@ -74,9 +74,9 @@ def test_damaged_binary_is_said_though_another_serves(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(resolve, "gather", lambda: sim.system(sim.RTX_3090))
-    put_binary(lib_dir / "bad", sim.manifest("86"), b"text")
-    put_binary(lib_dir / "good", sim.manifest("80"), compile_library(library_source(), tmp_path))
+    monkeypatch.setattr(resolve, "gather", lambda: fakes.system(fakes.RTX_3090))
+    put_binary(lib_dir / "bad", fakes.manifest("86"), b"text")
+    put_binary(lib_dir / "good", fakes.manifest("80"), compile_library(library_source(), tmp_path))
     with caplog.at_level(logging.INFO, "flashvar"):
         assert resolve.choose(BF16_64).candidate == "cuda sm_80"
     (record,) = caplog.records
@@ -84,7 +84,7 @@ def test_damaged_binary_is_said_though_another_serves(
 
 
 def test_named_backend_that_cannot_serve_is_an_error_with_the_trace(lib_dir: Path) -> None:
-    put_binary(lib_dir / "bad", sim.manifest("80"), b"text")
+    put_binary(lib_dir / "bad", fakes.manifest("80"), b"text")
     with pytest.raises(BackendUnavailableError) as caught:
         resolve.choose(BF16_64, "cuda")
     message = str(caught.value)
@@ -140,7 +140,7 @@ def test_cpu_tensors_ask_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_version_is_an_error_when_strict(
     lib_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put_binary(lib_dir / "old", replace(sim.manifest("80"), version="0.0.9"))
+    put_binary(lib_dir / "old", replace(fakes.manifest("80"), version="0.0.9"))
     monkeypatch.setenv("FLASHVAR_STRICT", "1")
     with pytest.raises(ManifestError, match=r"FLASHVAR_STRICT=1 makes this an error.*0\.0\.9"):
         resolve.choose(BF16_64)

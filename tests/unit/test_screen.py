@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable
 
 import pytest
-from machines import MACHINES, examined
+from fake_machines import MACHINES, examined
 
 from flashvar.cli import doctor_page, main, page_text, screen
 from flashvar.cli.page import Page, Section, Table, rows

@@ -4,9 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fakes
 import pytest
-import simulated as sim
-from simulated import BF16_64, chosen, result_of
+from fakes import BF16_64, chosen, result_of
 
 from flashvar import ops
 from flashvar.binaries import advice
@@ -19,43 +19,47 @@ from flashvar.selection.request import Request
 from flashvar.selection.resolve import choose
 from flashvar.selection.rules import select
 
-ALL = sim.inventory("80", "86", "89", "90a")
+ALL = fakes.inventory("80", "86", "89", "90a")
 OLD_DRIVER = {"driver_cuda": (12, 8), "driver_display": "570.86.15"}
 
 
 @pytest.mark.parametrize(
     ("system", "expected"),
     [
-        pytest.param(sim.system(sim.A100), "cuda sm_80", id="A100"),
-        pytest.param(sim.system(sim.A100_MIG), "cuda sm_80", id="MIG slice"),
-        pytest.param(sim.system(sim.RTX_3090), "cuda sm_86", id="RTX 3090"),
-        pytest.param(sim.system(sim.L40S), "cuda sm_89", id="L40S"),
-        pytest.param(sim.system(sim.H100), "cuda sm_90", id="H100"),
-        pytest.param(sim.system(sim.RTX_5090), "triton", id="RTX 5090"),
-        pytest.param(sim.system(sim.GB200), "triton", id="GB200"),
-        pytest.param(sim.system(sim.ORIN), "triton", id="Orin"),
+        pytest.param(fakes.system(fakes.A100), "cuda sm_80", id="A100"),
+        pytest.param(fakes.system(fakes.A100_MIG), "cuda sm_80", id="MIG slice"),
+        pytest.param(fakes.system(fakes.RTX_3090), "cuda sm_86", id="RTX 3090"),
+        pytest.param(fakes.system(fakes.L40S), "cuda sm_89", id="L40S"),
+        pytest.param(fakes.system(fakes.H100), "cuda sm_90", id="H100"),
+        pytest.param(fakes.system(fakes.RTX_5090), "triton", id="RTX 5090"),
+        pytest.param(fakes.system(fakes.GB200), "triton", id="GB200"),
+        pytest.param(fakes.system(fakes.ORIN), "triton", id="Orin"),
         pytest.param(
-            sim.system(sim.MI210, torch_hip="6.4", torch_cuda=None, driver_cuda=None),
+            fakes.system(fakes.MI210, torch_hip="6.4", torch_cuda=None, driver_cuda=None),
             "triton",
             id="ROCm MI210 that reports 9.0",
         ),
-        pytest.param(sim.system(sim.L40S, **OLD_DRIVER), "triton", id="driver 570"),
-        pytest.param(sim.system(sim.H100, driver_cuda=None), "triton", id="no driver version"),
-        pytest.param(sim.system(sim.H100, triton=None), "cuda sm_90", id="no triton"),
-        pytest.param(sim.system(sim.H100, compiler=None), "cuda sm_90", id="no compiler"),
-        pytest.param(sim.system(sim.GB200, triton=None), None, id="GB200 without triton"),
-        pytest.param(sim.system(sim.GB200, compiler=None), None, id="GB200 without compiler"),
-        pytest.param(sim.system(sim.GB200, python_headers=None), None, id="GB200 without Python.h"),
-        pytest.param(sim.system(sim.GB200, triton_cache=None), None, id="GB200, no cache"),
-        pytest.param(sim.system(sim.T4), None, id="T4 has no bf16"),
-        pytest.param(sim.system(), None, id="device not there"),
+        pytest.param(fakes.system(fakes.L40S, **OLD_DRIVER), "triton", id="driver 570"),
+        pytest.param(fakes.system(fakes.H100, driver_cuda=None), "triton", id="no driver version"),
+        pytest.param(fakes.system(fakes.H100, triton=None), "cuda sm_90", id="no triton"),
+        pytest.param(fakes.system(fakes.H100, compiler=None), "cuda sm_90", id="no compiler"),
+        pytest.param(fakes.system(fakes.GB200, triton=None), None, id="GB200 without triton"),
+        pytest.param(fakes.system(fakes.GB200, compiler=None), None, id="GB200 without compiler"),
+        pytest.param(
+            fakes.system(fakes.GB200, python_headers=None), None, id="GB200 without Python.h"
+        ),
+        pytest.param(fakes.system(fakes.GB200, triton_cache=None), None, id="GB200, no cache"),
+        pytest.param(fakes.system(fakes.T4), None, id="T4 has no bf16"),
+        pytest.param(fakes.system(), None, id="device not there"),
     ],
 )
 def test_chosen_with_every_wheel_installed(system: System, expected: str | None) -> None:
     assert chosen(select(BF16_64, system, ALL)) == expected
 
 
-@pytest.mark.parametrize("system", [sim.system(), sim.system(sim.H100)], ids=["no GPU", "H100"])
+@pytest.mark.parametrize(
+    "system", [fakes.system(), fakes.system(fakes.H100)], ids=["no GPU", "H100"]
+)
 def test_cpu_tensors_run_on_the_reference(system: System) -> None:
     decision = select(Request.of("attention_fwd", "fp64", None, head_dim=63), system, ALL)
     assert chosen(decision) == "reference"
@@ -66,30 +70,34 @@ def test_cpu_tensors_run_on_the_reference(system: System) -> None:
     ("system", "candidate", "reason"),
     [
         pytest.param(
-            sim.system(sim.H100),
+            fakes.system(fakes.H100),
             "cuda sm_80",
             "runs on compute capability 8.0 and later 8.x",
             id="major",
         ),
-        pytest.param(sim.system(sim.A100), "cuda sm_86", "this GPU is 8.0", id="minor"),
+        pytest.param(fakes.system(fakes.A100), "cuda sm_86", "this GPU is 8.0", id="minor"),
         pytest.param(
-            sim.system(sim.GB200),
+            fakes.system(fakes.GB200),
             "cuda sm_90",
             "runs on compute capability 9.0 alone",
             id="specific",
         ),
-        pytest.param(sim.system(sim.ORIN), "cuda sm_80", "8.7 inside a Tegra chip", id="tegra"),
-        pytest.param(sim.system(sim.MI210, torch_hip="6.4"), "cuda sm_90", "ROCm 6.4", id="rocm"),
+        pytest.param(fakes.system(fakes.ORIN), "cuda sm_80", "8.7 inside a Tegra chip", id="tegra"),
         pytest.param(
-            sim.system(sim.L40S, **OLD_DRIVER),
+            fakes.system(fakes.MI210, torch_hip="6.4"), "cuda sm_90", "ROCm 6.4", id="rocm"
+        ),
+        pytest.param(
+            fakes.system(fakes.L40S, **OLD_DRIVER),
             "cuda sm_89",
             r"needs driver 580 or newer (CUDA 13.0), found 570.86.15 (CUDA 12.8)",
             id="driver",
         ),
-        pytest.param(sim.system(sim.L40S, triton=None), "triton", "not installed", id="triton"),
-        pytest.param(sim.system(sim.L40S, compiler=None), "triton", "C compiler", id="compiler"),
-        pytest.param(sim.system(sim.T4), "triton", "needs capability 8.0", id="capability"),
-        pytest.param(sim.system(sim.L40S), "reference", "only when named", id="reference"),
+        pytest.param(fakes.system(fakes.L40S, triton=None), "triton", "not installed", id="triton"),
+        pytest.param(
+            fakes.system(fakes.L40S, compiler=None), "triton", "C compiler", id="compiler"
+        ),
+        pytest.param(fakes.system(fakes.T4), "triton", "needs capability 8.0", id="capability"),
+        pytest.param(fakes.system(fakes.L40S), "reference", "only when named", id="reference"),
     ],
 )
 def test_rejection_says_why(system: System, candidate: str, reason: str) -> None:
@@ -100,7 +108,7 @@ def test_rejection_says_why(system: System, candidate: str, reason: str) -> None
 
 @pytest.mark.parametrize(
     "system",
-    [sim.system(), sim.system(sim.H100), sim.system(sim.MI210, torch_hip="6.4")],
+    [fakes.system(), fakes.system(fakes.H100), fakes.system(fakes.MI210, torch_hip="6.4")],
     ids=["no GPU", "H100", "ROCm"],
 )
 @pytest.mark.parametrize("device", [None, 0, 7])
@@ -121,28 +129,28 @@ def test_every_candidate_has_a_result_with_a_reason(
 @pytest.mark.parametrize(
     ("device", "installed", "expected"),
     [
-        pytest.param(sim.L40S, ("80", "86"), "cuda sm_86", id="highest lower minor"),
-        pytest.param(sim.L40S, ("80",), "cuda sm_80", id="lowest minor"),
-        pytest.param(sim.RTX_3090, ("80", "89"), "cuda sm_80", id="never a higher minor"),
-        pytest.param(sim.H100, ("80", "86", "89"), "triton", id="never another major"),
-        pytest.param(sim.L40S, (), "triton", id="nothing installed"),
+        pytest.param(fakes.L40S, ("80", "86"), "cuda sm_86", id="highest lower minor"),
+        pytest.param(fakes.L40S, ("80",), "cuda sm_80", id="lowest minor"),
+        pytest.param(fakes.RTX_3090, ("80", "89"), "cuda sm_80", id="never a higher minor"),
+        pytest.param(fakes.H100, ("80", "86", "89"), "triton", id="never another major"),
+        pytest.param(fakes.L40S, (), "triton", id="nothing installed"),
     ],
 )
 def test_lower_minor_serves(device: Device, installed: tuple[str, ...], expected: str) -> None:
-    assert chosen(select(BF16_64, sim.system(device), sim.inventory(*installed))) == expected
+    assert chosen(select(BF16_64, fakes.system(device), fakes.inventory(*installed))) == expected
 
 
 def test_lower_minor_that_does_not_fit_in_shared_memory_is_passed_over() -> None:
-    big = sim.kernel(dtype="bf16", head_dim=64, shared_memory=160 * sim.KIB)
-    inventory = Inventory((sim.binary("80", kernels=(big,)),))
-    on_ada = select(BF16_64, sim.system(sim.L40S), inventory)
+    big = fakes.kernel(dtype="bf16", head_dim=64, shared_memory=160 * fakes.KIB)
+    inventory = Inventory((fakes.binary("80", kernels=(big,)),))
+    on_ada = select(BF16_64, fakes.system(fakes.L40S), inventory)
     assert chosen(on_ada) == "triton"
     assert "163840 bytes of shared memory" in result_of(on_ada, "cuda sm_80").reason
-    assert chosen(select(BF16_64, sim.system(sim.A100), inventory)) == "cuda sm_80"
+    assert chosen(select(BF16_64, fakes.system(fakes.A100), inventory)) == "cuda sm_80"
 
 
 def test_two_different_devices_get_different_binaries() -> None:
-    system = sim.system(sim.RTX_3090, sim.H100)
+    system = fakes.system(fakes.RTX_3090, fakes.H100)
     chosen_on = [chosen(select(replace(BF16_64, device=i), system, ALL)) for i in (0, 1)]
     assert chosen_on == ["cuda sm_86", "cuda sm_90"]
 
@@ -150,24 +158,24 @@ def test_two_different_devices_get_different_binaries() -> None:
 @pytest.mark.parametrize(
     ("device", "extras", "candidate", "fix"),
     [
-        (sim.L40S, ("sm80", "sm89"), "cuda sm_89", advice.install("sm89")),
-        (sim.L40S, ("sm80",), "cuda sm_80", advice.install("sm80")),
-        (sim.L40S, (), "cuda sm_89", "nox -s build-dev"),
-        (sim.RTX_5090, ("sm80", "sm89"), "cuda sm_120", None),
+        (fakes.L40S, ("sm80", "sm89"), "cuda sm_89", advice.install("sm89")),
+        (fakes.L40S, ("sm80",), "cuda sm_80", advice.install("sm80")),
+        (fakes.L40S, (), "cuda sm_89", "nox -s build-dev"),
+        (fakes.RTX_5090, ("sm80", "sm89"), "cuda sm_120", None),
     ],
     ids=["exact wheel", "lower wheel", "bare sources", "no wheel exists"],
 )
 def test_missing_binary_names_the_command(
     device: Device, extras: tuple[str, ...], candidate: str, fix: str | None
 ) -> None:
-    decision = select(BF16_64, sim.system(device), sim.inventory(extras=extras))
+    decision = select(BF16_64, fakes.system(device), fakes.inventory(extras=extras))
     assert result_of(decision, candidate).fix == fix
     assert chosen(decision) == "triton"
 
 
 def test_wheel_of_another_platform_is_not_suggested() -> None:
     extras = Extras(here=frozenset({"sm90"}), elsewhere=frozenset({"sm80", "sm86", "sm89"}))
-    system = sim.system(sim.A100, platform="linux_aarch64")
+    system = fakes.system(fakes.A100, platform="linux_aarch64")
     missing = result_of(select(BF16_64, system, Inventory(extras=extras)), "cuda sm_80")
     assert missing.reason == "flashvar has no wheel for linux_aarch64"
     assert missing.fix is None
@@ -175,23 +183,23 @@ def test_wheel_of_another_platform_is_not_suggested() -> None:
 
 @pytest.mark.parametrize("inventory", [Inventory(), ALL], ids=["bare sources", "Linux wheels"])
 def test_no_binary_is_suggested_or_taken_outside_linux(inventory: Inventory) -> None:
-    decision = select(BF16_64, sim.system(sim.L40S, platform="win_amd64"), inventory)
+    decision = select(BF16_64, fakes.system(fakes.L40S, platform="win_amd64"), inventory)
     assert chosen(decision) == "triton"
     assert [one.fix for one in decision.results] == [None] * len(decision.results)
     assert all("for Linux" in one.reason for one in decision.results if one.backend == "cuda")
 
 
-@pytest.mark.parametrize("device", [sim.ORIN, sim.MI210], ids=["Tegra", "ROCm"])
+@pytest.mark.parametrize("device", [fakes.ORIN, fakes.MI210], ids=["Tegra", "ROCm"])
 def test_no_wheel_is_suggested_where_none_can_run(device: Device) -> None:
-    hip = "6.4" if device is sim.MI210 else None
-    decision = select(BF16_64, sim.system(device, torch_hip=hip), sim.inventory())
+    hip = "6.4" if device is fakes.MI210 else None
+    decision = select(BF16_64, fakes.system(device, torch_hip=hip), fakes.inventory())
     assert [one.fix for one in decision.results] == [None] * len(decision.results)
 
 
 def test_dtype_that_is_not_compiled_falls_back() -> None:
-    kernels = (sim.kernel(dtype="bf16", head_dim=64),)
-    inventory = Inventory((sim.binary("80", kernels=kernels),))
-    decision = select(replace(BF16_64, dtype="fp16"), sim.system(sim.A100), inventory)
+    kernels = (fakes.kernel(dtype="bf16", head_dim=64),)
+    inventory = Inventory((fakes.binary("80", kernels=kernels),))
+    decision = select(replace(BF16_64, dtype="fp16"), fakes.system(fakes.A100), inventory)
     assert chosen(decision) == "triton"
     assert result_of(decision, "cuda sm_80").reason == "holds dtypes bf16, not fp16"
 
@@ -213,10 +221,10 @@ def test_kernels_that_differ_in_any_axis_are_told_apart(
     page: int, heads: int, expected: int | None
 ) -> None:
     held = ((16, 4), (64, 4), (64, 8))
-    kernels = tuple(sim.kernel("paged", dtype="bf16", page=p, heads=h) for p, h in held)
-    inventory = Inventory((sim.binary("80", kernels=kernels),))
+    kernels = tuple(fakes.kernel("paged", dtype="bf16", page=p, heads=h) for p, h in held)
+    inventory = Inventory((fakes.binary("80", kernels=kernels),))
     request = Request.of("paged", "bf16", 0, page=page, heads=heads)
-    found = select(request, sim.system(sim.A100), inventory)
+    found = select(request, fakes.system(fakes.A100), inventory)
     binary = result_of(found, "cuda sm_80")
     assert binary.kernel == (None if expected is None else kernels[expected])
     assert binary.accepted is (expected is not None)
@@ -243,17 +251,19 @@ def test_a_request_has_values_of_its_axes(axes: tuple[Any, ...]) -> None:
 
 @pytest.mark.parametrize("odd", [{"head_dim": "wide"}, {"head_dim": 64, "more": 1}, {}])
 def test_kernels_of_other_axes_are_passed_over(odd: dict[str, int | str]) -> None:
-    kernels = (sim.kernel(dtype="bf16", **odd), sim.kernel(dtype="bf16", head_dim=64))
-    inventory = Inventory((sim.binary("80", kernels=kernels),))
-    found = result_of(select(BF16_64, sim.system(sim.A100), inventory), "cuda sm_80")
+    kernels = (fakes.kernel(dtype="bf16", **odd), fakes.kernel(dtype="bf16", head_dim=64))
+    inventory = Inventory((fakes.binary("80", kernels=kernels),))
+    found = result_of(select(BF16_64, fakes.system(fakes.A100), inventory), "cuda sm_80")
     assert found.kernel == kernels[1]
 
 
 def test_a_pair_is_no_value_of_an_axis_without_pairs(paged: None) -> None:
-    pair = sim.kernel("paged", dtype="bf16", page=16, heads=4, heads_v=2)
-    inventory = Inventory((sim.binary("80", kernels=(pair,)),))
+    pair = fakes.kernel("paged", dtype="bf16", page=16, heads=4, heads_v=2)
+    inventory = Inventory((fakes.binary("80", kernels=(pair,)),))
     request = Request.of("paged", "bf16", 0, page=16, heads=4)
-    assert result_of(select(request, sim.system(sim.A100), inventory), "cuda sm_80").kernel is None
+    assert (
+        result_of(select(request, fakes.system(fakes.A100), inventory), "cuda sm_80").kernel is None
+    )
 
 
 def test_an_unknown_function_is_an_error() -> None:
@@ -269,17 +279,17 @@ def refused(architecture: str | None) -> Refusal:
 @pytest.mark.parametrize(
     ("device", "architecture", "order", "fix"),
     [
-        (sim.L40S, "sm_89", ["cuda sm_89", "cuda sm_80"], "install it again"),
-        (sim.L40S, None, ["cuda sm_89", "cuda sm_80", "cuda lost"], "install it again"),
-        (sim.L40S, "sm_90", ["cuda sm_89", "cuda sm_80", "cuda sm_90"], None),
+        (fakes.L40S, "sm_89", ["cuda sm_89", "cuda sm_80"], "install it again"),
+        (fakes.L40S, None, ["cuda sm_89", "cuda sm_80", "cuda lost"], "install it again"),
+        (fakes.L40S, "sm_90", ["cuda sm_89", "cuda sm_80", "cuda sm_90"], None),
     ],
     ids=["its own architecture", "unreadable manifest", "another architecture"],
 )
 def test_refused_binary_stands_where_it_would_have_served(
     device: Device, architecture: str | None, order: list[str], fix: str | None
 ) -> None:
-    inventory = replace(sim.inventory("80"), refusals=(refused(architecture),))
-    decision = select(BF16_64, sim.system(device), inventory)
+    inventory = replace(fakes.inventory("80"), refusals=(refused(architecture),))
+    decision = select(BF16_64, fakes.system(device), inventory)
     assert [one.candidate for one in decision.results][: len(order)] == order
     (found,) = [one for one in decision.results if "damaged" in one.reason]
     assert found.fix == fix
@@ -287,17 +297,17 @@ def test_refused_binary_stands_where_it_would_have_served(
 
 def test_repairing_a_binary_is_not_suggested_where_none_can_run() -> None:
     inventory = Inventory((), (refused(None), refused("sm_80")))
-    decision = select(BF16_64, sim.system(sim.MI210, torch_hip="6.4"), inventory)
+    decision = select(BF16_64, fakes.system(fakes.MI210, torch_hip="6.4"), inventory)
     assert {one.fix for one in decision.results} == {None}
 
 
 def test_repairing_another_binary_is_not_suggested_on_tegra() -> None:
-    decision = select(BF16_64, sim.system(sim.ORIN), Inventory((), (refused("sm_80"),)))
+    decision = select(BF16_64, fakes.system(fakes.ORIN), Inventory((), (refused("sm_80"),)))
     assert result_of(decision, "cuda sm_80").fix is None
 
 
 def test_explanation_has_a_line_per_candidate_with_the_fix() -> None:
-    lines = select(BF16_64, sim.system(sim.L40S), sim.inventory("80")).explain().splitlines()
+    lines = select(BF16_64, fakes.system(fakes.L40S), fakes.inventory("80")).explain().splitlines()
     assert lines == [
         f"cuda sm_89: no: not installed -> {advice.install('sm89')}",
         "cuda sm_80: chosen: serves, compiled for 8.0",
@@ -307,7 +317,7 @@ def test_explanation_has_a_line_per_candidate_with_the_fix() -> None:
 
 
 def test_selecting_leaves_its_inputs_hashable_and_equal() -> None:
-    first = select(BF16_64, sim.system(sim.H100), ALL)
-    again = select(BF16_64, sim.system(sim.H100), ALL)
+    first = select(BF16_64, fakes.system(fakes.H100), ALL)
+    again = select(BF16_64, fakes.system(fakes.H100), ALL)
     assert first == again
     assert len({first, again}) == 1

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import fakes
 import pytest
-import simulated as sim
-from simulated import chosen, result_of
+from fakes import chosen, result_of
 
 from flashvar.binaries.manifest import KernelRow
 from flashvar.binaries.registry import Inventory
@@ -25,7 +25,7 @@ def asking(head_dim: int | tuple[int, int]) -> Request:
     return Request.of("attention_fwd", "bf16", 0, head_dim=head_dim)
 
 
-ALL = sim.inventory("80", "86", "89", "90a")
+ALL = fakes.inventory("80", "86", "89", "90a")
 
 
 @pytest.mark.parametrize(
@@ -52,10 +52,10 @@ ALL = sim.inventory("80", "86", "89", "90a")
     ],
 )
 def test_compiled_head_dim(compiled: tuple[int, ...], asked: int, expected: int | None) -> None:
-    kernels = tuple(sim.kernel(dtype="bf16", head_dim=head_dim) for head_dim in compiled)
-    inventory = Inventory((sim.binary("80", kernels=kernels),))
+    kernels = tuple(fakes.kernel(dtype="bf16", head_dim=head_dim) for head_dim in compiled)
+    inventory = Inventory((fakes.binary("80", kernels=kernels),))
     request = asking(asked)
-    found = result_of(select(request, sim.system(sim.A100), inventory), "cuda sm_80")
+    found = result_of(select(request, fakes.system(fakes.A100), inventory), "cuda sm_80")
     held = None if found.kernel is None else found.kernel.values["head_dim"]
     assert held == expected
 
@@ -66,10 +66,10 @@ def test_compiled_head_dim(compiled: tuple[int, ...], asked: int, expected: int 
     ids=["can be built", "smaller, off step", "larger, off step", "beyond what can be built"],
 )
 def test_only_a_head_dim_that_can_be_built_gets_a_command(asked: int, fix: str | None) -> None:
-    subset = sim.binary(
-        "80", kernels=(sim.kernel(dtype="bf16", head_dim=64),), version="0.1.0+hdim64"
+    subset = fakes.binary(
+        "80", kernels=(fakes.kernel(dtype="bf16", head_dim=64),), version="0.1.0+hdim64"
     )
-    decision = select(asking(asked), sim.system(sim.A100), Inventory((subset,)))
+    decision = select(asking(asked), fakes.system(fakes.A100), Inventory((subset,)))
     assert result_of(decision, "cuda sm_80").fix == fix
 
 
@@ -79,10 +79,10 @@ def test_only_a_head_dim_that_can_be_built_gets_a_command(asked: int, fix: str |
 )
 def test_a_command_has_the_head_dims_that_an_op_is_compiled_for(asked: int, head_dims: str) -> None:
     function = "gated_delta_rule_fwd"
-    held = sim.kernel("attention_fwd", dtype="bf16", head_dim=64)
-    subset = sim.binary("80", kernels=(held,), version="0.1.0+hdim64")
+    held = fakes.kernel("attention_fwd", dtype="bf16", head_dim=64)
+    subset = fakes.binary("80", kernels=(held,), version="0.1.0+hdim64")
     request = Request.of(function, "bf16", 0, head_dim=asked)
-    decision = select(request, sim.system(sim.A100), Inventory((subset,)))
+    decision = select(request, fakes.system(fakes.A100), Inventory((subset,)))
     command = f"nox -s build-dev -- arch=sm_80 hdim={head_dims}"
     assert result_of(decision, "cuda sm_80").fix == command
     words = parse(command.partition(" -- ")[2].split(), CONFIG)
@@ -98,16 +98,16 @@ def test_a_command_has_the_head_dims_that_an_op_is_compiled_for(asked: int, head
 def test_head_dims_that_the_delta_rule_is_compiled_for(
     asked: int, fix: str | None, step: str
 ) -> None:
-    held = sim.kernel("attention_fwd", dtype="bf16", head_dim=64)
-    subset = sim.binary("80", kernels=(held,), version="0.1.0+hdim64")
+    held = fakes.kernel("attention_fwd", dtype="bf16", head_dim=64)
+    subset = fakes.binary("80", kernels=(held,), version="0.1.0+hdim64")
     request = Request.of(f"gated_delta_rule_{step}", "bf16", 0, head_dim=asked)
-    decision = select(request, sim.system(sim.A100), Inventory((subset,)))
+    decision = select(request, fakes.system(fakes.A100), Inventory((subset,)))
     assert result_of(decision, "cuda sm_80").fix == fix
 
 
 def test_a_release_is_not_built_again_for_a_head_dim() -> None:
-    inventory = Inventory((sim.binary("80", kernels=(sim.kernel(dtype="bf16", head_dim=64),)),))
-    decision = select(asking(72), sim.system(sim.A100), inventory)
+    inventory = Inventory((fakes.binary("80", kernels=(fakes.kernel(dtype="bf16", head_dim=64),)),))
+    decision = select(asking(72), fakes.system(fakes.A100), inventory)
     assert result_of(decision, "cuda sm_80").fix is None
 
 
@@ -129,10 +129,10 @@ PAIRS = {
 def pair_kernel(dims: tuple[int, int], op: str = "attention_fwd") -> KernelRow:
     first, second = dims
     rest = {} if first == second else {"head_dim_v": second}
-    return sim.kernel(op, dtype="bf16", head_dim=first, **rest)
+    return fakes.kernel(op, dtype="bf16", head_dim=first, **rest)
 
 
-@pytest.mark.parametrize("op", sim.OPS)
+@pytest.mark.parametrize("op", fakes.OPS)
 @pytest.mark.parametrize(("asked", "compiled", "expected"), PAIRS.values(), ids=PAIRS)
 def test_compiled_pair_of_head_dims(
     asked: tuple[int, int],
@@ -140,9 +140,9 @@ def test_compiled_pair_of_head_dims(
     expected: tuple[int, int] | None,
     op: str,
 ) -> None:
-    binary = sim.binary("80", kernels=tuple(pair_kernel(dims, op) for dims in compiled))
+    binary = fakes.binary("80", kernels=tuple(pair_kernel(dims, op) for dims in compiled))
     request = Request.of(op, "bf16", 0, head_dim=asked)
-    found = result_of(select(request, sim.system(sim.A100), Inventory((binary,))), "cuda sm_80")
+    found = result_of(select(request, fakes.system(fakes.A100), Inventory((binary,))), "cuda sm_80")
     assert (values_of(request.spec, found.kernel) if found.kernel else None) == (
         None if expected is None else (expected,)
     )
@@ -152,9 +152,9 @@ def test_compiled_pair_of_head_dims(
 
 
 def test_a_missing_pair_is_named_and_can_be_built() -> None:
-    binary = sim.binary("80", kernels=(pair_kernel((64, 64)),), version="0.1.0+hdim64")
+    binary = fakes.binary("80", kernels=(pair_kernel((64, 64)),), version="0.1.0+hdim64")
     request = asking((192, 128))
-    decision = select(request, sim.system(sim.A100), Inventory((binary,)))
+    decision = select(request, fakes.system(fakes.A100), Inventory((binary,)))
     found = result_of(decision, "cuda sm_80")
     assert found.reason == "holds head dim 64, none for 192x128"
     assert found.fix == "nox -s build-dev -- arch=sm_80 hdim=64,192x128"
@@ -164,5 +164,5 @@ def test_a_missing_pair_is_named_and_can_be_built() -> None:
 
 def test_triton_refuses_values_that_are_too_wide() -> None:
     request = asking((64, 264))
-    found = result_of(select(request, sim.system(sim.GB200), ALL), "triton")
+    found = result_of(select(request, fakes.system(fakes.GB200), ALL), "triton")
     assert found.reason == "serves head dims to 256 in steps of 8, not 64x264"

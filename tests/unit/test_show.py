@@ -8,8 +8,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import fakes
 import pytest
-import simulated as sim
 from installed import put_binary
 from test_doctor import SHADOWED
 
@@ -22,9 +22,9 @@ SOURCES = Path(flashvar.__file__).parents[1]
 
 
 def hopper() -> Manifest:
-    manifest = sim.manifest("90a", (64, 96))
+    manifest = fakes.manifest("90a", (64, 96))
     kernels = tuple(
-        replace(row, launches=sim.TWO_FAMILIES, registers=254) for row in manifest.kernels
+        replace(row, launches=fakes.TWO_FAMILIES, registers=254) for row in manifest.kernels
     )
     return replace(manifest, kernels=kernels)
 
@@ -32,7 +32,7 @@ def hopper() -> Manifest:
 @pytest.fixture
 def folder(fresh_registry: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """FLASHVAR_LIB_DIR with two binaries."""
-    put_binary(tmp_path / "sm80", sim.manifest("80"))
+    put_binary(tmp_path / "sm80", fakes.manifest("80"))
     put_binary(tmp_path / "sm90", hopper())
     monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path))
     return tmp_path
@@ -97,7 +97,7 @@ def test_nothing_found(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     if len(words) > 1:
-        put_binary(tmp_path / "sm80", sim.manifest("80"))
+        put_binary(tmp_path / "sm80", fakes.manifest("80"))
         monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path))
     assert main(words) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -116,14 +116,14 @@ def test_what_is_no_architecture_is_refused(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_refused_binary_is_shown_with_its_reason() -> None:
-    inventory = Inventory(sim.inventory("80").binaries, (SHADOWED,))
+    inventory = Inventory(fakes.inventory("80").binaries, (SHADOWED,))
     lines = page_text.render(show.page(inventory)).splitlines()
     assert "  /b      shadowed by wheel a" in lines
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_it_fits(width: int) -> None:
-    inventory = Inventory((*sim.inventory("80", "86", "89").binaries,), (SHADOWED,))
+    inventory = Inventory((*fakes.inventory("80", "86", "89").binaries,), (SHADOWED,))
     text = page_text.render(show.page(inventory), width)
     assert max(map(len, text.splitlines())) <= width
 

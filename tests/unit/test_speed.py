@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fakes
 import pytest
-import simulated as sim
 import torch
 from benchmarks import cases, recorded, result_file
 from benchmarks import timing as benchmarks_timing
@@ -22,11 +22,11 @@ from flashvar.ops.attention.speed import CELLS
 from flashvar.selection.request import Overrides
 from flashvar.selection.rules import select
 
-H200 = sim.system(sim.H200)
+H200 = fakes.system(fakes.H200)
 
 
 def report(machine: Any = H200) -> Report:
-    return examine(machine, sim.inventory("90a"), Overrides())
+    return examine(machine, fakes.inventory("90a"), Overrides())
 
 
 def shown(measured: Speed) -> list[str]:
@@ -68,7 +68,7 @@ def test_cells_are_those_of_the_benchmarks() -> None:
 def test_every_timed_call_can_be_selected() -> None:
     for name, op in speed.timed_ops().items():
         for cell in (*op.CELLS, *op.MORE_CELLS):
-            found = select(cell.request(0), H200, sim.inventory("90a"), Overrides())
+            found = select(cell.request(0), H200, fakes.inventory("90a"), Overrides())
             assert found.chosen is not None, f"{name}: {cell.name}"
 
 
@@ -127,7 +127,7 @@ def test_calls_are_timed_as_the_benchmarks_time_them(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.usefixtures("on_the_cpu")
 def test_the_reference_is_not_timed() -> None:
-    named = examine(H200, sim.inventory("90a"), Overrides("reference"))
+    named = examine(H200, fakes.inventory("90a"), Overrides("reference"))
     found = bench.check(named, 0, quiet=True, timer=lambda calls, _: dict.fromkeys(calls, 1.0))
     assert [one.failures["flashvar"] for one in found.results] == ["reference serves it"] * 4
 
@@ -171,7 +171,7 @@ def test_a_record_is_of_an_op() -> None:
 
 def test_a_cell_that_doctor_does_not_ask_about_has_a_candidate() -> None:
     cell = replace(CELLS[0], axes=((96, 96),))
-    bare = examine(H200, sim.inventory(), Overrides())
+    bare = examine(H200, fakes.inventory(), Overrides())
     assert cell.request(0) not in [one.request for one in bare.decisions]
     assert bench._candidate(bare, 0, cell) == "triton"
     assert bench._candidate(report(), 0, cell) == "cuda sm_90"
@@ -196,7 +196,7 @@ def test_without_a_gpu_the_command_says_so(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(diagnosis, "gather", lambda: sim.system())
+    monkeypatch.setattr(diagnosis, "gather", lambda: fakes.system())
     assert main(["doctor", "--bench", *form]) == 1
     assert "torch sees no cuda:0" in capsys.readouterr().out
 

@@ -9,9 +9,9 @@ import json
 from itertools import product
 from types import SimpleNamespace
 
+import fakes
 import pytest
-import simulated as sim
-from machines import MACHINES, Machine
+from fake_machines import MACHINES, Machine
 
 from flashvar import cli
 from flashvar.cli import diagnosis
@@ -24,7 +24,7 @@ def devices(machine: Machine) -> list[int | None]:
 
 
 def test_selection(subtests: pytest.Subtests) -> None:
-    for (name, machine), op in product(MACHINES.items(), sim.OPS):
+    for (name, machine), op in product(MACHINES.items(), fakes.OPS):
         with subtests.test(machine=name, op=op):
             check_selection(machine, op)
 
@@ -68,7 +68,7 @@ def check_json(machine: Machine, printed: str) -> None:
     document = json.loads(printed)
     assert document["healthy"] is (machine.exit_code == 0)
     assert set(document["fixes"]) == set(machine.fixes)
-    for op in sim.OPS:
+    for op in fakes.OPS:
         asked = [
             one
             for one in document["requests"]
@@ -84,7 +84,7 @@ def check_json(machine: Machine, printed: str) -> None:
 def check_text(machine: Machine, printed: str) -> None:
     _, _, better = printed.partition("\nTo run something better\n")
     assert {line.strip() for line in better.splitlines()} == set(machine.fixes)
-    for op in sim.OPS:
+    for op in fakes.OPS:
         assert machine.reason(op)[1] in printed
         for index, candidate in zip(devices(machine), machine.expected(op), strict=True):
             where = "CPU" if index is None else f"cuda:{index}"

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from simulated import kernel
+from fakes import kernel
 
 from flashvar.binaries.variant import Architecture, BinaryKind, Kernel
 

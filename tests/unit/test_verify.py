@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 
+import fakes
 import pytest
-import simulated as sim
 import torch
 
 from flashvar import cli, ops
@@ -26,9 +26,9 @@ KINDS = [
     for name in verify.verified_ops()
     for dtype in ops.find(f"{name}_fwd").usual_dtypes  # type: ignore[union-attr]
 ]
-H200 = sim.system(sim.H200)
-WHEEL = sim.inventory("90a")
-ATTENTION = Inventory((replace(WHEEL.binaries[0], manifest=sim.manifest("90a")),))
+H200 = fakes.system(fakes.H200)
+WHEEL = fakes.inventory("90a")
+ATTENTION = Inventory((replace(WHEEL.binaries[0], manifest=fakes.manifest("90a")),))
 
 
 def cases(name: str, dtype: str) -> Iterator[Case]:
@@ -144,7 +144,7 @@ def test_what_there_is_no_time_for_is_counted() -> None:
 
 @pytest.mark.usefixtures("on_paper")
 def test_ops_that_nothing_serves_are_named() -> None:
-    system = sim.system(sim.H200, triton=None)
+    system = fakes.system(fakes.H200, triton=None)
     found = verification.check(report(system, ATTENTION), 0)
     assert found.unserved == tuple(name for name in verify.verified_ops() if name != "attention")
     assert "not checked: merge_states, " in verify.line(found, system, WHEEL)
@@ -165,7 +165,7 @@ RIGHT = Checked("attention", "causal bf16 64", "cuda sm_90", 0.25, "gradient of 
     ],
 )
 def test_the_line_has_what_an_issue_needs(checked: tuple[Checked, ...], words: str) -> None:
-    line = verify.line(Verification(sim.H200, checked), H200, WHEEL)
+    line = verify.line(Verification(fakes.H200, checked), H200, WHEEL)
     assert words in line
     assert "\n" not in line
     assert "NVIDIA H200 (9.0), 80 GiB; driver 580.82.07, CUDA 13.0; torch 2.13.0" in line
@@ -174,7 +174,7 @@ def test_the_line_has_what_an_issue_needs(checked: tuple[Checked, ...], words: s
 def test_without_a_gpu_there_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(diagnosis, "gather", lambda: sim.system())
+    monkeypatch.setattr(diagnosis, "gather", lambda: fakes.system())
     assert cli.main(["doctor", "--verify"]) == BackendUnavailableError.exit_code == 1
     out, err = capsys.readouterr()
     assert out == ""

@@ -9,8 +9,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import fakes
 import pytest
-import simulated as sim
 
 from flashvar.binaries.registry import Inventory
 from flashvar.cli import commands, main, page_text, warmup
@@ -145,7 +145,7 @@ Run = Callable[..., Any]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs the command on a simulated machine; gives its exit code and its document."""
+    """Runs the command on a fake machine; gives its exit code and its document."""
     for name in ("FLASHVAR_BACKEND", "FLASHVAR_FORCE_ARCH"):
         monkeypatch.delenv(name, raising=False)
 
@@ -161,7 +161,7 @@ def test_everything_asked_for_is_compiled_where_triton_serves(
     run: Run, made: list[tuple[Kind, int]]
 ) -> None:
     wanted = replace(asked("--dtype", "bf16,fp16", "--backward"), device=1)
-    code, document = run(wanted, sim.system(sim.H100, sim.GB200))
+    code, document = run(wanted, fakes.system(fakes.H100, fakes.GB200))
     assert code == 0
     assert len(made) == len(set(made)) == len(document["calls"]) == 2 * 2 * 2 * 2
     assert {device for _, device in made} == {1}
@@ -169,7 +169,7 @@ def test_everything_asked_for_is_compiled_where_triton_serves(
 
 
 def test_what_compiled_kernels_serve_is_left_alone(run: Run, made: list[tuple[Kind, int]]) -> None:
-    code, document = run(ASKED, sim.system(sim.L40S), sim.inventory("89"))
+    code, document = run(ASKED, fakes.system(fakes.L40S), fakes.inventory("89"))
     assert (code, made) == (0, [])
     assert {one["detail"] for one in document["calls"]} == {"cuda sm_89 serves it"}
 
@@ -178,23 +178,23 @@ def test_a_binary_that_raises_is_no_reason_to_compile(
     run: Run, made: list[tuple[Kind, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLASHVAR_STRICT", "1")
-    older = Inventory((sim.binary("89", version="0.0.9"),))
-    code, document = run(ASKED, sim.system(sim.L40S), older)
+    older = Inventory((fakes.binary("89", version="0.0.9"),))
+    code, document = run(ASKED, fakes.system(fakes.L40S), older)
     assert (code, made) == (1, [])
     assert all("FLASHVAR_STRICT=1" in one["detail"] for one in document["calls"])
 
 
 def test_all_is_all(run: Run, made: list[tuple[Kind, int]]) -> None:
-    run(replace(ASKED, everything=True), sim.system(sim.L40S), sim.inventory("89"))
+    run(replace(ASKED, everything=True), fakes.system(fakes.L40S), fakes.inventory("89"))
     assert len(made) == 4
 
 
 def test_a_backward_that_only_triton_has_is_compiled(
     run: Run, made: list[tuple[Kind, int]]
 ) -> None:
-    forward = sim.manifest("89", ops=("attention_fwd",)).kernels
-    inventory = Inventory((sim.binary("89", kernels=forward),))
-    run(asked("--backward"), sim.system(sim.L40S), inventory)
+    forward = fakes.manifest("89", ops=("attention_fwd",)).kernels
+    inventory = Inventory((fakes.binary("89", kernels=forward),))
+    run(asked("--backward"), fakes.system(fakes.L40S), inventory)
     assert {kind.training for kind, _ in made} == {True}
     assert len(made) == 4
 
@@ -202,14 +202,14 @@ def test_a_backward_that_only_triton_has_is_compiled(
 def test_what_does_not_compile_is_told_and_the_rest_goes_on(
     run: Run, made: list[tuple[Kind, int]]
 ) -> None:
-    code, document = run(asked("--head-dim", "96,64"), sim.system(sim.GB200))
+    code, document = run(asked("--head-dim", "96,64"), fakes.system(fakes.GB200))
     assert code == 1
     assert [one["state"] for one in document["calls"]] == ["failed"] * 2 + ["ready"] * 2
     assert document["calls"][0]["detail"] == "out of resource: shared memory"
 
 
 def test_what_triton_cannot_serve_is_told(run: Run, made: list[tuple[Kind, int]]) -> None:
-    code, document = run(asked("--dtype", "bf16,fp16"), sim.system(sim.T4))
+    code, document = run(asked("--dtype", "bf16,fp16"), fakes.system(fakes.T4))
     assert code == 1
     states = {one["dtype"]: one["state"] for one in document["calls"]}
     assert states == {"bf16": "failed", "fp16": "ready"}
@@ -218,10 +218,10 @@ def test_what_triton_cannot_serve_is_told(run: Run, made: list[tuple[Kind, int]]
 @pytest.mark.parametrize(
     ("wanted", "system", "words"),
     [
-        (ASKED, sim.system(), "torch sees no cuda:0: pass --arch"),
-        (replace(ASKED, device=2), sim.system(sim.H100), "no cuda:2"),
-        (ASKED, sim.system(sim.H100, triton=None), "pip install triton"),
-        (ASKED, sim.system(sim.H100, interpreted=True), "TRITON_INTERPRET"),
+        (ASKED, fakes.system(), "torch sees no cuda:0: pass --arch"),
+        (replace(ASKED, device=2), fakes.system(fakes.H100), "no cuda:2"),
+        (ASKED, fakes.system(fakes.H100, triton=None), "pip install triton"),
+        (ASKED, fakes.system(fakes.H100, interpreted=True), "TRITON_INTERPRET"),
     ],
     ids=["no GPU", "no such GPU", "no Triton", "interpreter"],
 )
@@ -247,7 +247,7 @@ def test_options_that_cannot_be_end_as_misspelled_ones(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(warmup, "gather", sim.system)
+    monkeypatch.setattr(warmup, "gather", fakes.system)
     assert main(["warmup", *words]) == 2
     assert error in capsys.readouterr().err
 

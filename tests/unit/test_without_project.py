@@ -10,8 +10,8 @@ import venv
 from dataclasses import replace
 from pathlib import Path
 
+import fakes
 import pytest
-import simulated as sim
 import without_project
 from installed import put_wheel
 
@@ -47,7 +47,7 @@ def prefix(tmp_path: Path) -> Path:
     put_distribution(site, "flashvar", "editable.pth", "../../../bin/flashvar")
     (site / "editable.pth").write_text("import sys; sys.editable = True\n")
     build = tmp_path / "build"
-    put_wheel(build, replace(sim.manifest("80"), version="9.9"), "9.9+hdim64")
+    put_wheel(build, replace(fakes.manifest("80"), version="9.9"), "9.9+hdim64")
     (site / "flashvar-dev.pth").write_text(f"{build}\n")
     return made
 

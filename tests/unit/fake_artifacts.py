@@ -1,4 +1,4 @@
-"""Libraries, device code and wheels that no compiler made, for tests of what reads them.
+"""Fake libraries, device code and wheels, which no compiler made, for tests of what reads them.
 
 One file, since each part of a wheel states facts of the others.
 """
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import simulated
+import fakes
 import zstandard
-from fabricated_elf import (
+from fake_elf import (
     ALLOCATED,
     CUDA,
     EXECUTABLE,
@@ -43,7 +43,7 @@ from flashvar_factory.config.expand import Selection, expand
 from flashvar_factory.config.schema import Config
 from flashvar_factory.inspect import archive, symbol_hash, variant_metadata
 
-REGISTERS = 168  # of a paper kernel
+REGISTERS = 168  # of a fake kernel
 HASH = "0" * 64  # of the sources
 
 
@@ -261,15 +261,15 @@ def _dynamic(tags: Sequence[tuple[int, int]]) -> bytes:
 
 
 def functions_of(name: str) -> tuple[str, ...]:
-    """The device functions that a kernel of a fabricated manifest launches."""
+    """The device functions that a kernel of a fake_artifacts manifest launches."""
     return (f"_Z{name}_aligned", f"_Z{name}_any")
 
 
 def manifest(code: str = "80", ops: tuple[str, ...] = ("attention_fwd",)) -> Manifest:
     """Two kernels of each op, bf16 with head dims 32 and 64."""
-    paper = simulated.manifest(code, (32, 64), ("bf16",), ops)
-    kernels = tuple(replace(row, functions=functions_of(row.name)) for row in paper.kernels)
-    return replace(paper, kernels=kernels, platform="linux_x86_64")
+    fake = fakes.manifest(code, (32, 64), ("bf16",), ops)
+    kernels = tuple(replace(row, functions=functions_of(row.name)) for row in fake.kernels)
+    return replace(fake, kernels=kernels, platform="linux_x86_64")
 
 
 def mangled(kernel: Kernel, number: int = 80, limit: int = 166912) -> str:
@@ -290,11 +290,11 @@ def complete(config: Config, name: str) -> Manifest:
     """All kernels of one architecture, as variants.toml lists them."""
     (build,) = expand(config, Selection((name,), config.default_ops, {}))
     target = config.targets[name]
-    paper = manifest(target.kind.name)
+    fake = manifest(target.kind.name)
     number = int(target.architecture.code.rstrip("af"))
     kernels = tuple(
         replace(
-            paper.kernels[0],
+            fake.kernels[0],
             op=kernel.op,
             axes=kernel.axes,
             name=kernel.name,
@@ -303,7 +303,7 @@ def complete(config: Config, name: str) -> Manifest:
         )
         for kernel in build.kernels
     )
-    return replace(paper, architecture=target.architecture, kernels=kernels, ran=target.ran)
+    return replace(fake, architecture=target.architecture, kernels=kernels, ran=target.ran)
 
 
 def images(code: str, described: Manifest) -> list[Image]:
@@ -469,6 +469,6 @@ class Wheel:
 
 
 def variant(label: str, *architectures: str) -> dict[str, bytes]:
-    """The variant.json of a fabricated wheel."""
+    """The variant.json of a fake_artifacts wheel."""
     document = {"variants": {label: {"nvidia": {"sm_arch": list(architectures)}}}}
     return {"flashvar_sm80-0.1.0.dist-info/variant.json": variant_metadata.text(document).encode()}

@@ -32,7 +32,7 @@ _REFERENCE = CandidateResult("reference", "reference", True, "")
 _BINARY = CandidateResult("cuda", "cuda", True, "", binary=cast("Binary", object()))
 
 
-class SimulatedBinary:
+class FakeBinary:
     """Forward and backward of attention; `calls` says what it was asked for beside numbers."""
 
     def __init__(self) -> None:
@@ -108,9 +108,9 @@ class SimulatedBinary:
         return problem, inputs, out, lse
 
 
-def install(monkeypatch: pytest.MonkeyPatch) -> SimulatedBinary:
+def install(monkeypatch: pytest.MonkeyPatch) -> FakeBinary:
     """Let it serve CPU tensors of 16 bits, but for calls that name the reference."""
-    binary = SimulatedBinary()
+    binary = FakeBinary()
 
     def choose(request: Request, named: str) -> CandidateResult:
         return _REFERENCE if named == "reference" else _BINARY

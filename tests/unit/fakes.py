@@ -1,4 +1,4 @@
-"""Machines and binaries that exist only on paper, and what is chosen on them."""
+"""Fake machines and binaries, and what is chosen on them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def kernel(
         op=op,
         axes=order,
         name=Kernel(op, order).name,
-        family="paper",
+        family="fake",
         tile=(128, 64),
         threads=128,
         shared_memory=shared_memory,
@@ -113,7 +113,7 @@ def _usual(value: Value) -> str | int:
 def binary(code: str, **changes: Any) -> Binary:
     """An installed wheel of `code`; `changes` replace fields of its manifest."""
     extra = BinaryKind.parse(code).extra
-    candidate = Candidate(Path("/paper") / extra, f"wheel flashvar-{extra} 0.1.0", "reinstall it")
+    candidate = Candidate(Path("/fake") / extra, f"wheel flashvar-{extra} 0.1.0", "reinstall it")
     made = manifest(code)
     made = replace(made, kernels=made.kernels + of_other_ops())
     return Binary(candidate, replace(made, **changes))

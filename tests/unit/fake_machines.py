@@ -1,4 +1,4 @@
-"""Machines on paper, and what is expected of flashvar on each: the table of test_systems.py."""
+"""Fake machines, and what is expected of flashvar on each: the table of test_systems.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-import simulated as sim
+import fakes
 
 from flashvar.binaries import advice
 from flashvar.binaries.registry import Candidate, Inventory, Refusal
@@ -17,40 +17,44 @@ from flashvar.selection.request import Overrides
 # flashvar[all] on x86-64, and on aarch64.
 X86_EXTRAS = ("sm80", "sm86", "sm89", "sm90", "sm100", "sm120")
 X86_OLDER = tuple(f"{extra}-cu12" for extra in X86_EXTRAS)
-EVERY_WHEEL = sim.inventory("80", "86", "89", "90a", "100", "120", extras=(*X86_EXTRAS, *X86_OLDER))
-ARM = sim.inventory(
+EVERY_WHEEL = fakes.inventory(
+    "80", "86", "89", "90a", "100", "120", extras=(*X86_EXTRAS, *X86_OLDER)
+)
+ARM = fakes.inventory(
     "87", "90a", "100", "110", "120", extras=("sm87", "sm90", "sm100", "sm110", "sm120")
 )
-NO_WHEEL = sim.inventory()
+NO_WHEEL = fakes.inventory()
 # With those for drivers of CUDA 12 beside them, and offered but not installed.
-BOTH = sim.inventory("89", "89-cu12", "90a", "90a-cu12", extras=(*X86_EXTRAS, *X86_OLDER))
-OLDER_OFFERED = sim.inventory("89", extras=("sm89", "sm89-cu12"))
-SM80_WHEEL = sim.inventory("80")
+BOTH = fakes.inventory("89", "89-cu12", "90a", "90a-cu12", extras=(*X86_EXTRAS, *X86_OLDER))
+OLDER_OFFERED = fakes.inventory("89", extras=("sm89", "sm89-cu12"))
+SM80_WHEEL = fakes.inventory("80")
 # A tile of head dim 256 that an A100 has the shared memory for, and other 8.x devices have not.
 BIG_TILE_WHEEL = replace(
     NO_WHEEL,
     binaries=(
-        sim.binary(
+        fakes.binary(
             "80",
             kernels=(
                 *(
-                    sim.kernel(op, dtype=dtype, head_dim=head_dim, shared_memory=needed * sim.KIB)
-                    for op in sim.OPS
+                    fakes.kernel(
+                        op, dtype=dtype, head_dim=head_dim, shared_memory=needed * fakes.KIB
+                    )
+                    for op in fakes.OPS
                     for dtype in ("bf16", "fp16")
                     for head_dim, needed in ((128, 64), (256, 160))
                 ),
-                *sim.of_other_ops(),
+                *fakes.of_other_ops(),
             ),
         ),
     ),
 )
 # Forward kernels alone: in a wheel of an older flashvar, and in a build of a subset.
-FORWARD = sim.manifest("80", ops=("attention_fwd",)).kernels
+FORWARD = fakes.manifest("80", ops=("attention_fwd",)).kernels
 OLDER_WHEEL = replace(
-    NO_WHEEL, binaries=(sim.binary("80", kernels=FORWARD, version="0.0.9"), sim.binary("90a"))
+    NO_WHEEL, binaries=(fakes.binary("80", kernels=FORWARD, version="0.0.9"), fakes.binary("90a"))
 )
 PARTIAL_BUILD = replace(
-    NO_WHEEL, binaries=(sim.binary("80", kernels=FORWARD, version="0.1.0+attention.fwd"),)
+    NO_WHEEL, binaries=(fakes.binary("80", kernels=FORWARD, version="0.1.0+attention.fwd"),)
 )
 DAMAGED_WHEEL = replace(
     NO_WHEEL,
@@ -111,120 +115,120 @@ def pip(extra: str) -> str:
 CUDA_80, CUDA_86, CUDA_89, CUDA_90 = "cuda sm_80", "cuda sm_86", "cuda sm_89", "cuda sm_90"
 
 MACHINES = {
-    "A100": Machine(sim.system(sim.A100), (CUDA_80,), (CUDA_86, "this GPU is 8.0")),
-    "A100 MIG slice": Machine(sim.system(sim.A100_MIG), (CUDA_80,), (CUDA_80, "serves")),
-    "RTX 3090": Machine(sim.system(sim.RTX_3090), (CUDA_86,), (CUDA_89, "this GPU is 8.6")),
-    "RTX 4090": Machine(sim.system(sim.RTX_4090), (CUDA_89,), (CUDA_86, "compiled for 8.6")),
-    "L40S": Machine(sim.system(sim.L40S), (CUDA_89,), ("triton", "compiled at the first call")),
-    "H100": Machine(sim.system(sim.H100), (CUDA_90,), (CUDA_89, "this GPU is 9.0")),
-    "H200": Machine(sim.system(sim.H200), (CUDA_90,), (CUDA_90, "serves")),
+    "A100": Machine(fakes.system(fakes.A100), (CUDA_80,), (CUDA_86, "this GPU is 8.0")),
+    "A100 MIG slice": Machine(fakes.system(fakes.A100_MIG), (CUDA_80,), (CUDA_80, "serves")),
+    "RTX 3090": Machine(fakes.system(fakes.RTX_3090), (CUDA_86,), (CUDA_89, "this GPU is 8.6")),
+    "RTX 4090": Machine(fakes.system(fakes.RTX_4090), (CUDA_89,), (CUDA_86, "compiled for 8.6")),
+    "L40S": Machine(fakes.system(fakes.L40S), (CUDA_89,), ("triton", "compiled at the first call")),
+    "H100": Machine(fakes.system(fakes.H100), (CUDA_90,), (CUDA_89, "this GPU is 9.0")),
+    "H200": Machine(fakes.system(fakes.H200), (CUDA_90,), (CUDA_90, "serves")),
     "GH200, aarch64": Machine(
-        sim.system(sim.GH200, platform="linux_aarch64"), (CUDA_90,), (CUDA_90, "serves")
+        fakes.system(fakes.GH200, platform="linux_aarch64"), (CUDA_90,), (CUDA_90, "serves")
     ),
     "GB200": Machine(
-        sim.system(sim.GB200, **AARCH64), ("cuda sm_100",), (CUDA_90, "9.0 alone"), wheels=ARM
+        fakes.system(fakes.GB200, **AARCH64), ("cuda sm_100",), (CUDA_90, "9.0 alone"), wheels=ARM
     ),
-    "B200": Machine(sim.system(sim.B200), ("cuda sm_100",), (CUDA_90, "capability 9.0 alone")),
+    "B200": Machine(fakes.system(fakes.B200), ("cuda sm_100",), (CUDA_90, "capability 9.0 alone")),
     "B300": Machine(
-        sim.system(sim.B300), ("cuda sm_100",), ("cuda sm_100", "serves, compiled for 10.0")
+        fakes.system(fakes.B300), ("cuda sm_100",), ("cuda sm_100", "serves, compiled for 10.0")
     ),
     "RTX 5090": Machine(
-        sim.system(sim.RTX_5090), ("cuda sm_120",), (CUDA_90, "9.0 alone; this GPU is 12.0")
+        fakes.system(fakes.RTX_5090), ("cuda sm_120",), (CUDA_90, "9.0 alone; this GPU is 12.0")
     ),
     "Spark": Machine(
-        sim.system(sim.SPARK, **AARCH64),
+        fakes.system(fakes.SPARK, **AARCH64),
         ("cuda sm_120",),
         ("cuda sm_120", "serves, compiled for 12.0"),
         wheels=ARM,
     ),
     "Spark, nothing installed": Machine(
-        sim.system(sim.SPARK, **AARCH64),
+        fakes.system(fakes.SPARK, **AARCH64),
         ("triton",),
         ("cuda sm_120", "not installed"),
         fixes=(pip("sm120"),),
         wheels=replace(ARM, binaries=()),
     ),
     "Orin": Machine(
-        sim.system(sim.ORIN, **AARCH64),
+        fakes.system(fakes.ORIN, **AARCH64),
         ("cuda sm_87",),
         (CUDA_90, "9.0 alone; this GPU is 8.7 inside a Tegra chip"),
         wheels=ARM,
     ),
     "Orin, JetPack 6": Machine(
-        sim.system(sim.ORIN, **JETPACK_6),
+        fakes.system(fakes.ORIN, **JETPACK_6),
         ("triton",),
         ("cuda sm_87", "needs driver 580 or newer (CUDA 13.0), found 540.4.0 (CUDA 12.6)"),
         fixes=("update JetPack to one that serves CUDA 13.0",),
         wheels=ARM,
     ),
     "Thor": Machine(
-        sim.system(sim.THOR, **AARCH64), ("cuda sm_110",), ("cuda sm_110", "serves"), wheels=ARM
+        fakes.system(fakes.THOR, **AARCH64), ("cuda sm_110",), ("cuda sm_110", "serves"), wheels=ARM
     ),
     "a card of 8.9 beside an Arm processor": Machine(
-        sim.system(sim.L40S, **AARCH64),
+        fakes.system(fakes.L40S, **AARCH64),
         ("triton",),
         ("cuda sm_87", "runs on compute capability 8.7 alone; this GPU is 8.9"),
         wheels=ARM,
     ),
     "a later major": Machine(
-        sim.system(sim.RUBIN), ("triton",), ("cuda sm_140", "no wheel for it, only for sm_80")
+        fakes.system(fakes.RUBIN), ("triton",), ("cuda sm_140", "no wheel for it, only for sm_80")
     ),
     "ROCm MI210 that reports 9.0": Machine(
-        sim.system(sim.MI210, **ROCM), ("triton",), (CUDA_90, "torch is built for ROCm 6.4")
+        fakes.system(fakes.MI210, **ROCM), ("triton",), (CUDA_90, "torch is built for ROCm 6.4")
     ),
     "ROCm MI300": Machine(
-        sim.system(sim.MI300, **ROCM), ("triton",), (CUDA_90, "torch is built for ROCm 6.4")
+        fakes.system(fakes.MI300, **ROCM), ("triton",), (CUDA_90, "torch is built for ROCm 6.4")
     ),
     "T4, bf16": Machine(
-        sim.system(sim.T4),
+        fakes.system(fakes.T4),
         (None,),
         ("triton", "needs capability 8.0 or higher, this GPU is 7.5"),
         exit_code=1,  # nothing serves gated_delta_rule
     ),
     "T4, fp16": Machine(
-        sim.system(sim.T4),
+        fakes.system(fakes.T4),
         ("triton",),
         ("cuda sm_75", "no wheel"),
         exit_code=1,  # as above
         dtype="fp16",
     ),
     "V100": Machine(
-        sim.system(sim.V100), (None,), ("triton", "this GPU is 7.0"), exit_code=1, dtype="fp16"
+        fakes.system(fakes.V100), (None,), ("triton", "this GPU is 7.0"), exit_code=1, dtype="fp16"
     ),
     "driver 570": Machine(
-        sim.system(sim.L40S, **DRIVER_570),
+        fakes.system(fakes.L40S, **DRIVER_570),
         ("triton",),
         (CUDA_89, "needs driver 580 or newer (CUDA 13.0), found 570.86.15 (CUDA 12.8)"),
         fixes=(pip("sm89-cu12"), UPDATE),
     ),
     "driver 550": Machine(
-        sim.system(sim.H100, **DRIVER_550),
+        fakes.system(fakes.H100, **DRIVER_550),
         ("triton",),
         (CUDA_90, "found 550.54.15 (CUDA 12.4)"),
         fixes=(pip("sm90-cu12"), UPDATE),
     ),
     "driver 570, both wheels": Machine(
-        sim.system(sim.L40S, **DRIVER_570),
+        fakes.system(fakes.L40S, **DRIVER_570),
         (f"{CUDA_89}-cu12",),
         (f"{CUDA_89}-cu12", "serves"),
         fixes=(UPDATE,),
         wheels=BOTH,
     ),
     "driver 580, both wheels": Machine(
-        sim.system(sim.L40S, sim.H100),
+        fakes.system(fakes.L40S, fakes.H100),
         (CUDA_89, CUDA_90),
         (f"{CUDA_89}-cu12", "serves"),
         wheels=BOTH,
     ),
     "driver 570, the wheel for newer ones": Machine(
-        sim.system(sim.L40S, **DRIVER_570),
+        fakes.system(fakes.L40S, **DRIVER_570),
         ("triton",),
         (f"{CUDA_89}-cu12", "not installed"),
         fixes=(pip("sm89-cu12"), UPDATE),
         wheels=OLDER_OFFERED,
     ),
     "driver 550, torch for CUDA 13": Machine(
-        sim.system(
+        fakes.system(
             problem="The NVIDIA driver on your system is too old",
             driver_cuda=(12, 4),
             driver_display="550.54.15",
@@ -238,7 +242,7 @@ MACHINES = {
         exit_code=1,
     ),
     "torch for the CPU on a machine with a GPU": Machine(
-        sim.system(torch="2.13.0+cpu", torch_cuda=None),
+        fakes.system(torch="2.13.0+cpu", torch_cuda=None),
         ("reference",),
         ("triton", "runs only CUDA tensors"),
         fixes=("install a torch built for CUDA; torch 2.13.0+cpu is CPU-only",),
@@ -252,33 +256,35 @@ MACHINES = {
         exit_code=1,
     ),
     "no GPU": Machine(
-        sim.system(**NO_DRIVER),
+        fakes.system(**NO_DRIVER),
         ("reference",),
         (CUDA_90, "runs only CUDA tensors, found CPU tensors"),
         exit_code=1,
     ),
     "3090 and 4090": Machine(
-        sim.system(sim.RTX_3090, sim.RTX_4090), (CUDA_86, CUDA_89), (CUDA_89, "this GPU is 8.6")
+        fakes.system(fakes.RTX_3090, fakes.RTX_4090),
+        (CUDA_86, CUDA_89),
+        (CUDA_89, "this GPU is 8.6"),
     ),
     "A100 and H100": Machine(
-        sim.system(sim.A100, sim.H100), (CUDA_80, CUDA_90), (CUDA_90, "this GPU is 8.0")
+        fakes.system(fakes.A100, fakes.H100), (CUDA_80, CUDA_90), (CUDA_90, "this GPU is 8.0")
     ),
     "A100 and H100, only the sm_80 wheel": Machine(
-        sim.system(sim.A100, sim.H100),
+        fakes.system(fakes.A100, fakes.H100),
         (CUDA_80, "triton"),
         (CUDA_80, "serves"),
         fixes=(pip("sm90"),),
         wheels=SM80_WHEEL,
     ),
     "nothing installed": Machine(
-        sim.system(sim.L40S),
+        fakes.system(fakes.L40S),
         ("triton",),
         (CUDA_89, "not installed"),
         fixes=(pip("sm89"),),
         wheels=NO_WHEEL,
     ),
     "only the sm_80 wheel on 8.9, a tile that fits": Machine(
-        sim.system(sim.L40S),
+        fakes.system(fakes.L40S),
         (CUDA_80,),
         (CUDA_80, "serves, compiled for 8.0"),
         fixes=(pip("sm89"),),
@@ -286,7 +292,7 @@ MACHINES = {
         head_dim=128,
     ),
     "only the sm_80 wheel on 8.9, a tile that does not fit": Machine(
-        sim.system(sim.L40S),
+        fakes.system(fakes.L40S),
         ("triton",),
         (CUDA_80, "needs 163840 bytes of shared memory, a block may have 101376"),
         fixes=(pip("sm89"),),
@@ -294,14 +300,14 @@ MACHINES = {
         head_dim=256,
     ),
     "only the sm_80 wheel on 9.0": Machine(
-        sim.system(sim.H100),
+        fakes.system(fakes.H100),
         ("triton",),
         (CUDA_80, "runs on compute capability 8.0 and later 8.x; this GPU is 9.0"),
         fixes=(pip("sm90"),),
         wheels=SM80_WHEEL,
     ),
     "an older wheel without backward kernels": Machine(
-        sim.system(sim.A100, sim.H100),
+        fakes.system(fakes.A100, fakes.H100),
         (CUDA_80, CUDA_90),
         (CUDA_80, "serves"),
         fixes=("reinstall it",),
@@ -310,7 +316,7 @@ MACHINES = {
         why_backward=(CUDA_80, "holds no kernel for attention_bwd"),
     ),
     "a build of the forward alone": Machine(
-        sim.system(sim.A100),
+        fakes.system(fakes.A100),
         (CUDA_80,),
         (CUDA_80, "serves"),
         fixes=("nox -s build-dev -- arch=sm_80 hdim=32,64,128,256",),
@@ -319,7 +325,7 @@ MACHINES = {
         why_backward=(CUDA_80, "holds no kernel for attention_bwd"),
     ),
     "a build of the forward alone, no triton": Machine(
-        sim.system(sim.A100, triton=None),
+        fakes.system(fakes.A100, triton=None),
         (CUDA_80,),
         (CUDA_80, "serves"),
         fixes=("nox -s build-dev -- arch=sm_80 hdim=32,64,128,256", "pip install triton"),
@@ -329,14 +335,14 @@ MACHINES = {
         exit_code=1,
     ),
     "damaged wheel": Machine(
-        sim.system(sim.H100),
+        fakes.system(fakes.H100),
         ("triton",),
         (CUDA_90, "wheel flashvar-sm90 0.1.0: expected libflashvar_sm90.so to have 4 bytes"),
         fixes=("pip install --force-reinstall --no-deps flashvar-sm90",),
         wheels=DAMAGED_WHEEL,
     ),
     "triton missing": Machine(
-        sim.system(sim.T4, triton=None),
+        fakes.system(fakes.T4, triton=None),
         (None,),
         ("triton", "triton is not installed"),
         fixes=("pip install triton",),
@@ -344,10 +350,10 @@ MACHINES = {
         dtype="fp16",
     ),
     "triton missing where a wheel serves": Machine(
-        sim.system(sim.H100, triton=None), (CUDA_90,), ("triton", "triton is not installed")
+        fakes.system(fakes.H100, triton=None), (CUDA_90,), ("triton", "triton is not installed")
     ),
     "compiler missing": Machine(
-        sim.system(sim.T4, compiler=None),
+        fakes.system(fakes.T4, compiler=None),
         (None,),
         ("triton", "no C compiler"),
         fixes=("install gcc, or set CC to a compiler",),
@@ -355,7 +361,7 @@ MACHINES = {
         dtype="fp16",
     ),
     "Python.h missing": Machine(
-        sim.system(sim.T4, python_headers=None),
+        fakes.system(fakes.T4, python_headers=None),
         (None,),
         ("triton", "no Python.h"),
         fixes=("install python3.11-dev (Fedora: python3.11-devel)",),
@@ -363,7 +369,7 @@ MACHINES = {
         dtype="fp16",
     ),
     "read-only home": Machine(
-        sim.system(sim.T4, triton_cache=None),
+        fakes.system(fakes.T4, triton_cache=None),
         (None,),
         ("triton", "its cache folder cannot be written"),
         fixes=("set TRITON_CACHE_DIR to a folder that can be written",),
@@ -371,7 +377,7 @@ MACHINES = {
         dtype="fp16",
     ),
     "read-only home where a wheel serves": Machine(
-        sim.system(sim.A100, triton_cache=None),
+        fakes.system(fakes.A100, triton_cache=None),
         (CUDA_80,),
         ("triton", "its cache folder cannot be written"),
     ),

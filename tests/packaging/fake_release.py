@@ -1,4 +1,4 @@
-"""A release on paper: a clone of a project with one architecture, its files, a GPU record, a tag.
+"""A fake release: a clone of a project with one architecture, its files, a GPU record, a tag.
 
 The sdist and the project's own wheel are built; the binary wheel holds a library that no compiler
 made, but that is right in everything an audit reads.
@@ -20,8 +20,8 @@ from checkout import ROOT, committed_copy, git
 
 sys.path.append(str(ROOT / "tests" / "unit"))
 
-import fabricated
-from fabricated import Wheel
+import fake_artifacts
+from fake_artifacts import Wheel
 
 from flashvar.binaries.manifest import Manifest, Source
 from flashvar_factory.build import binary_project, source, wheel
@@ -33,7 +33,7 @@ from flashvar_factory.inspect import archive
 
 STEM = "flashvar_sm80"
 RECORDS = Path("tests", "gpu", "results")
-RECORD = RECORDS / "paper.json"
+RECORD = RECORDS / "fake.json"
 SMOKE = """\
 import os, sys
 from importlib import metadata
@@ -111,10 +111,10 @@ def described(root: Path) -> Manifest:
     """The manifest of the binary of a checkout."""
     config = schema.read(root / schema.FILE_NAME)
     release = version.read(config, root)
-    paper = replace(fabricated.complete(config, "sm_80"), version=release)
+    fake = replace(fake_artifacts.complete(config, "sm_80"), version=release)
     (build,) = expand_platforms(SelectionArguments(), config)
-    made = source.gather(root, source.identity(build, release, paper.toolkit, lineinfo=False))
-    return replace(paper, source=made)
+    made = source.gather(root, source.identity(build, release, fake.toolkit, lineinfo=False))
+    return replace(fake, source=made)
 
 
 def put_binary(folder: Path, root: Path, **changes: Any) -> Path:
@@ -169,7 +169,7 @@ def make(folder: Path) -> Case:
     text = (ROOT / "variants.toml").read_text(encoding="utf-8")
     text = re.sub(r"^sm_(?!80)\d+ = .*\n", "", text, flags=re.MULTILINE)
     text = re.sub(r", toolkits = \{[^}]*\}", "", text)
-    text = re.sub(r"^smoke = .*$", 'smoke = "paper_smoke.py"', text, flags=re.MULTILINE)
+    text = re.sub(r"^smoke = .*$", 'smoke = "fake_smoke.py"', text, flags=re.MULTILINE)
     # Each case is a clone, which takes as long as it has files: not those that nothing here reads.
     more = ("benchmarks/", "docs/", "examples/", "tests/")
     root = committed_copy(folder / "project", {"variants.toml": text.encode()}, without=more)
@@ -177,7 +177,7 @@ def make(folder: Path) -> Case:
     changes = (root / "CHANGELOG.md").read_text(encoding="utf-8")
     changes = changes.replace("## Unreleased", f"## {release} - 2026-01-31", 1)
     (root / "CHANGELOG.md").write_text(changes, encoding="utf-8")
-    (root / "paper_smoke.py").write_text(SMOKE, encoding="utf-8")
+    (root / "fake_smoke.py").write_text(SMOKE, encoding="utf-8")
     git(root, "add", "--all")
     git(root, "commit", "--quiet", "--message", "The sources")
     record = json.dumps(record_of(source.gather(root, "")))

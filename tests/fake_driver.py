@@ -1,4 +1,4 @@
-"""A libcuda.so.1 that reports the devices of a machine on paper, for processes without a GPU."""
+"""A fake libcuda.so.1, which reports the devices it is told, for processes without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wheels that are small and whole: the project's own, and binary ones without machine code."""
+"""Fake wheels, small and complete: the project's own, and binary ones without machine code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def put(folder: Path, name: str, version: str, tag: str, files: dict[str, bytes]
     folder.mkdir(exist_ok=True)
     info = f"{name}-{version}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nRequires-Python: >=3.10\n"
-    wheel = f"Wheel-Version: 1.0\nGenerator: paper\nRoot-Is-Purelib: true\nTag: {tag}\n\n"
+    wheel = f"Wheel-Version: 1.0\nGenerator: fake\nRoot-Is-Purelib: true\nTag: {tag}\n\n"
     path = folder / f"{name}-{version}-{tag}.whl"
     own = {f"{info}/METADATA": metadata.encode(), f"{info}/WHEEL": wheel.encode()}
     archive.write(path, {**own, **files}, info)
