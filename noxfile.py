@@ -208,14 +208,14 @@ def wheels(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def release(session: nox.Session) -> None:
-    """Build, prove and report a release in dist/, from a clean checkout: `-- sm80 hdim=32`."""
+    """Build, check and report a release in dist/, from a clean checkout: `-- sm80 hdim=32`."""
     run_with_toolkit(session, "release", "release")
     session.run("twine", "check", "--strict", *distributions(ROOT / "dist"))
 
 
 @nox.session(name="check-release", reuse_venv=True)
 def check_release(session: nox.Session) -> None:
-    """Prove that the files of a folder are the release: `-- dist --again again --tag v1.2.3`."""
+    """Check that a folder has the release: `-- dist --second-build two --tag v1.2.3`."""
     install(session, "release")
     session.run(
         "twine", "check", "--strict", *distributions(Path(*session.posargs[:1] or ["dist"]))
@@ -224,11 +224,11 @@ def check_release(session: nox.Session) -> None:
     session.run(*command, env=WITH_SOURCES)
 
 
-@nox.session(reuse_venv=True)
-def unpublished(session: nox.Session) -> None:
-    """Copy what an index lacks: `-- dist --proof FILE --index URL --output DIR`."""
+@nox.session(name="select-unpublished", reuse_venv=True)
+def select_unpublished(session: nox.Session) -> None:
+    """Copy what an index lacks: `-- dist --checked FILE --index URL --output DIR`."""
     install(session, "release")
-    command = ("python", "-m", "flashvar_factory", "unpublished", *session.posargs)
+    command = ("python", "-m", "flashvar_factory", "select-unpublished", *session.posargs)
     session.run(*command, env=WITH_SOURCES)
 
 
@@ -256,7 +256,7 @@ def reproduce(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def audit(session: nox.Session) -> None:
-    """Prove that dist/ is what it claims to be, or `-- X.whl --json --budget BYTES`."""
+    """Check that dist/ is what it claims to be, or `-- X.whl --json --budget BYTES`."""
     run_on_files(session, "audit", "audit", "*.whl", "*.tar.gz")
 
 

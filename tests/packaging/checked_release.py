@@ -9,7 +9,7 @@ from pathlib import Path
 from fake_release import Case
 
 from flashvar_factory.cli import main
-from flashvar_factory.release import proof
+from flashvar_factory.release import checks
 
 Fault = Callable[[Case], object]
 
@@ -17,7 +17,7 @@ SDIST, PURE, BINARY = "sdist", "pure", "binary"
 
 
 def check(case: Case, *words: str, tag: str | None = None, again: Path | None = None) -> int:
-    given = ["check-release", str(case.one), "--again", str(again or case.two)]
+    given = ["check-release", str(case.one), "--second-build", str(again or case.two)]
     given += ["--tag", tag or f"v{case.release}", "--python", sys.executable, *words]
     return main(["--root", str(case.root), *given])
 
@@ -39,7 +39,7 @@ def faults(error: str) -> dict[str, str]:
     name = ""
     for line in error.splitlines()[1:]:
         before, colon, behind = line.partition(": ")
-        if colon and before in {**proof.CHECKS, **proof.LAST}:
+        if colon and before in {**checks.CHECKS, **checks.LAST}:
             name = before
             found[name] = behind
         else:

@@ -203,7 +203,7 @@ def clone(case: Case, folder: Path) -> Case:
 
 
 def copied(case: Case, folder: Path) -> Case:
-    """The same with copies of the files; what is tagged and proved stays where it is."""
+    """The same with copies of the files; what is tagged and checked stays where it is."""
     own = replace(case, one=folder / "one", two=folder / "two")
     shutil.copytree(case.one, own.one)
     shutil.copytree(case.two, own.two)

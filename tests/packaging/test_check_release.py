@@ -1,4 +1,4 @@
-"""A release in a fresh clone is proved; one with a fault between build and publish is refused."""
+"""A release in a fresh clone passes; one with a fault between build and publish is refused."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from checkout import git
 from fake_release import RECORD, Case
 
 from flashvar_factory.inspect import archive
-from flashvar_factory.release import proof
+from flashvar_factory.release import checks
 
 pytestmark = pytest.mark.usefixtures("on_paper")
 
 
 def test_a_release_in_a_fresh_clone(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
     assert check(case) == 0, capsys.readouterr().err
-    output = case.root / "build" / "proof"
-    document = json.loads((output / proof.FILE).read_text(encoding="utf-8"))
+    output = case.root / "build" / "checked"
+    document = json.loads((output / checks.FILE).read_text(encoding="utf-8"))
     hashes = {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in case.one.iterdir()
     }
@@ -34,13 +34,13 @@ def test_a_release_in_a_fresh_clone(case: Case, capsys: pytest.CaptureFixture[st
     assert document["revision"] == git(case.root, "rev-parse", "HEAD").strip()
     used = {"sm_80": [RECORD.as_posix()], "triton": [RECORD.as_posix()]}
     assert document["gpu_records"] == used
-    notes = (output / proof.NOTES).read_text(encoding="utf-8")
+    notes = (output / checks.NOTES).read_text(encoding="utf-8")
     assert "* sm_80: 12 tests passed on NVIDIA A100, at commit " in notes
     assert "* Triton: 7 tests passed on NVIDIA A100, at commit " in notes
     assert f"(`{RECORD.as_posix()}`)" in notes
     assert "on no GPU" not in notes
     assert all(f"{digest}  {name}" in notes for name, digest in hashes.items())
-    (bill,) = (output / proof.SBOMS).iterdir()
+    (bill,) = (output / checks.SBOMS).iterdir()
     assert bill.name == "flashvar-sm80-x86_64.cdx.json"
     files = archive.read(case.one / case.names["binary"])
     assert bill.read_bytes() in files.values()
@@ -239,7 +239,7 @@ def test_files_that_are_no_release(
     plant(case_files)
     assert check(case_files) == 9
     refused(capsys.readouterr().err, name, words)
-    assert not (case_files.root / "build" / "proof" / proof.FILE).exists()
+    assert not (case_files.root / "build" / "checked" / checks.FILE).exists()
 
 
 def refused(error: str, name: str, words: str) -> None:
@@ -434,7 +434,7 @@ def test_checkout_that_is_no_release(
 ) -> None:
     # Not the checks of files, which take longest and of which the cases of FILES are.
     of_trees = ("sources", "tag", "changelog", "GPU records")
-    monkeypatch.setattr(proof, "CHECKS", {one: proof.CHECKS[one] for one in of_trees})
+    monkeypatch.setattr(checks, "CHECKS", {one: checks.CHECKS[one] for one in of_trees})
     name, plant, words = TREES[fault]
     plant(case)
     assert check(case) == 9
@@ -456,13 +456,13 @@ def test_a_file_that_is_too_large(
 def test_notes_say_what_ran_nowhere(
     case: Case, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(proof, "LAST", {})
+    monkeypatch.setattr(checks, "LAST", {})
     device = {"name": "NVIDIA H200", "capability": [9, 0]}
     system = {"devices": [device], "platform": "linux_x86_64", "interpreted": False}
     case.record(system=system, forced_architecture="sm_80")
     fake_release.put_own(case)
     assert check(case) == 0, capsys.readouterr().err
-    notes = (case.root / "build" / "proof" / proof.NOTES).read_text(encoding="utf-8")
+    notes = (case.root / "build" / "checked" / checks.NOTES).read_text(encoding="utf-8")
     assert "* sm_80: 12 tests passed on NVIDIA H200, whose driver translated its PTX" in notes
     assert "* the machine code of sm_80 for linux_x86_64: on no GPU yet" in notes
 

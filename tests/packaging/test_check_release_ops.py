@@ -13,7 +13,7 @@ from checkout import git
 from fake_release import RECORD, RECORDS, Case
 
 from flashvar_factory.config import schema
-from flashvar_factory.release import gpu_records, proof
+from flashvar_factory.release import checks, gpu_records
 
 pytestmark = pytest.mark.usefixtures("on_paper")
 
@@ -55,10 +55,10 @@ def test_a_record_of_the_op_that_changed(case: Case, capsys: pytest.CaptureFixtu
     code, printed = check(case), capsys.readouterr()
     assert code == 0, printed.err
     assert f"relies on {RECORD.as_posix()}, {PART.as_posix()}" in printed.out
-    output = case.root / "build" / "proof"
-    document = json.loads((output / proof.FILE).read_text(encoding="utf-8"))
+    output = case.root / "build" / "checked"
+    document = json.loads((output / checks.FILE).read_text(encoding="utf-8"))
     assert document["gpu_records"]["sm_80"] == [RECORD.as_posix(), PART.as_posix()]
-    notes = (output / proof.NOTES).read_text(encoding="utf-8")
+    notes = (output / checks.NOTES).read_text(encoding="utf-8")
     words = f"* sm_80: 3 tests of {TESTS} passed on NVIDIA A100, at commit {changed[:12]}"
     assert words in notes
     # It is of no use once the op changed again, nor where all ops share what changed.

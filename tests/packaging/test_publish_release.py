@@ -1,4 +1,4 @@
-"""What is published after the proof of a release: what an index lacks, with the bytes proved."""
+"""What is published after the checks of a release: what an index lacks, with the bytes checked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fake_release import STEM, Case
 from flashvar_factory import index
 from flashvar_factory.cli import main
 from flashvar_factory.index import serve
-from flashvar_factory.release import proof, steps
+from flashvar_factory.release import checks, steps
 
 pytestmark = pytest.mark.usefixtures("on_paper")
 
@@ -69,58 +69,58 @@ def test_file_of_this_version_that_was_not_built(
     assert f"{more.name}: expected only the files of the release" in error
 
 
-def proof_of(case: Case) -> Path:
-    """Where what was proved of a copy of the files is written."""
-    return case.one.with_name("proof") / proof.FILE
+def hashes_of(case: Case) -> Path:
+    """Where what was checked of a copy of the files is written."""
+    return case.one.with_name("checked") / checks.FILE
 
 
 def unpublished(case: Case, address: str, output: Path) -> int:
-    words = ["--proof", str(proof_of(case)), "--index", address, "--output", str(output)]
-    return main(["--root", str(case.root), "unpublished", str(case.one), *words])
+    words = ["--checked", str(hashes_of(case)), "--index", address, "--output", str(output)]
+    return main(["--root", str(case.root), "select-unpublished", str(case.one), *words])
 
 
 @pytest.fixture(scope="module")
-def proof_text(made: Case, on_paper: None, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def hashes_text(made: Case, on_paper: None, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """What a check of the release wrote, but for the smoke test, which another test is of."""
-    output = tmp_path_factory.mktemp("proof")
+    output = tmp_path_factory.mktemp("checked")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(proof, "LAST", {})
+        patch.setattr(checks, "LAST", {})
         assert check(made, "--output", str(output)) == 0
-    return (output / proof.FILE).read_bytes()
+    return (output / checks.FILE).read_bytes()
 
 
 @pytest.fixture
-def proved(case_files: Case, proof_text: bytes) -> Case:
-    """A copy of the files that were checked, with what was proved of them."""
-    proof_of(case_files).parent.mkdir()
-    proof_of(case_files).write_bytes(proof_text)
+def checked(case_files: Case, hashes_text: bytes) -> Case:
+    """A copy of the files that were checked, with the hashes of what was checked."""
+    hashes_of(case_files).parent.mkdir()
+    hashes_of(case_files).write_bytes(hashes_text)
     return case_files
 
 
 def test_what_an_index_lacks_is_uploaded(
-    proved: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    checked: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     earlier, output = tmp_path / "earlier", tmp_path / "upload"
     earlier.mkdir()
-    shutil.copyfile(proved.one / proved.names[BINARY], earlier / proved.names[BINARY])
+    shutil.copyfile(checked.one / checked.names[BINARY], earlier / checked.names[BINARY])
     with published(earlier) as address:
-        assert unpublished(proved, address, output) == 0, capsys.readouterr().err
+        assert unpublished(checked, address, output) == 0, capsys.readouterr().err
     assert f"there already: {STEM}" in capsys.readouterr().out
     assert {path.name for path in output.iterdir()} == {
-        proved.names[name] for name in (SDIST, PURE, "factory")
+        checked.names[name] for name in (SDIST, PURE, "factory")
     }
     for path in output.iterdir():
-        assert path.read_bytes() == (proved.one / path.name).read_bytes()
+        assert path.read_bytes() == (checked.one / path.name).read_bytes()
 
 
 def rehearsal(case: Case) -> None:
-    path = proof_of(case)
+    path = hashes_of(case)
     document = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**document, "tag": None}), encoding="utf-8")
 
 
 def edit_proof(case: Case, old: str, new: str) -> None:
-    path = proof_of(case)
+    path = hashes_of(case)
     text = path.read_text(encoding="utf-8")
     assert old in text
     path.write_text(text.replace(old, new, 1), encoding="utf-8")
@@ -138,10 +138,10 @@ def moved(case: Case, put: Callable[[Path], object]) -> None:
 
 
 AFTERWARDS: dict[str, tuple[Fault, str]] = {
-    "byte that changed": (lambda case: flip(case.one / case.names[BINARY]), "that were proved"),
+    "byte that changed": (lambda case: flip(case.one / case.names[BINARY]), "that were checked"),
     "file that was added": (lambda case: add(case, "x-1.0.tar.gz"), "of no such file"),
-    "no proof": (
-        lambda case: proof_of(case).unlink(),
+    "no hashes": (
+        lambda case: hashes_of(case).unlink(),
         "check-release writes this file",
     ),
     "rehearsal": (rehearsal, "found a rehearsal"),
@@ -184,14 +184,14 @@ AFTERWARDS: dict[str, tuple[Fault, str]] = {
         lambda case: edit_proof(case, "{", '{"tag": null, '),
         "a key twice in one object",
     ),
-    "proof of pairs": (
-        lambda case: proof_of(case).write_text(
+    "hashes in pairs": (
+        lambda case: hashes_of(case).write_text(
             '{"tag": "v1", "files": [[1, "' + "0" * 64 + '"]]}', encoding="utf-8"
         ),
         "no table of files",
     ),
-    "proof of nothing": (
-        lambda case: proof_of(case).write_text('{"tag": "v1", "files": {}}', encoding="utf-8"),
+    "hashes of nothing": (
+        lambda case: hashes_of(case).write_text('{"tag": "v1", "files": {}}', encoding="utf-8"),
         "no files with their SHA-256",
     ),
 }
@@ -199,38 +199,45 @@ AFTERWARDS: dict[str, tuple[Fault, str]] = {
 
 @pytest.mark.parametrize("fault", AFTERWARDS)
 def test_what_happens_after_the_proof(
-    fault: str, proved: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fault: str, checked: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plant, words = AFTERWARDS[fault]
     earlier = tmp_path / "earlier"
-    shutil.copytree(proved.one, earlier)
-    plant(proved)
+    shutil.copytree(checked.one, earlier)
+    plant(checked)
     with published(earlier) as address:
-        assert unpublished(proved, address, tmp_path / "upload") == 9
+        assert unpublished(checked, address, tmp_path / "upload") == 9
     assert words in capsys.readouterr().err
     assert not (tmp_path / "upload").exists()
 
 
 def test_other_bytes_are_not_passed_over(
-    proved: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    checked: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = replace(proved, one=tmp_path / "earlier", two=tmp_path / "earlier-2")
-    shutil.copytree(proved.one, other.one)
-    shutil.copytree(proved.two, other.two)
+    other = replace(checked, one=tmp_path / "earlier", two=tmp_path / "earlier-2")
+    shutil.copytree(checked.one, other.one)
+    shutil.copytree(checked.two, other.two)
     other_bytes(other)
     with published(other.one) as address:
-        assert unpublished(proved, address, tmp_path / "upload") == 9
-    assert f"{proved.names[PURE]}: expected the SHA-256" in capsys.readouterr().err
+        assert unpublished(checked, address, tmp_path / "upload") == 9
+    assert f"{checked.names[PURE]}: expected the SHA-256" in capsys.readouterr().err
     assert not (tmp_path / "upload").exists()
 
 
 def test_a_rehearsal_is_of_no_tag(
     case: Case, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(proof, "LAST", {})
+    monkeypatch.setattr(checks, "LAST", {})
     git(case.root, "tag", "--delete", f"v{case.release}")
-    words = ["check-release", str(case.one), "--again", str(case.two), "--python", sys.executable]
-    words += ["--output", str(proof_of(case).parent)]
+    words = [
+        "check-release",
+        str(case.one),
+        "--second-build",
+        str(case.two),
+        "--python",
+        sys.executable,
+    ]
+    words += ["--output", str(hashes_of(case).parent)]
     assert main(["--root", str(case.root), *words]) == 0, capsys.readouterr().err
     assert "this is a rehearsal" in capsys.readouterr().out
     assert unpublished(case, "https://127.0.0.1:1", case.root / "upload") == 9

@@ -1,4 +1,4 @@
-"""A small release from a clean checkout: proved, resumed, the same bytes twice, or refused."""
+"""A small release from a clean checkout: checked, resumed, the same bytes twice, or refused."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_every_stage_says_what_it_found(checkout: Path, released: str) -> None:
     assert str(checkout) not in (checkout / "dist" / "report.txt").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("word", "said"), [("shard=1/2", "merge"), ("ptx=1", "found PTX")])
+@pytest.mark.parametrize(("word", "said"), [("shard=1/2", "merge-shards"), ("ptx=1", "found PTX")])
 def test_no_release(word: str, said: str, factory: Factory, checkout: Path) -> None:
     done = factory(checkout, "release", *WORDS, word)
     assert done.returncode == 2
@@ -150,7 +150,14 @@ def test_shards_are_merged_into_a_release(
         output = str(tmp_path / number)
         done = factory(checkout, "wheels", *words, f"shard={number}/2", "--output", output)
         assert done.returncode == 0, done.stdout[-3000:]
-    merge = ("merge", *words, "--output", str(tmp_path / "dist"), "--shard", str(tmp_path / "1"))
+    merge = (
+        "merge-shards",
+        *words,
+        "--output",
+        str(tmp_path / "dist"),
+        "--shard",
+        str(tmp_path / "1"),
+    )
     missing = factory(checkout, *merge)
     assert missing.returncode == 9
     assert "flashvar-sm86" in missing.stdout

@@ -115,7 +115,7 @@ def test_its_op_is_an_op_of_torch(site: Path) -> None:
 def test_load_brings_torch_first(site: Path) -> None:
     path = os.pathsep.join([str(site), str(ROOT / "src" / "python")])
     done = subprocess.run(
-        [sys.executable, "-m", "flashvar_factory", "load", "vecadd-sm90"],
+        [sys.executable, "-m", "flashvar_factory", "load-test", "vecadd-sm90"],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,

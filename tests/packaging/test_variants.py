@@ -147,7 +147,7 @@ def addresses(
 ) -> Iterator[dict[str, str]]:
     """An index with the variants in it: served, and as files."""
     site = tmp_path_factory.mktemp("site") / "index"
-    index.write(released, site, also=[made])
+    index.write(released, site, extra=[made])
     with serve.server(site, quiet=True) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()

@@ -125,7 +125,7 @@ def test_earlier_releases_and_variants_lie_beside(tmp_path: Path) -> None:
         member = tarfile.TarInfo("flashvar-1.1/PKG-INFO")
         member.size = len(text)
         archive.addfile(member, io.BytesIO(text))
-    index.write(tmp_path / "new", tmp_path / "site", also=[tmp_path / "old"])
+    index.write(tmp_path / "new", tmp_path / "site", extra=[tmp_path / "old"])
     listed = {text: found for found, text in anchors(tmp_path / "site" / "flashvar" / "index.html")}
     assert list(listed) == [
         "flashvar-1.0-py3-none-any.whl",
@@ -150,7 +150,7 @@ def test_a_published_file_does_not_change(tmp_path: Path) -> None:
     wheel(tmp_path / "old", "flashvar", "1.0", ">=3.9")
     wheel(tmp_path / "new", "flashvar", "1.0")
     with pytest.raises(PackagingError, match="a version that was published once does not change"):
-        index.write(tmp_path / "new", tmp_path / "site", also=[tmp_path / "old"])
+        index.write(tmp_path / "new", tmp_path / "site", extra=[tmp_path / "old"])
 
 
 def test_nothing_but_an_index_is_replaced(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_nothing_but_an_index_is_replaced(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     wheel(tmp_path / "dist", "flashvar", "1.0")
     with pytest.raises(PackagingError, match="expected a folder of wheels, found none"):
-        index.write(tmp_path / "dist", tmp_path / "site", also=[tmp_path / "nowhere"])
+        index.write(tmp_path / "dist", tmp_path / "site", extra=[tmp_path / "nowhere"])
 
 
 @pytest.mark.parametrize("name", ["flashvar_sm89-1.0", "flashvar-1.1", "flashvar-1.0.1"])

@@ -131,7 +131,7 @@ def test_a_project_is_of_one_architecture(
 
 
 def test_loading_what_is_not_installed_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["load", "flashvar-sm00"]) == 1
+    assert main(["load-test", "flashvar-sm00"]) == 1
     assert (
         "expected the distribution 'flashvar-sm00' in this environment" in capsys.readouterr().err
     )

@@ -75,7 +75,10 @@ def test_yanked(text: str, expected: dict[str, str], dist: Path) -> None:
         ('[flashvar]\n"0.1.0" = true', "expected a reason, found True"),
         ('flashvar = "0.1.0"', "expected a table"),
         ("[flashvar", "expected TOML"),
-        ('[flashvar]\n"0.3.0" = "x"', r"found '0\.3\.0'; did you mean '0\.[12]\.0'.*--also"),
+        (
+            '[flashvar]\n"0.3.0" = "x"',
+            r"found '0\.3\.0'; did you mean '0\.[12]\.0'.*--extra-wheels",
+        ),
         ('[flashvar]\n"flashvar-0.1.0-variants.json" = "x"', "expected a version or a file"),
         ('[flashvar]\n"0.1.0" = "x"\n[Flashvar]\n"0.2.0" = "x"', "one table of flashvar, found"),
         ('[flashvar]\n"0.1.0" = "\\u001b[31mx"', "a reason without control characters"),

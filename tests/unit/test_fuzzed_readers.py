@@ -46,7 +46,7 @@ from flashvar_factory.inspect import (
     ptx,
     sdist,
 )
-from flashvar_factory.release import downloaded, gpu_records, gpu_runs, notes, proof, published
+from flashvar_factory.release import checks, downloaded, gpu_records, gpu_runs, notes, published
 
 ROOT = Path(__file__).parents[2]
 CONFIG = schema.read(ROOT / "variants.toml")
@@ -254,7 +254,7 @@ RUN = {
     "counts": {"passed": 2},
     "counts_by_file": {"test_a.py cuda": {"passed": 2}},
 }
-PROVED = {
+CHECKED = {
     "schema": 1,
     "project": "a",
     "version": "1.0",
@@ -348,9 +348,9 @@ READERS |= {
         lambda content, folder: notes.changes(_file("CHANGELOG.md", content, folder).parent, "1.0"),
     ),
     "GPU record": (json.dumps(RUN).encode(), read_record_of_a_run),
-    "proof of a release": (
-        json.dumps(PROVED).encode(),
-        lambda content, folder: proof.read(_file("release.json", content, folder)),
+    "hashes of a release": (
+        json.dumps(CHECKED).encode(),
+        lambda content, folder: checks.read(_file("release.json", content, folder)),
     ),
     "answer of an index": (
         json.dumps(LISTED).encode(),
@@ -410,8 +410,8 @@ FOUND: dict[str, tuple[str, bytes]] = {
     "deep GPU record": ("GPU record", b"[" * 100_000),
     "NUL in a commit": ("GPU record", json.dumps(RUN).replace("HEAD", r"\u0000").encode()),
     "commit that is a number": ("GPU record", json.dumps(RUN).replace('"HEAD"', "7").encode()),
-    "deep proof": ("proof of a release", b"[" * 100_000),
-    "proof of a list": ("proof of a release", b'{"tag": "v1", "files": [1]}'),
+    "deep hashes": ("hashes of a release", b"[" * 100_000),
+    "hashes of a list": ("hashes of a release", b'{"tag": "v1", "files": [1]}'),
     "deep answer": ("answer of an index", b"[" * 100_000),
     "deep SBOM": ("SBOM", b"[" * 100_000),
     "container of zeros": ("fatbin", fatbin.START + bytes(8) + fatbin.START + bytes(72)),

@@ -88,7 +88,7 @@ def test_what_was_not_asked_for_is_said(words: str, missing: list[str], wheel: P
 
 def test_a_whole_release_says_so(wheel: Path) -> None:
     document = {**found(wheel), "missing": []}
-    assert report.text(document).endswith("Every file of variants.toml is here and proved.\n")
+    assert report.text(document).endswith("Every file of variants.toml is here and checked.\n")
 
 
 def test_text_has_a_line_per_file_and_step(wheel: Path) -> None:
@@ -142,8 +142,8 @@ def test_published_are_the_files_and_the_reports(wheel: Path, tmp_path: Path) ->
 
 
 def test_other_bytes_than_were_proved_are_not_published(wheel: Path, tmp_path: Path) -> None:
-    proved = found(wheel)
+    checked = found(wheel)
     wheel.write_bytes(wheel.read_bytes() + b"x")
-    with pytest.raises(ReleaseError, match="as it was proved, found"):
-        publish.publish(tmp_path / "dist", [wheel], proved)
+    with pytest.raises(ReleaseError, match="as it was checked, found"):
+        publish.publish(tmp_path / "dist", [wheel], checked)
     assert not list((tmp_path / "dist").iterdir())

@@ -9,7 +9,7 @@ import fake_artifacts
 import pytest
 
 from flashvar_factory.errors import ReleaseError
-from flashvar_factory.release import proof
+from flashvar_factory.release import checks
 
 
 def document(digest: str) -> str:
@@ -22,7 +22,7 @@ def document(digest: str) -> str:
 
 
 def test_one_runtime_for_each_platform() -> None:
-    proof.require_same_parts(
+    checks.require_same_parts(
         [
             (Path("a.whl"), "linux_x86_64", document("1")),
             (Path("b.whl"), "linux_x86_64", document("1")),
@@ -33,7 +33,7 @@ def test_one_runtime_for_each_platform() -> None:
 
 def test_two_runtimes_of_one_version() -> None:
     with pytest.raises(ReleaseError, match=r"one hash of cudart-static 13\.0 .* in b\.whl"):
-        proof.require_same_parts(
+        checks.require_same_parts(
             [
                 (Path("a.whl"), "linux_x86_64", document("1")),
                 (Path("b.whl"), "linux_x86_64", document("2")),

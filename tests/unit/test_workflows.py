@@ -90,31 +90,31 @@ def test_the_search_sees_what_publishes() -> None:
 
 
 @pytest.mark.parametrize("name", TRUSTED)
-def test_nothing_leaves_before_all_is_proved(name: str) -> None:
-    assert {"prove", "first", "second", "every-wheel", "smoke-aarch64"} <= before(name, RELEASE)
-    assert "if" not in RELEASE["prove"]
+def test_nothing_leaves_before_all_is_checked(name: str) -> None:
+    assert {"check", "first", "second", "every-wheel", "smoke-aarch64"} <= before(name, RELEASE)
+    assert "if" not in RELEASE["check"]
     conditions = {RELEASE[one].get("if") for one in (*before(name, RELEASE), name)} - {None}
     assert conditions == {"github.ref_type == 'tag'"}
 
 
-def test_what_is_proved_is_checked_with_its_tag_and_both_indexes() -> None:
+def test_the_release_is_checked_with_its_tag_and_both_indexes() -> None:
     (check,) = (
-        one for one in RELEASE["prove"]["steps"] if "nox -s check-release" in one.get("run", "")
+        one for one in RELEASE["check"]["steps"] if "nox -s check-release" in one.get("run", "")
     )
     words = check["run"].split()
-    assert words[words.index("--again") + 1] == "build/second"
+    assert words[words.index("--second-build") + 1] == "build/second"
     assert "$TAG" in check["run"]
     addresses = [words[at + 1] for at, word in enumerate(words) if word == "--index"]
     assert addresses == ["https://test.pypi.org/simple", "https://pypi.org/simple"]
-    after = RELEASE["prove"]["steps"].index(check)
+    after = RELEASE["check"]["steps"].index(check)
     uploaded = [
-        one for one in RELEASE["prove"]["steps"] if one.get("with", {}).get("name") == "proved"
+        one for one in RELEASE["check"]["steps"] if one.get("with", {}).get("name") == "checked"
     ]
-    assert [RELEASE["prove"]["steps"].index(one) > after for one in uploaded] == [True]
+    assert [RELEASE["check"]["steps"].index(one) > after for one in uploaded] == [True]
 
 
 @pytest.mark.parametrize("name", ["rehearse", "publish-binary", "publish"])
-def test_an_index_gets_what_it_lacks_of_the_proved(name: str) -> None:
+def test_an_index_gets_what_it_lacks_of_the_checked(name: str) -> None:
     (publish,) = steps(name, "gh-action-pypi-publish")
     assert "skip-existing" not in publish["with"]
     assert publish["with"]["attestations"] is True
@@ -124,15 +124,15 @@ def test_an_index_gets_what_it_lacks_of_the_proved(name: str) -> None:
     made = {one["with"]["name"] for one in steps(maker, "upload-artifact")}
     assert download["with"]["pattern"] in made
     (taken,) = steps(maker, "download-artifact")
-    assert taken["with"]["name"] == "proved"
+    assert taken["with"]["name"] == "checked"
     (compared,) = (one for one in RELEASE[maker]["steps"] if "nox -s" in one.get("run", ""))
-    assert "nox -s unpublished -- dist --proof build/proof/release.json" in compared["run"]
+    assert "nox -s select-unpublished -- dist --checked build/checked/release.json" in compared["run"]
 
 
 @pytest.mark.parametrize("name", TRUSTED)
-def test_what_leaves_is_of_the_proved(name: str) -> None:
+def test_what_leaves_is_of_the_checked(name: str) -> None:
     """No artifact of a build is attested, sent or released: it was not compared with anything."""
-    wanted = {"proved", "to-testpypi", "to-pypi-binary", "to-pypi-own"}
+    wanted = {"checked", "to-testpypi", "to-pypi-binary", "to-pypi-own"}
     taken = [one["with"] for one in steps(name, "download-artifact")]
     assert {one.get("name", one.get("pattern")) for one in taken} <= wanted
     subjects = [one["with"]["subject-path"] for one in steps(name, "actions/attest")]

@@ -1,4 +1,4 @@
-"""Errors of building, proving and releasing wheels, one class per kind.
+"""Errors of building, checking and releasing wheels, one class per kind.
 
 `flashvar.errors` has those of the runtime, and says what a message is made of.
 """

@@ -1,4 +1,4 @@
-"""Prove that wheels and sdists are what they claim to be; no CUDA toolkit needed."""
+"""Check that wheels and sdists are what they claim to be; no CUDA toolkit needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prove that the files of a folder are the release of this commit, before any is published."""
+"""Check that the files of a folder are the release of this commit, before any is published."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ import shutil
 from pathlib import Path
 
 from flashvar_factory.config import schema
-from flashvar_factory.release import proof, pythons
-from flashvar_factory.release.proof import Candidate
+from flashvar_factory.release import checks, pythons
+from flashvar_factory.release.checks import ReleaseFiles
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The files, a second build of them, the tag, and where they will go."""
     parser.add_argument("folder", type=Path, help="every file of the release")
     parser.add_argument(
-        "--again", type=Path, required=True, metavar="FOLDER", help="the files of a second build"
+        "--second-build",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="the files of a second build",
     )
     parser.add_argument("--tag", help="v<version>, on this commit; leave it out for a rehearsal")
     parser.add_argument(
@@ -33,26 +37,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="install into this one, instead of each Python 3.10 or newer found; may be repeated",
     )
     parser.add_argument(
-        "--output", type=Path, default=Path("build/proof"), help="for the notes and the hashes"
+        "--output", type=Path, default=Path("build/checked"), help="for the notes and the hashes"
     )
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print each check; then what was proved, the notes and the SBOMs are written."""
+    """Print each check; then the hashes, the notes and the SBOMs are written."""
     root, asked = arguments.root, arguments.python
     output = root / arguments.output
-    for name in (proof.FILE, proof.NOTES):
+    for name in (checks.FILE, checks.NOTES):
         (output / name).unlink(missing_ok=True)
-    shutil.rmtree(output / proof.SBOMS, ignore_errors=True)
-    candidate = Candidate(
+    shutil.rmtree(output / checks.SBOMS, ignore_errors=True)
+    files = ReleaseFiles(
         root=root,
         config=schema.read(root / schema.FILE_NAME),
         folder=root / arguments.folder,
-        again=root / arguments.again,
+        second_build=root / arguments.second_build,
         tag=arguments.tag,
         indexes=tuple(arguments.index),
         pythons=pythons.named(asked) if asked else pythons.find(os.environ),
     )
-    document = proof.prove(candidate)
-    for path in proof.write(candidate, document, output):
+    document = checks.check_all(files)
+    for path in checks.write(files, document, output):
         print(path)

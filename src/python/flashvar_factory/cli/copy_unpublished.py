@@ -1,4 +1,4 @@
-"""Copy the proved files that an index does not have yet; refuse other bytes under their names."""
+"""Copy the checked files that an index does not have yet; refuse other bytes under their names."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import argparse
 from pathlib import Path
 
 from flashvar_factory.errors import PackagingError
-from flashvar_factory.release import proof, publish, published
+from flashvar_factory.release import checks, publish, published
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The files, what was proved of them, the index, and where the copies go."""
+    """The files, the hashes of what was checked, the index, and where the copies go."""
     parser.add_argument("folder", type=Path)
     parser.add_argument(
-        "--proof", type=Path, required=True, metavar="FILE", help="what check-release wrote"
+        "--checked", type=Path, required=True, metavar="FILE", help="what check-release wrote"
     )
     parser.add_argument("--index", required=True, metavar="URL")
     parser.add_argument("--output", type=Path, required=True, help="an empty or a new folder")
@@ -26,9 +26,9 @@ def run(arguments: argparse.Namespace) -> None:
         raise PackagingError(
             f"{output}: expected an empty folder, found files; everything in it is uploaded"
         )
-    hashes = proof.read(root / arguments.proof)
+    hashes = checks.read(root / arguments.checked)
     files = sorted((root / arguments.folder).iterdir())
-    proof.require(files, hashes)
+    checks.require(files, hashes)
     missing = published.absent(files, arguments.index)
     output.mkdir(parents=True, exist_ok=True)
     for file in files:

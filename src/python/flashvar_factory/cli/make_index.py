@@ -14,7 +14,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Where the wheels are, and where the pages go."""
     parser.add_argument("--wheels", type=Path, default=Path("dist"), help="default: dist")
     parser.add_argument(
-        "--also",
+        "--extra-wheels",
         type=Path,
         action="append",
         default=[],
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> None:
     names = index.write(
         root / arguments.wheels,
         site,
-        also=[root / folder for folder in arguments.also],
+        extra=[root / folder for folder in arguments.extra_wheels],
         yanked=named or (usual if os.path.lexists(usual) else None),
     )
     for name in names:

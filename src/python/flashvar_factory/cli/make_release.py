@@ -1,4 +1,4 @@
-"""Build, prove and report a release: if a stage fails, there is no release."""
+"""Build, check and report a release: if a stage fails, there is no release."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Selection arguments, where the release works, and where it goes."""
     selected.add_arguments(parser)
     parser.add_argument(
-        "--folder",
+        "--work-dir",
         type=Path,
         default=Path(pipeline.FOLDER),
         help=f"where it works (default: {pipeline.FOLDER})",
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> None:
     release = Release(
         config=selection.config,
         root=root,
-        folder=(root / arguments.folder).resolve(),
+        folder=(root / arguments.work_dir).resolve(),
         version=version.read(selection.config, root),
         revision=revision,
         builds=builds,
@@ -76,7 +76,7 @@ def _refuse_what_no_release_is(selection: Selected) -> None:
     if of != 1:
         raise ConfigurationError(
             f"shard={part}/{of}: expected a whole release, found a shard; build shards with "
-            "`wheels`, and `merge` them"
+            "`wheels`, and `merge-shards` them"
         )
     if selection.given.ptx:
         raise ConfigurationError(

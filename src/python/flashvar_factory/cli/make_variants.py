@@ -32,6 +32,6 @@ def run(arguments: argparse.Namespace) -> None:
     output = arguments.root / arguments.output
     for path in variants.write(arguments.root / arguments.wheels, output, project):
         print(f"{path.stat().st_size:>12,} {path}")
-    print(f"index them with: --also {arguments.output}")
+    print(f"index them with: --extra-wheels {arguments.output}")
     where = f"--no-index --find-links {output}"
     print(f"uv pip install --preview-features wheel-variants {where} {project}")

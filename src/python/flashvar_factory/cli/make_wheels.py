@@ -14,15 +14,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     selected.add_arguments(parser)
     parser.add_argument("--output", type=Path, default=Path("dist"), help="default: dist")
     parser.add_argument(
-        "--own", action="store_true", help="the project's own sdist and wheel alone: no compiler"
+        "--project-only",
+        action="store_true",
+        help="the project's own sdist and wheel alone: no compiler",
     )
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Build, and print each wheel with its size."""
     selection, root = selected.read(arguments), arguments.root
-    builds = () if arguments.own else selection.for_release()
-    compiler = None if arguments.own else selection.compiler()
+    builds = () if arguments.project_only else selection.for_release()
+    compiler = None if arguments.project_only else selection.compiler()
     output = root / arguments.output
     made = []
     if selection.first_shard():

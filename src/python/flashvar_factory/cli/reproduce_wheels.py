@@ -13,7 +13,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Selection arguments, and where the two builds work."""
     selected.add_arguments(parser)
     parser.add_argument(
-        "--folder",
+        "--work-dir",
         type=Path,
         default=Path("build/reproduce"),
         help="where it works (default: build/reproduce)",
@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> None:
         arguments.selection,
         selection.compiler(),
         root=arguments.root,
-        folder=(arguments.root / arguments.folder).resolve(),
+        folder=(arguments.root / arguments.work_dir).resolve(),
     )
     reproduce.require(one.iterdir(), two.iterdir(), f"the files are in {one} and {two}")
     for file in sorted(one.iterdir()):

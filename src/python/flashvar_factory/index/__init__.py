@@ -23,18 +23,18 @@ def write(
     wheels: Path,
     site: Path,
     *,
-    also: Sequence[Path] = (),
+    extra: Sequence[Path] = (),
     yanked: Path | None = None,
     whole: bool = True,
 ) -> list[str]:
-    """Make `site` anew from every file of `wheels` and `also`; the names of the projects.
+    """Make `site` anew from every file of `wheels` and `extra`; the names of the projects.
 
-    `also` are folders of earlier releases or of wheel variants, `yanked` is a yanked.toml. Files
+    `extra` are folders of earlier releases or of wheel variants, `yanked` is a yanked.toml. Files
     are copied. The site is what `pip install --index-url` takes, over HTTP or as a file:// address.
     Beside each page lies the same as JSON, for servers that send its content type. Of an index that
     is `whole`, everything that `yanked` names has to be there.
     """
-    files = _files([wheels, *also])
+    files = _files([wheels, *extra])
     if not any(file.suffix == ".whl" for file in files.values()):
         raise PackagingError(f"{wheels}: expected wheels, found none; nox -s wheels -- all")
     site = Path(os.path.realpath(site))  # a link to it stays

@@ -66,7 +66,8 @@ def require_used(yanks: Yanks, projects: Mapping[str, Iterable[Entry]], file: st
                 names = listed(sorted(known)) or "none"
                 raise ConfigurationError(
                     f"{file}: {project}: expected a version or a file that is listed ({names}), "
-                    f"found {key!r}{did_you_mean(key, known)}; list earlier releases with --also"
+                    f"found {key!r}{did_you_mean(key, known)}; list earlier releases with "
+                    "--extra-wheels"
                 )
 
 

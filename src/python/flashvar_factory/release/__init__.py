@@ -1,1 +1,1 @@
-"""Turns variants.toml into a release that is proved: stages, their records, one report."""
+"""Turns variants.toml into a release that is checked: stages, their records, one report."""

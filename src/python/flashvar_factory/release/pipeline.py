@@ -37,7 +37,7 @@ class Release:
 
     @property
     def wheels(self) -> Path:
-        """The folder of the release's files, until they are proved."""
+        """The folder of the release's files, until they are checked."""
         return self.folder / "wheels"
 
 

@@ -1,4 +1,4 @@
-"""Puts a proved release into dist/: its files, then the reports. Nothing unproved gets there."""
+"""Puts a checked release into dist/: its files, then the reports. Nothing unchecked gets there."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ def prepare(dist: Path, expected: Sequence[Member]) -> None:
         (dist / name).unlink(missing_ok=True)
 
 
-def copy(file: Path, folder: Path, proved: str) -> None:
-    """Copy a file into `folder`; ReleaseError where the copy has another SHA-256 than `proved`."""
+def copy(file: Path, folder: Path, checked: str) -> None:
+    """Copy a file into `folder`; ReleaseError where the copy has another SHA-256 than `checked`."""
     partial = folder / f".{file.name}{_PARTIAL}"
     shutil.copyfile(file, partial)
     found = digest(partial)
-    if found != proved:
+    if found != checked:
         partial.unlink()
         raise ReleaseError(
-            f"{file}: expected the SHA-256 {proved}, as it was proved, found {found}; release again"
+            f"{file}: expected the SHA-256 {checked}, as it was checked, found {found}; "
+            "release again"
         )
     partial.replace(folder / file.name)
 
@@ -49,9 +50,9 @@ def publish(dist: Path, files: Sequence[Path], document: Mapping[str, Any]) -> l
     ReleaseError where one has other bytes than the document says; it does not get there.
     """
     dist.mkdir(parents=True, exist_ok=True)
-    proved = {one["file"]: one["sha256"] for one in document["files"]}
+    checked = {one["file"]: one["sha256"] for one in document["files"]}
     for file in files:
-        copy(file, dist, proved[file.name])
+        copy(file, dist, checked[file.name])
     texts = (report.text(document), json.dumps(document, indent=1) + "\n", page.html(document))
     for name, text in zip(REPORTS, texts, strict=True):
         (dist / name).write_text(text, encoding="utf-8")

@@ -81,8 +81,8 @@ def summary(found: Mapping[str, Any]) -> str:
     """The last sentence."""
     if found["missing"]:
         lacking = ", ".join(found["missing"])
-        return f"Every requested file is proved; not requested, and not here: {lacking}."
-    return "Every file of variants.toml is here and proved."
+        return f"Every requested file is checked; not requested, and not here: {lacking}."
+    return "Every file of variants.toml is here and checked."
 
 
 def _row(file: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Prove that every file of the release is what it claims to be."""
+"""Check that every file of the release is what it claims to be."""
 
 from __future__ import annotations
 

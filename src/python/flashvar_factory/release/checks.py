@@ -1,7 +1,7 @@
-"""Proves that the files of a folder are the release of this commit, before any is published.
+"""Checks that the files of a folder are the release of this commit, before any is published.
 
-The files are those that a build left, downloaded again: each check judges their bytes. What was
-proved is written down with their hashes, so that what is uploaded later can be compared.
+The files are those that a build left, downloaded again: each check reads their bytes. The
+hashes of what was checked are written down, so that what is uploaded later can be compared.
 """
 
 from __future__ import annotations
@@ -57,20 +57,20 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """The files that may become a release, and what they are judged by."""
+class ReleaseFiles:
+    """The files that may become a release, and what they are checked against."""
 
     root: Path
     config: Config
     folder: Path
-    again: Path  # the files of a second build
+    second_build: Path  # the files of a second build
     tag: str | None = None  # None: a rehearsal
     indexes: tuple[str, ...] = ()  # where they are to be published
     pythons: tuple[Python, ...] = ()  # to install them into
 
     @cached_property
     def files(self) -> tuple[Path, ...]:
-        """The files in the folder; `complete` judges what else is there."""
+        """The files in the folder; `complete` checks what else is there."""
         if not self.folder.is_dir():
             raise ReleaseError(
                 f"{self.folder}: expected the folder of a release, found none; build it first"
@@ -101,7 +101,7 @@ class Candidate:
 
     @property
     def expected(self) -> Expectations:
-        """What the audit judges by."""
+        """What the audit checks against."""
         return expectations.of(self.config, root=self.root, revision=self.revision)
 
     @cached_property
@@ -117,77 +117,77 @@ class Candidate:
         return gpu_records.choose(self.root, wanted)
 
 
-def sources(candidate: Candidate) -> str:
+def sources(release: ReleaseFiles) -> str:
     """The checkout is a commit without changes."""
-    return f"commit {checkout.revision(candidate.root)} without changes"
+    return f"commit {checkout.revision(release.root)} without changes"
 
 
-def tagged(candidate: Candidate) -> str:
+def tagged(release: ReleaseFiles) -> str:
     """The tag is the version's, and on the commit."""
-    if candidate.tag is None:
+    if release.tag is None:
         return "no tag: this is a rehearsal, of which nothing can be published"
-    tag.require(candidate.tag, candidate.root, candidate.version, candidate.revision)
-    return f"{candidate.tag} is on it"
+    tag.require(release.tag, release.root, release.version, release.revision)
+    return f"{release.tag} is on it"
 
 
-def changelog(candidate: Candidate) -> str:
+def changelog(release: ReleaseFiles) -> str:
     """The changelog has a dated part of this version."""
-    if candidate.tag is None:
+    if release.tag is None:
         return "not read: a rehearsal"
-    changed = notes.changes(candidate.root, candidate.version)
-    return f"{len(changed.splitlines())} lines on {candidate.version}"
+    changed = notes.changes(release.root, release.version)
+    return f"{len(changed.splitlines())} lines on {release.version}"
 
 
-def complete(candidate: Candidate) -> str:
+def complete(release: ReleaseFiles) -> str:
     """Every file of the release is there, and no other; extras name wheels that are."""
-    found = members.complaints(candidate.folder.iterdir(), candidate.members)
+    found = members.complaints(release.folder.iterdir(), release.members)
     if not found:
-        found = merge.projects_extras(candidate.files, candidate.config, candidate.members)
-    members.refuse(found, str(candidate.folder), "build the whole set again, of one commit")
-    return f"{len(candidate.files)} files, those of variants.toml"
+        found = merge.projects_extras(release.files, release.config, release.members)
+    members.refuse(found, str(release.folder), "build the whole set again, of one commit")
+    return f"{len(release.files)} files, those of variants.toml"
 
 
-def rebuilt(candidate: Candidate) -> str:
+def rebuilt(release: ReleaseFiles) -> str:
     """A second build gave the same bytes."""
-    again = candidate.again
-    if not again.is_dir() or again.resolve() == candidate.folder.resolve():
+    second = release.second_build
+    if not second.is_dir() or second.resolve() == release.folder.resolve():
         raise ReleaseError(
-            f"--again {again}: expected the folder of a second build, found "
-            f"{'the first' if again.is_dir() else 'none'}; build everything twice"
+            f"--second-build {second}: expected the folder of a second build, found "
+            f"{'the first' if second.is_dir() else 'none'}; build everything twice"
         )
-    where = f"they are in {candidate.folder} and {again}"
-    reproduce.require(candidate.files, _files(again), where)
-    for file in candidate.files:
-        if (again / file.name).samefile(file):
+    where = f"they are in {release.folder} and {second}"
+    reproduce.require(release.files, _files(second), where)
+    for file in release.files:
+        if (second / file.name).samefile(file):
             raise ReleaseError(
-                f"--again {again}: expected files of a second build, found {file.name} of the "
-                "first, linked; build everything twice"
+                f"--second-build {second}: expected files of a second build, found {file.name} of "
+                "the first, linked; build everything twice"
             )
-    return f"{len(candidate.files)} files were built twice, and are the same bytes"
+    return f"{len(release.files)} files were built twice, and are the same bytes"
 
 
-def audited(candidate: Candidate) -> str:
+def audited(release: ReleaseFiles) -> str:
     """Each file is what it claims to be, of this commit."""
-    reports = [audit.audit(file, candidate.expected) for file in candidate.wheels]
+    reports = [audit.audit(file, release.expected) for file in release.wheels]
     for report in reports:
         if not report.passed:
             print(report.text())
-    sdists = [file for file in candidate.files if file.name.endswith(".tar.gz")]
+    sdists = [file for file in release.files if file.name.endswith(".tar.gz")]
     audit.require_sdists(
-        {file: source_checks.audit_sdist(file, candidate.expected) for file in sdists}
+        {file: source_checks.audit_sdist(file, release.expected) for file in sdists}
     )
     audit.require(reports)
     return f"nothing against {len(reports)} wheels and {len(sdists)} sdists"
 
 
-def sboms(candidate: Candidate) -> str:
+def sboms(release: ReleaseFiles) -> str:
     """Each binary wheel has an SBOM, and it is valid; those of a platform agree on their parts."""
     require_same_parts(
         (file, described.platform, text)
-        for file, described in candidate.manifests.items()
+        for file, described in release.manifests.items()
         for text in sbom.read(file).values()
     )
-    return f"one in each of {len(candidate.manifests)} binary wheels"
+    return f"one in each of {len(release.manifests)} binary wheels"
 
 
 def require_same_parts(documents: Iterable[tuple[Path, str, str]]) -> None:
@@ -206,30 +206,30 @@ def require_same_parts(documents: Iterable[tuple[Path, str, str]]) -> None:
             )
 
 
-def records(candidate: Candidate) -> str:
+def records(release: ReleaseFiles) -> str:
     """What is released ran on a GPU, by records of these sources."""
-    names = {one.file: None for every in candidate.used_records.values() for one in every}
+    names = {one.file: None for every in release.used_records.values() for one in every}
     return f"relies on {', '.join(names)}"
 
 
-def unused(candidate: Candidate) -> str:
+def unused(release: ReleaseFiles) -> str:
     """No index has other files of this version."""
-    for address in candidate.indexes:
-        published.absent(candidate.files, address)
-    return f"no other files of this version on {', '.join(candidate.indexes) or 'no index asked'}"
+    for address in release.indexes:
+        published.absent(release.files, address)
+    return f"no other files of this version on {', '.join(release.indexes) or 'no index asked'}"
 
 
-def installed(candidate: Candidate) -> str:
+def installed(release: ReleaseFiles) -> str:
     """The wheels install from an index of them, and work."""
     with tempfile.TemporaryDirectory(prefix="index-") as folder:
         site = Path(folder, "site")
-        index.write(candidate.folder, site)
+        index.write(release.folder, site)
         with serve.serving(site) as address:
             report = smoke.run(
-                candidate.folder,
-                root=candidate.root,
-                config=candidate.config,
-                pythons=candidate.pythons,
+                release.folder,
+                root=release.root,
+                config=release.config,
+                pythons=release.pythons,
                 index_url=address,
             )
     if not report.ok:
@@ -237,7 +237,7 @@ def installed(candidate: Candidate) -> str:
     return f"{len(report.checks)} environments are fine"
 
 
-Check = Callable[[Candidate], str]
+Check = Callable[[ReleaseFiles], str]
 
 CHECKS: Final[Mapping[str, Check]] = MappingProxyType(
     {
@@ -256,13 +256,13 @@ CHECKS: Final[Mapping[str, Check]] = MappingProxyType(
 LAST: Final[Mapping[str, Check]] = MappingProxyType({"smoke": installed})
 
 
-def prove(candidate: Candidate) -> dict[str, Any]:
-    """Make every check and print what it found; the document of what was proved.
+def check_all(release: ReleaseFiles) -> dict[str, Any]:
+    """Make every check and print what it found; the document of what was checked.
 
     ReleaseError after the last check where there is anything against the release.
     """
-    hashes = digests(candidate.files)
-    errors = _errors(candidate, CHECKS) or _errors(candidate, LAST)
+    hashes = digests(release.files)
+    errors = _errors(release, CHECKS) or _errors(release, LAST)
     if errors:
         lines = "\n".join(f"{name}: {message}" for name, message in errors.items())
         raise ReleaseError(
@@ -271,13 +271,13 @@ def prove(candidate: Candidate) -> dict[str, Any]:
         )
     return {
         "schema": SCHEMA,
-        "project": candidate.config.project.name,
-        "version": candidate.version,
-        "revision": candidate.revision,
-        "tag": candidate.tag,
+        "project": release.config.project.name,
+        "version": release.version,
+        "revision": release.revision,
+        "tag": release.tag,
         "files": hashes,
         "gpu_records": {
-            need: [one.file for one in found] for need, found in candidate.used_records.items()
+            need: [one.file for one in found] for need, found in release.used_records.items()
         },
     }
 
@@ -294,32 +294,32 @@ def _files(folder: Path) -> tuple[Path, ...]:
     return found
 
 
-def _errors(candidate: Candidate, checks: Mapping[str, Check]) -> dict[str, str]:
+def _errors(release: ReleaseFiles, checks: Mapping[str, Check]) -> dict[str, str]:
     found = {}
     for name, check in checks.items():
         try:
-            print(f"ok: {name}: {check(candidate)}", flush=True)
+            print(f"ok: {name}: {check(release)}", flush=True)
         except FlashvarError as error:
             found[name] = str(error)
             print(f"ERROR: {name}", flush=True)
     return found
 
 
-def write(candidate: Candidate, document: Mapping[str, Any], output: Path) -> list[Path]:
+def write(release: ReleaseFiles, document: Mapping[str, Any], output: Path) -> list[Path]:
     """Write the document, the notes and the SBOMs, which attestations are made of."""
     (output / SBOMS).mkdir(parents=True, exist_ok=True)
     made = [output / FILE, output / NOTES]
     made[0].write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    changed = notes.changes(candidate.root, candidate.version) if candidate.tag else "A rehearsal."
+    changed = notes.changes(release.root, release.version) if release.tag else "A rehearsal."
     text = notes.text(
         changed,
         document["revision"],
-        candidate.used_records,
-        candidate.manifests.values(),
+        release.used_records,
+        release.manifests.values(),
         document["files"],
     )
     made[1].write_text(text, encoding="utf-8")
-    for file, described in candidate.manifests.items():
+    for file, described in release.manifests.items():
         (content,) = sbom.read(file).values()
         platform = described.platform.removeprefix("linux_")
         made.append(output / SBOMS / f"{described.distribution}-{platform}.cdx.json")
@@ -367,16 +367,16 @@ def _is_of(name: str, release: str) -> bool:
 
 
 def require(files: Sequence[Path], hashes: Mapping[str, str]) -> None:
-    """ReleaseError where the files are not all that were proved, and as they were then."""
+    """ReleaseError where the files are not all that were checked, and as they were then."""
     found = []
     for file in files:
         here = digest(file) if members.is_plain(file) else "a link, a folder or something else"
-        if here != (proved := hashes.get(file.name, "of no such file")):
-            found.append(f"{file.name}: expected the SHA-256 {proved}, found {here}")
+        if here != (checked := hashes.get(file.name, "of no such file")):
+            found.append(f"{file.name}: expected the SHA-256 {checked}, found {here}")
     absent = sorted(hashes.keys() - {file.name for file in files})
     found += [f"{name}: expected this file, found none" for name in absent]
     if found:
         lines = "\n".join(f"  {line}" for line in found)
         raise ReleaseError(
-            f"expected the files that were proved, found\n{lines}\ncheck the release again"
+            f"expected the files that were checked, found\n{lines}\ncheck the release again"
         )
