@@ -35,7 +35,7 @@ def _doctor() -> list[str]:
     assert done.returncode in (0, 1), done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     assert report["healthy"] is (done.returncode == 0), report["conclusion"]
-    assert not report["refused"], report["refused"]
+    assert not report["rejected"], report["rejected"]
     return [f"{one['origin']} " for one in report["binaries"]]
 
 

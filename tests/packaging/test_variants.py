@@ -38,8 +38,8 @@ import json, sys
 from flashvar.binaries import loader, registry
 found = registry.installed()
 print(json.dumps({
-    "binaries": [[b.kind.name, b.candidate.origin] for b in found.binaries],
-    "refusals": [r.reason for r in found.refusals],
+    "binaries": [[b.kind.name, b.folder.origin] for b in found.binaries],
+    "refusals": [r.reason for r in found.rejected],
     "loaded": [type(loader.load(b)).__name__ for b in found.binaries],
 }))
 """

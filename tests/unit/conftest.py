@@ -83,7 +83,7 @@ def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in VARIABLES:
         monkeypatch.delenv(f"FLASHVAR_{name}", raising=False)
     for module, name in (
-        (registry, "_refused"),
+        (registry, "_unloadable"),
         (registry, "_missing"),
         (loader, "_libraries"),
         (serving, "_kept"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import fakes
 
 from flashvar.binaries import advice
-from flashvar.binaries.registry import Candidate, Inventory, Refusal
+from flashvar.binaries.registry import BinaryFolder, Inventory, RejectedFolder
 from flashvar.cli.diagnosis import Report, examine
 from flashvar.machine.system import System
 from flashvar.selection.request import Overrides
@@ -58,9 +58,9 @@ PARTIAL_BUILD = replace(
 )
 DAMAGED_WHEEL = replace(
     NO_WHEEL,
-    refusals=(
-        Refusal(
-            Candidate(Path("/site/flashvar_sm90"), "wheel flashvar-sm90 0.1.0", "reinstall it"),
+    rejected=(
+        RejectedFolder(
+            BinaryFolder(Path("/site/flashvar_sm90"), "wheel flashvar-sm90 0.1.0", "reinstall it"),
             "sm_90",
             "expected libflashvar_sm90.so to have 4 bytes, found 3",
             "pip install --force-reinstall --no-deps flashvar-sm90",

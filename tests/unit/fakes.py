@@ -18,7 +18,7 @@ from flashvar.binaries.manifest import (
     Source,
     Toolkit,
 )
-from flashvar.binaries.registry import Binary, Candidate, Inventory
+from flashvar.binaries.registry import Binary, BinaryFolder, Inventory
 from flashvar.binaries.variant import BinaryKind, Kernel
 from flashvar.machine.system import Device, System, platform_tag
 from flashvar.ops import specs
@@ -113,7 +113,7 @@ def _usual(value: Value) -> str | int:
 def binary(code: str, **changes: Any) -> Binary:
     """An installed wheel of `code`; `changes` replace fields of its manifest."""
     extra = BinaryKind.parse(code).extra
-    candidate = Candidate(Path("/fake") / extra, f"wheel flashvar-{extra} 0.1.0", "reinstall it")
+    candidate = BinaryFolder(Path("/fake") / extra, f"wheel flashvar-{extra} 0.1.0", "reinstall it")
     made = manifest(code)
     made = replace(made, kernels=made.kernels + of_other_ops())
     return Binary(candidate, replace(made, **changes))

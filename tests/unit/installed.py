@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from flashvar.binaries.manifest import ABI, LibraryFile, Manifest
-from flashvar.binaries.registry import Binary, Candidate
+from flashvar.binaries.registry import Binary, BinaryFolder
 
 COMPILER = next(filter(None, map(shutil.which, ("cc", "gcc", "clang", "c++", "g++"))), None)
 
@@ -75,7 +75,7 @@ def put_binary(directory: Path, manifest: Manifest, library: bytes = b"\0\0\0\0"
     directory.mkdir(parents=True)
     (directory / "manifest.json").write_text(manifest.to_json(), encoding="utf-8")
     (directory / file.file).write_bytes(library)
-    return Binary(Candidate(directory, f"wheel {directory.name}", "install it again"), manifest)
+    return Binary(BinaryFolder(directory, f"wheel {directory.name}", "install it again"), manifest)
 
 
 def put_wheel(site: Path, manifest: Manifest, version: str = "0.1.0") -> Path:
@@ -90,4 +90,4 @@ def put_wheel(site: Path, manifest: Manifest, version: str = "0.1.0") -> Path:
     (info / "entry_points.txt").write_text(
         f"[flashvar.binaries]\n{manifest.architecture.name} = {folder}\n", encoding="utf-8"
     )
-    return put_binary(site / folder, manifest).candidate.directory
+    return put_binary(site / folder, manifest).folder.path

@@ -58,8 +58,8 @@ def test_a_wheel_of_ours_with_such_metadata_serves(
     next(tmp_path.glob("*.dist-info/METADATA")).write_bytes(NOT_UTF8)
     monkeypatch.syspath_prepend(tmp_path)
     (binary,) = registry.installed().binaries
-    assert binary.candidate.directory == folder
-    assert binary.candidate.origin == "wheel without a name of unknown version"
+    assert binary.folder.path == folder
+    assert binary.folder.origin == "wheel without a name of unknown version"
 
 
 def test_a_folder_that_torch_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +160,7 @@ def test_a_library_that_is_no_file(
     empty = replace(described, library=replace(described.library, bytes=0))
     (folder / manifests.FILE_NAME).write_text(empty.to_json(), encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    (refusal,) = registry.installed().refusals
+    (refusal,) = registry.installed().rejected
     assert f"expected {library.name} to be a regular file, found something else" in refusal.reason
 
 
@@ -196,9 +196,9 @@ def test_of_two_wheels_the_one_of_our_version_wins(
     for name in sorted(sites, reverse=not ours_first):  # the last one lies first on the path
         monkeypatch.syspath_prepend(sites[name])
     inventory = registry.installed()
-    assert [one.candidate.directory for one in inventory.binaries] == [ours]
-    assert [one.reason for one in inventory.refusals] == [
-        f"shadowed by wheel flashvar-sm80 {__version__}, which has flashvar's version"
+    assert [one.folder.path for one in inventory.binaries] == [ours]
+    assert [one.reason for one in inventory.rejected] == [
+        f"replaced by wheel flashvar-sm80 {__version__}, which has flashvar's version"
     ]
 
 
@@ -210,8 +210,8 @@ def test_what_the_user_names_wins_whatever_its_version(
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path / "named"))
     (binary,) = registry.installed().binaries
-    assert binary.candidate.directory == named.candidate.directory
-    assert binary.skew is not None
+    assert binary.folder.path == named.folder.path
+    assert binary.version_mismatch is not None
 
 
 @pytest.mark.parametrize("file", ["entry_points.txt", "METADATA", "INSTALLER"])

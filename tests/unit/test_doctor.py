@@ -13,7 +13,7 @@ from installed import put_binary
 
 from flashvar._version import __version__
 from flashvar.binaries import advice, registry
-from flashvar.binaries.registry import Candidate, Inventory, Refusal
+from flashvar.binaries.registry import BinaryFolder, Inventory, RejectedFolder
 from flashvar.cli import diagnosis, doctor_page, main, page_text
 from flashvar.cli.diagnosis import Report, examine
 from flashvar.machine.system import Device, System
@@ -23,7 +23,9 @@ from flashvar.selection.request import Overrides
 
 ALL = fakes.inventory("80", "86", "89", "90a")
 NOTHING = fakes.inventory()
-SHADOWED = Refusal(Candidate(Path("/b"), "wheel b", "again"), "sm_89", "shadowed by wheel a", None)
+REPLACED = RejectedFolder(
+    BinaryFolder(Path("/b"), "wheel b", "again"), "sm_89", "replaced by wheel a", None
+)
 
 
 # Requests about one device where ALL is installed.
@@ -126,7 +128,7 @@ def test_fixes_are_those_that_would_change_what_runs(
 
 
 def test_text_of_a_machine_with_two_devices() -> None:
-    inventory = replace(fakes.inventory("89"), refusals=(SHADOWED,))
+    inventory = replace(fakes.inventory("89"), rejected=(REPLACED,))
     text = rendered(report(fakes.system(fakes.L40S, fakes.GB200), inventory))
     assert text.startswith(
         f"flashvar {__version__}: Of {2 * EACH} kinds of calls: cuda {EACH}, triton {EACH}.\n"
@@ -137,14 +139,14 @@ def test_text_of_a_machine_with_two_devices() -> None:
     assert "\n".join(of_attention).splitlines() == [
         "  cuda:0  attention_fwd, attention_bwd bf16, fp16, head dims 32, 64, 128, 256: cuda sm_89",
         "      cuda sm_89  chosen     serves",
-        "      cuda sm_89  no         wheel b: shadowed by wheel a",
+        "      cuda sm_89  no         wheel b: replaced by wheel a",
         "      triton      available  serves, compiled at the first call",
         '      reference   no         runs CUDA tensors only when named: backend="reference"',
         "  cuda:1  attention_fwd, attention_bwd bf16, fp16, head dims 32, 64, 128, 256: triton",
         "      cuda sm_100  no      flashvar has no wheel for it, only for "
         "sm_80, sm_86, sm_89, sm_90",
         "      cuda sm_89   no      runs on compute capability 8.9 and later 8.x; this GPU is 10.0",
-        "      cuda sm_89   no      wheel b: shadowed by wheel a",
+        "      cuda sm_89   no      wheel b: replaced by wheel a",
         "      triton       chosen  serves, compiled at the first call",
         '      reference    no      runs CUDA tensors only when named: backend="reference"',
     ]
@@ -166,12 +168,12 @@ def test_directions_that_run_on_different_backends_stand_apart() -> None:
 
 
 def test_text_names_every_binary_and_every_refusal() -> None:
-    inventory = replace(fakes.inventory("80", "89"), refusals=(SHADOWED,))
+    inventory = replace(fakes.inventory("80", "89"), rejected=(REPLACED,))
     text = rendered(report(fakes.system(fakes.L40S), inventory))
     binaries = text.partition("\nBinaries\n")[2].partition("\n\n")[0].splitlines()
     assert [line.split()[0] for line in binaries] == ["architecture", "sm_80", "sm_89", "sm_89"]
     assert "head dims 32, 64, 128, 256" in binaries[1]
-    assert " ".join(binaries[3].split()) == "sm_89 wheel b refused: shadowed by wheel a"
+    assert " ".join(binaries[3].split()) == "sm_89 wheel b rejected: replaced by wheel a"
 
 
 def test_text_shows_what_the_user_insists_on() -> None:

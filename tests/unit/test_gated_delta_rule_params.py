@@ -317,8 +317,8 @@ def test_a_takeover_is_refused_or_logged(
     monkeypatch.setenv("FLASHVAR_BACKEND", "reference")
     monkeypatch.setattr(resolve, "_logged", set())
     results = {
-        "auto": CandidateResult("cuda sm_90", "cuda", True, "", asked=asked),
-        "triton": CandidateResult("triton", "triton", True, "", asked=True),
+        "auto": CandidateResult("cuda sm_90", "cuda", True, "", explicit=asked),
+        "triton": CandidateResult("triton", "triton", True, "", explicit=True),
     }
     monkeypatch.setattr(serving, "choose", lambda request, backend: results[backend])
     odd = on_device(q=torch.empty(3, 64, 2, 20).half())

@@ -73,19 +73,19 @@ def test_the_next_binary_serves_a_function_that_the_first_lacks(
         chosen = resolve.choose(replace(fakes.BF16_64, function=function), "cuda").binary
         assert chosen is not None
         assert chosen.library in loader._libraries
-        return chosen.candidate.directory.name
+        return chosen.folder.path.name
 
     assert serving("attention_fwd") == "first"
     assert serving("attention_bwd") == "second"
     resolve.choose.cache_clear()
     assert (serving("attention_bwd"), serving("attention_fwd")) == ("second", "first")
     inventory = loader.open_all()
-    assert [one.candidate.directory.name for one in inventory.binaries] == ["first", "second"]
-    (shadowed,) = inventory.refusals
-    assert shadowed.candidate.directory.name == "third"
+    assert [one.folder.path.name for one in inventory.binaries] == ["first", "second"]
+    (replaced,) = inventory.rejected
+    assert replaced.folder.path.name == "third"
 
 
-def test_a_binary_that_lacks_the_same_function_is_shadowed(
+def test_a_binary_that_lacks_the_same_function_is_replaced(
     tmp_path: Path, good: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Found by opening it, as its manifest lists the function too."""
@@ -93,8 +93,8 @@ def test_a_binary_that_lacks_the_same_function_is_shadowed(
         put_binary(tmp_path / "lib" / name, fakes.manifest("80"), good)
     monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path / "lib"))
     inventory = loader.open_all()
-    assert [one.candidate.directory.name for one in inventory.binaries] == ["first"]
-    assert [one.candidate.directory.name for one in inventory.refusals] == ["second"]
+    assert [one.folder.path.name for one in inventory.binaries] == ["first"]
+    assert [one.folder.path.name for one in inventory.rejected] == ["second"]
     assert len(loader._libraries) == 2
 
 
@@ -177,8 +177,8 @@ def test_open_all_replaces_what_does_not_open_by_the_next(
     put_binary(tmp_path / "c_bad", fakes.manifest("90a"), b"text")
     monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path))
     inventory = loader.open_all()
-    assert [one.candidate.directory.name for one in inventory.binaries] == ["b_good"]
-    refused = {one.candidate.directory.name: one.reason for one in inventory.refusals}
+    assert [one.folder.path.name for one in inventory.binaries] == ["b_good"]
+    refused = {one.folder.path.name: one.reason for one in inventory.rejected}
     assert set(refused) == {"a_bad", "c_bad"}
     assert "expected an ELF library" in refused["a_bad"]
     assert registry.installed() is inventory

@@ -13,13 +13,13 @@ from installed import put_binary, put_wheel
 from flashvar._version import __version__
 from flashvar.binaries import registry
 from flashvar.binaries.manifest import ABI, Manifest
-from flashvar.binaries.registry import Candidate, Inventory, take_stock
+from flashvar.binaries.registry import BinaryFolder, Inventory, list_binaries
 
 pytestmark = pytest.mark.usefixtures("fresh_registry")
 
 
-def put(directory: Path, manifest: Manifest) -> Candidate:
-    return put_binary(directory, manifest).candidate
+def put(directory: Path, manifest: Manifest) -> BinaryFolder:
+    return put_binary(directory, manifest).folder
 
 
 def names(inventory: Inventory) -> list[str]:
@@ -28,9 +28,9 @@ def names(inventory: Inventory) -> list[str]:
 
 def test_intact_binaries_are_sorted_by_architecture(tmp_path: Path) -> None:
     codes = ("90a", "80", "89")
-    inventory = take_stock(put(tmp_path / code, fakes.manifest(code)) for code in codes)
+    inventory = list_binaries(put(tmp_path / code, fakes.manifest(code)) for code in codes)
     assert names(inventory) == ["sm_80", "sm_89", "sm_90"]
-    assert inventory.refusals == ()
+    assert inventory.rejected == ()
 
 
 def truncate_library(directory: Path) -> None:
@@ -63,10 +63,10 @@ def test_damaged_binary_is_refused_with_its_reason(
     tmp_path: Path, damage: Callable[[Path], None], reason: str
 ) -> None:
     found = put(tmp_path / "binary", fakes.manifest("80"))
-    damage(found.directory)
-    inventory = take_stock([found])
+    damage(found.path)
+    inventory = list_binaries([found])
     assert inventory.binaries == ()
-    (refusal,) = inventory.refusals
+    (refusal,) = inventory.rejected
     assert reason in refusal.reason
     assert refusal.fix == "install it again"
 
@@ -80,26 +80,26 @@ def test_damaged_binary_is_refused_with_its_reason(
     ids=["other ABI", "other platform"],
 )
 def test_foreign_binary_is_refused(tmp_path: Path, manifest: Manifest, reason: str) -> None:
-    inventory = take_stock([put(tmp_path / "binary", manifest)])
+    inventory = list_binaries([put(tmp_path / "binary", manifest)])
     assert inventory.binaries == ()
-    assert [reason in refusal.reason for refusal in inventory.refusals] == [True]
+    assert [reason in refusal.reason for refusal in inventory.rejected] == [True]
 
 
 def test_first_of_one_architecture_wins_and_the_loser_names_it(tmp_path: Path) -> None:
     first = put(tmp_path / "first", fakes.manifest("80"))
     second = put(tmp_path / "second", fakes.manifest("80"))
-    inventory = take_stock([first, second])
-    assert [binary.candidate for binary in inventory.binaries] == [first]
-    assert [refusal.reason for refusal in inventory.refusals] == [
-        "shadowed by wheel first, which comes first"
+    inventory = list_binaries([first, second])
+    assert [binary.folder for binary in inventory.binaries] == [first]
+    assert [refusal.reason for refusal in inventory.rejected] == [
+        "replaced by wheel first, which comes first"
     ]
 
 
-def test_damaged_binary_shadows_nothing(tmp_path: Path) -> None:
+def test_damaged_binary_replaces_nothing(tmp_path: Path) -> None:
     first = put(tmp_path / "first", fakes.manifest("80"))
-    truncate_library(first.directory)
+    truncate_library(first.path)
     second = put(tmp_path / "second", fakes.manifest("80"))
-    assert [one.candidate for one in take_stock([first, second]).binaries] == [second]
+    assert [one.folder for one in list_binaries([first, second]).binaries] == [second]
 
 
 def test_refused_binary_lets_the_next_one_move_up(
@@ -109,24 +109,24 @@ def test_refused_binary_lets_the_next_one_move_up(
     put_binary(tmp_path / "lib/second", fakes.manifest("80"))
     monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path / "lib"))
     (first,) = registry.installed().binaries
-    inventory = registry.refuse(first, "dlopen refused it")
-    assert [one.candidate.directory.name for one in inventory.binaries] == ["second"]
-    assert inventory.refusals[0].reason == "dlopen refused it"
+    inventory = registry.reject(first, "dlopen refused it")
+    assert [one.folder.path.name for one in inventory.binaries] == ["second"]
+    assert inventory.rejected[0].reason == "dlopen refused it"
     assert registry.installed() is inventory
 
 
 def test_precedence_is_directory_then_wheel_then_embedded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    named = put(tmp_path / "named", fakes.manifest("80")).directory
+    named = put(tmp_path / "named", fakes.manifest("80")).path
     wheel = put_wheel(tmp_path / "site", fakes.manifest("80"))
-    embedded = put(tmp_path / "flashvar/_binaries/sm_80", fakes.manifest("80")).directory
+    embedded = put(tmp_path / "flashvar/_binaries/sm_80", fakes.manifest("80")).path
     monkeypatch.setenv("FLASHVAR_LIB_DIR", str(named))
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.setattr(registry, "__file__", str(tmp_path / "flashvar/binaries/registry.py"))
     inventory = registry.installed()
-    assert [one.candidate.directory for one in inventory.binaries] == [named]
-    losers = [one.candidate.directory for one in inventory.refusals]
+    assert [one.folder.path for one in inventory.binaries] == [named]
+    losers = [one.folder.path for one in inventory.rejected]
     assert losers == [wheel, embedded]
 
 
@@ -137,8 +137,8 @@ def test_wheel_is_found_beside_its_metadata_and_not_imported(
     (wheel / "__init__.py").write_text("raise AssertionError('imported')", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     (binary,) = registry.installed().binaries
-    assert binary.candidate.directory == wheel
-    assert binary.candidate.origin == "wheel flashvar-sm90 0.1.0+hdim64"
+    assert binary.folder.path == wheel
+    assert binary.folder.origin == "wheel flashvar-sm90 0.1.0+hdim64"
     assert "flashvar_sm90" not in sys.modules
 
 
@@ -149,8 +149,8 @@ def test_second_distribution_of_one_name_is_named(
     put_wheel(tmp_path / "b", fakes.manifest("80"), "0.1.0+hdim64")
     monkeypatch.syspath_prepend(tmp_path / "a")
     monkeypatch.syspath_prepend(tmp_path / "b")
-    (refusal,) = registry.installed().refusals
-    assert refusal.reason == "shadowed by wheel flashvar-sm80 0.1.0+hdim64, which comes first"
+    (refusal,) = registry.installed().rejected
+    assert refusal.reason == "replaced by wheel flashvar-sm80 0.1.0+hdim64, which comes first"
 
 
 def test_foreign_malformed_entry_points_do_not_matter(
@@ -170,7 +170,7 @@ def test_directory_without_a_binary_is_shown_as_a_mistake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path / "nowhere"))
-    (refusal,) = registry.installed().refusals
+    (refusal,) = registry.installed().rejected
     assert "nowhere" in refusal.reason
     assert refusal.fix == "build it again, or unset FLASHVAR_LIB_DIR"
 
@@ -181,8 +181,10 @@ def test_directory_without_a_binary_is_shown_as_a_mistake(
 )
 def test_only_public_versions_are_compared(version: str, skewed: bool) -> None:
     binary = fakes.binary("89", version=version)
-    assert (binary.skew is not None) == skewed
-    assert binary.skew is None or binary.skew.endswith("for the same version of both: reinstall it")
+    assert (binary.version_mismatch is not None) == skewed
+    assert binary.version_mismatch is None or binary.version_mismatch.endswith(
+        "for the same version of both: reinstall it"
+    )
 
 
 def test_skewed_wheel_is_replaced_by_the_version_that_fits(
@@ -191,8 +193,8 @@ def test_skewed_wheel_is_replaced_by_the_version_that_fits(
     put_wheel(tmp_path, replace(fakes.manifest("89"), version="9.9"), "9.9")
     monkeypatch.syspath_prepend(tmp_path)
     (binary,) = registry.installed().binaries
-    assert binary.skew is not None
-    assert binary.skew.endswith(f"flashvar-sm89=={__version__}")
+    assert binary.version_mismatch is not None
+    assert binary.version_mismatch.endswith(f"flashvar-sm89=={__version__}")
 
 
 def test_development_build_is_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +204,7 @@ def test_development_build_is_built_again(tmp_path: Path, monkeypatch: pytest.Mo
     (info / "INSTALLER").write_text(f"{registry.DEVELOPMENT}\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     (binary,) = registry.installed().binaries
-    assert binary.candidate.repair == "nox -s build-dev -- arch=sm_89"
+    assert binary.folder.remedy == "nox -s build-dev -- arch=sm_89"
 
 
 def put_foreign(
@@ -232,7 +234,7 @@ def test_malformed_packages_do_not_matter(
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     inventory = registry.installed()
     assert names(inventory) == ["sm_89"]
-    assert inventory.refusals == ()
+    assert inventory.rejected == ()
 
 
 def test_package_without_a_name_is_refused_in_words(
@@ -240,7 +242,7 @@ def test_package_without_a_name_is_refused_in_words(
 ) -> None:
     put_foreign(tmp_path, b"[flashvar.binaries]\nsm_80 = nothing\n", metadata="")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    (refusal,) = registry.installed().refusals
+    (refusal,) = registry.installed().rejected
     assert "manifest.json" in refusal.reason
 
 
@@ -249,7 +251,7 @@ def test_directory_with_too_long_a_name_is_refused(
     part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path / part))
-    (refusal,) = [one for one in registry.installed().refusals if "LIB_DIR" in one.candidate.origin]
+    (refusal,) = [one for one in registry.installed().rejected if "LIB_DIR" in one.folder.origin]
     assert "File name too long" in refusal.reason
 
 
@@ -262,12 +264,12 @@ def test_directory_that_may_not_be_looked_into_is_refused(
     monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path))
     monkeypatch.setattr(Path, "is_file", refuse)
     monkeypatch.setattr(os, "open", refuse)
-    assert "Permission denied" in registry.installed().refusals[0].reason
+    assert "Permission denied" in registry.installed().rejected[0].reason
 
 
 def test_loop_of_links_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").symlink_to(tmp_path / "b")
     (tmp_path / "b").symlink_to(tmp_path / "a")
     monkeypatch.setenv("FLASHVAR_LIB_DIR", str(tmp_path / "a"))
-    (refusal,) = [one for one in registry.installed().refusals if "LIB_DIR" in one.candidate.origin]
+    (refusal,) = [one for one in registry.installed().rejected if "LIB_DIR" in one.folder.origin]
     assert "manifest.json" in refusal.reason

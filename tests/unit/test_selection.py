@@ -11,7 +11,7 @@ from fakes import BF16_64, chosen, result_of
 from flashvar import ops
 from flashvar.binaries import advice
 from flashvar.binaries.extras import Extras
-from flashvar.binaries.registry import Candidate, Inventory, Refusal
+from flashvar.binaries.registry import BinaryFolder, Inventory, RejectedFolder
 from flashvar.errors import InvalidInputError
 from flashvar.machine.system import Device, System
 from flashvar.ops.op import Axis, OpSpec
@@ -116,7 +116,7 @@ def test_rejection_says_why(system: System, candidate: str, reason: str) -> None
 def test_every_candidate_has_a_result_with_a_reason(
     system: System, device: int | None, head_dim: int
 ) -> None:
-    inventory = replace(ALL, refusals=(refused(None),))
+    inventory = replace(ALL, rejected=(refused(None),))
     decision = select(
         Request.of("attention_fwd", "bf16", device, head_dim=head_dim), system, inventory
     )
@@ -271,9 +271,9 @@ def test_an_unknown_function_is_an_error() -> None:
         choose(Request("no_such", "bf16", None))
 
 
-def refused(architecture: str | None) -> Refusal:
-    candidate = Candidate(Path("/lost"), "wheel lost 0.1.0", "again")
-    return Refusal(candidate, architecture, "damaged", "install it again")
+def refused(architecture: str | None) -> RejectedFolder:
+    candidate = BinaryFolder(Path("/lost"), "wheel lost 0.1.0", "again")
+    return RejectedFolder(candidate, architecture, "damaged", "install it again")
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def refused(architecture: str | None) -> Refusal:
 def test_refused_binary_stands_where_it_would_have_served(
     device: Device, architecture: str | None, order: list[str], fix: str | None
 ) -> None:
-    inventory = replace(fakes.inventory("80"), refusals=(refused(architecture),))
+    inventory = replace(fakes.inventory("80"), rejected=(refused(architecture),))
     decision = select(BF16_64, fakes.system(device), inventory)
     assert [one.candidate for one in decision.results][: len(order)] == order
     (found,) = [one for one in decision.results if "damaged" in one.reason]

@@ -11,7 +11,7 @@ from pathlib import Path
 import fakes
 import pytest
 from installed import put_binary
-from test_doctor import SHADOWED
+from test_doctor import REPLACED
 
 import flashvar
 from flashvar.binaries.manifest import Manifest
@@ -116,14 +116,14 @@ def test_what_is_no_architecture_is_refused(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_refused_binary_is_shown_with_its_reason() -> None:
-    inventory = Inventory(fakes.inventory("80").binaries, (SHADOWED,))
+    inventory = Inventory(fakes.inventory("80").binaries, (REPLACED,))
     lines = page_text.render(show.page(inventory)).splitlines()
-    assert "  /b      shadowed by wheel a" in lines
+    assert "  /b      replaced by wheel a" in lines
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_it_fits(width: int) -> None:
-    inventory = Inventory((*fakes.inventory("80", "86", "89").binaries,), (SHADOWED,))
+    inventory = Inventory((*fakes.inventory("80", "86", "89").binaries,), (REPLACED,))
     text = page_text.render(show.page(inventory), width)
     assert max(map(len, text.splitlines())) <= width
 

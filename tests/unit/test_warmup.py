@@ -14,7 +14,7 @@ import pytest
 
 from flashvar.binaries.registry import Inventory
 from flashvar.cli import commands, main, page_text, warmup
-from flashvar.cli.warmup import Asked
+from flashvar.cli.warmup import WarmupOptions
 from flashvar.errors import BackendUnavailableError
 from flashvar.machine.shared_memory import SHARED_MEMORY
 from flashvar.machine.system import System, gather
@@ -27,13 +27,13 @@ from flashvar.backends.triton.attention import warmup as kernels  # noqa: E402
 PLAIN = Kind("bf16", 64, 64, True, False)
 
 
-def asked(*words: str) -> Asked:
+def options(*words: str) -> WarmupOptions:
     """What a command line means."""
     chosen = commands.parse(["warmup", *words])
-    return Asked(tuple(warmup.warmed_ops()[chosen.op].kinds(chosen)), chosen.op)
+    return WarmupOptions(tuple(warmup.warmed_ops()[chosen.op].kinds(chosen)), chosen.op)
 
 
-ASKED = asked()
+ASKED = options()
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_offline_kernels_of_training_with_a_bias(cache: Path) -> None:
 
 def test_offline_kernels_of_every_form_of_merging(cache: Path) -> None:
     """With and without the gradient of lse, and those of outs, of lses or of both."""
-    found = asked("merge_states", "--backward", "--stacked", "--unaligned", "--head-dim", "16")
+    found = options("merge_states", "--backward", "--stacked", "--unaligned", "--head-dim", "16")
     assert len(found.kinds) == 8
     listed, stacked = (one for one in found.kinds if one.training and not one.unaligned)
     warmup.warmed_ops()["merge_states"].compile_for(listed, (9, 0))
@@ -149,9 +149,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     for name in ("FLASHVAR_BACKEND", "FLASHVAR_FORCE_ARCH"):
         monkeypatch.delenv(name, raising=False)
 
-    def ask(asked: Asked, system: System, inventory: Inventory = Inventory()) -> Any:  # noqa: B008
+    def ask(options: WarmupOptions, system: System, inventory: Inventory = Inventory()) -> Any:  # noqa: B008
         monkeypatch.setattr(warmup.loader, "open_all", lambda: inventory)
-        code = warmup.run(asked, as_json=True, system=system)
+        code = warmup.run(options, as_json=True, system=system)
         return code, json.loads(capsys.readouterr().out)
 
     return ask
@@ -160,7 +160,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def test_everything_asked_for_is_compiled_where_triton_serves(
     run: Run, made: list[tuple[Kind, int]]
 ) -> None:
-    wanted = replace(asked("--dtype", "bf16,fp16", "--backward"), device=1)
+    wanted = replace(options("--dtype", "bf16,fp16", "--backward"), device=1)
     code, document = run(wanted, fakes.system(fakes.H100, fakes.GB200))
     assert code == 0
     assert len(made) == len(set(made)) == len(document["calls"]) == 2 * 2 * 2 * 2
@@ -194,7 +194,7 @@ def test_a_backward_that_only_triton_has_is_compiled(
 ) -> None:
     forward = fakes.manifest("89", ops=("attention_fwd",)).kernels
     inventory = Inventory((fakes.binary("89", kernels=forward),))
-    run(asked("--backward"), fakes.system(fakes.L40S), inventory)
+    run(options("--backward"), fakes.system(fakes.L40S), inventory)
     assert {kind.training for kind, _ in made} == {True}
     assert len(made) == 4
 
@@ -202,14 +202,14 @@ def test_a_backward_that_only_triton_has_is_compiled(
 def test_what_does_not_compile_is_told_and_the_rest_goes_on(
     run: Run, made: list[tuple[Kind, int]]
 ) -> None:
-    code, document = run(asked("--head-dim", "96,64"), fakes.system(fakes.GB200))
+    code, document = run(options("--head-dim", "96,64"), fakes.system(fakes.GB200))
     assert code == 1
     assert [one["state"] for one in document["calls"]] == ["failed"] * 2 + ["ready"] * 2
     assert document["calls"][0]["detail"] == "out of resource: shared memory"
 
 
 def test_what_triton_cannot_serve_is_told(run: Run, made: list[tuple[Kind, int]]) -> None:
-    code, document = run(asked("--dtype", "bf16,fp16"), fakes.system(fakes.T4))
+    code, document = run(options("--dtype", "bf16,fp16"), fakes.system(fakes.T4))
     assert code == 1
     states = {one["dtype"]: one["state"] for one in document["calls"]}
     assert states == {"bf16": "failed", "fp16": "ready"}
@@ -225,7 +225,7 @@ def test_what_triton_cannot_serve_is_told(run: Run, made: list[tuple[Kind, int]]
     ],
     ids=["no GPU", "no such GPU", "no Triton", "interpreter"],
 )
-def test_machines_that_cannot(wanted: Asked, system: System, words: str) -> None:
+def test_machines_that_cannot(wanted: WarmupOptions, system: System, words: str) -> None:
     with pytest.raises(BackendUnavailableError, match=words):
         warmup.run(wanted, as_json=True, system=system)
 
@@ -278,15 +278,15 @@ def combined(
         (["--window", "--softcap"], combined(features=("window", "softcap"))),
         (["attention", "--causal"], combined(causal=(True,))),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "asked",
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "options",
 )
 def test_words_of_the_command(
     words: list[str], expected: tuple[Kind, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    monkeypatch.setattr(warmup, "run", lambda asked, *, as_json: seen.append(asked) or 0)
+    monkeypatch.setattr(warmup, "run", lambda options, *, as_json: seen.append(options) or 0)
     assert main(["warmup", *words, "--arch", "sm_90", "--all"]) == 0
-    assert seen == [Asked(expected, "attention", "sm_90", 0, True)]
+    assert seen == [WarmupOptions(expected, "attention", "sm_90", 0, True)]
 
 
 @pytest.mark.parametrize("option", [["--json"], ["--all"], ["--device", "0"], ["--arch", "sm_90"]])
@@ -294,7 +294,7 @@ def test_the_op_may_stand_behind_options(
     option: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    monkeypatch.setattr(warmup, "run", lambda asked, *, as_json: seen.append(asked.op) or 0)
+    monkeypatch.setattr(warmup, "run", lambda options, *, as_json: seen.append(options.op) or 0)
     assert main(["warmup", *option, "merge_states"]) == 0
     assert seen == ["merge_states"]
 

@@ -62,7 +62,7 @@ class ManifestError(FlashvarError):
 
 
 class BinaryError(FlashvarError, RuntimeError):
-    """A shared library was refused when it was loaded, or a launch failed."""
+    """A shared library could not be loaded, or a launch failed."""
 
 
 class InstallError(FlashvarError):

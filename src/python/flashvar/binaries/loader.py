@@ -119,25 +119,25 @@ def load(binary: Binary) -> Library:
     A version that differs from flashvar's is logged once.
 
     Raises:
-        BinaryError: the library was refused; another candidate may serve.
+        BinaryError: the library was rejected; another candidate may run the call.
     """
     library = _libraries.get(binary.library)
     if library is None:
-        if binary.skew is not None:
-            _log.warning("%s", binary.skew)
+        if binary.version_mismatch is not None:
+            _log.warning("%s", binary.version_mismatch)
         library = _libraries[binary.library] = _open(binary)
     return library
 
 
 def open_all() -> Inventory:
-    """The installed binaries that open, and refusals with a reason for the others."""
+    """The installed binaries that open, and rejected folders with a reason for the others."""
     inventory = registry.installed()
     for binary in inventory.binaries:
         try:
             library = load(binary)
         except BinaryError as error:
-            registry.refuse(binary, str(error))
-            return open_all()  # the refused binary may have shadowed another
+            registry.reject(binary, str(error))
+            return open_all()  # the rejected binary may have replaced another
         if _tell_missing(binary, library):
             return open_all()  # likewise, of a function
     return inventory
@@ -150,7 +150,7 @@ def _tell_missing(binary: Binary, library: Library) -> bool:
         try:
             library.function(name)
         except BinaryError as error:
-            registry.lacks(binary, name, str(error))
+            registry.without_function(binary, name, str(error))
             news = True
     return news
 

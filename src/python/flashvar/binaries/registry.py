@@ -1,10 +1,10 @@
-"""The registry of installed binaries, and of folders that were refused, with the reason.
+"""The registry of installed binaries, and of folders that are rejected, with the reason.
 
 Listing is cheap: it reads manifests and file sizes, and opens no library. For each kind of binary
-(architecture and oldest driver) the first candidate is used, in this order: FLASHVAR_LIB_DIR, a
+(architecture and oldest driver) the first folder is used, in this order: FLASHVAR_LIB_DIR, a
 separate wheel, a binary embedded in flashvar itself. Among wheels and embedded binaries, one of
-flashvar's own version is preferred. The other candidates are listed as refused. If a library does
-not export a function that its manifest lists, the next candidate that has it is used too.
+flashvar's own version is preferred. The other folders are listed as rejected. If a library does
+not export a function that its manifest lists, the next folder that has it is used too.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ _ENTRIES: Final = 64
 
 
 @dataclass(frozen=True)
-class Candidate:
+class BinaryFolder:
     """A folder that may hold a binary, and where it was found."""
 
-    directory: Path
+    path: Path
     origin: str  # for people, e.g. "wheel <name> <version>"
-    repair: str  # the command or the step that replaces it
-    named: bool = False  # the user named it, through FLASHVAR_LIB_DIR
+    remedy: str  # the command or the step that replaces it
+    from_lib_dir: bool = False  # the user named it, through FLASHVAR_LIB_DIR
 
 
 @dataclass(frozen=True)
 class Binary:
-    """A candidate with a valid manifest and a library of the size in the manifest."""
+    """A folder with a valid manifest and a library of the size in the manifest."""
 
-    candidate: Candidate
+    folder: BinaryFolder
     manifest: Manifest
     missing: tuple[tuple[str, str], ...] = ()  # (function, reason) that its library does not export
 
     @property
     def library(self) -> Path:
         """The shared library."""
-        return self.candidate.directory / self.manifest.library.file
+        return self.folder.path / self.manifest.library.file
 
     @property
     def functions(self) -> frozenset[str]:
@@ -80,22 +80,22 @@ class Binary:
         return self.manifest.kind
 
     @property
-    def skew(self) -> str | None:
+    def version_mismatch(self) -> str | None:
         """A message if its version differs from flashvar's, ignoring local labels; else None."""
         found = public(self.manifest.version)
         if found == public(__version__):
             return None
         return (
-            f"{self.candidate.origin} holds version {found}, flashvar is {public(__version__)}; "
-            f"for the same version of both: {self.candidate.repair}"
+            f"{self.folder.origin} holds version {found}, flashvar is {public(__version__)}; "
+            f"for the same version of both: {self.folder.remedy}"
         )
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """A candidate that is not used, and why."""
+class RejectedFolder:
+    """A folder that is not used, and why."""
 
-    candidate: Candidate
+    folder: BinaryFolder
     architecture: str | None  # or the name of its kind; None: the manifest could not be read
     reason: str
     fix: str | None
@@ -103,75 +103,78 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Inventory:
-    """All candidates: refusals, and binaries, of each architecture the preferred one first."""
+    """Rejected folders, and binaries, of each architecture the preferred one first."""
 
     binaries: tuple[Binary, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
+    rejected: tuple[RejectedFolder, ...] = ()
     extras: Extras = NO_EXTRAS  # the extras of `pip install flashvar[...]`
 
 
-_refused: dict[Path, str] = {}
+_unloadable: dict[Path, str] = {}
 _missing: dict[Path, dict[str, str]] = {}
 
 
 @cache
 def installed() -> Inventory:
     """The inventory of this machine, taken once per process."""
-    found = list(candidates(os.environ))
-    return take_stock(
-        found, refused=_refused, missing=_missing, extras=available.of_installed(platform_tag())
+    found = list(folders(os.environ))
+    return list_binaries(
+        found,
+        unloadable=_unloadable,
+        missing=_missing,
+        extras=available.of_installed(platform_tag()),
     )
 
 
-def refuse(binary: Binary, reason: str) -> Inventory:
-    """Refuse a binary whose library did not load; the architecture's next candidate replaces it."""
-    _refused[binary.candidate.directory] = reason
+def reject(binary: Binary, reason: str) -> Inventory:
+    """Reject a binary whose library did not load; the architecture's next folder replaces it."""
+    _unloadable[binary.folder.path] = reason
     installed.cache_clear()
     return installed()
 
 
-def lacks(binary: Binary, function: str, reason: str) -> Inventory:
+def without_function(binary: Binary, function: str, reason: str) -> Inventory:
     """Record that a binary's library does not export a function; its others can still be used.
 
-    The architecture's next candidate that has the function is listed behind it.
+    The architecture's next folder that has the function is listed behind it.
     """
-    _missing.setdefault(binary.candidate.directory, {})[function] = reason
+    _missing.setdefault(binary.folder.path, {})[function] = reason
     installed.cache_clear()
     return installed()
 
 
-def candidates(environ: Mapping[str, str]) -> Iterator[Candidate]:
+def folders(environ: Mapping[str, str]) -> Iterator[BinaryFolder]:
     """Every folder that may hold a binary, in order of precedence, each once."""
     seen: set[str] = set()
-    for candidate in (*_in_lib_dir(environ), *in_wheels(), *_embedded()):
-        resolved = os.path.realpath(candidate.directory)  # of a loop of links too
+    for folder in (*_in_lib_dir(environ), *in_wheels(), *_embedded()):
+        resolved = os.path.realpath(folder.path)  # of a loop of links too
         if resolved not in seen:
             seen.add(resolved)
-            yield candidate
+            yield folder
 
 
-def take_stock(
-    found: Iterable[Candidate],
+def list_binaries(
+    found: Iterable[BinaryFolder],
     *,
-    refused: Mapping[Path, str] | None = None,
+    unloadable: Mapping[Path, str] | None = None,
     missing: Mapping[Path, Mapping[str, str]] | None = None,
     extras: Extras = NO_EXTRAS,
 ) -> Inventory:
-    """Judge candidates, given in order of precedence; `refused` are those that did not load."""
+    """Check folders, given in order of precedence; the libraries of `unloadable` did not load."""
     usable: list[Binary] = []
-    refusals: list[Refusal] = []
-    for candidate in found:
+    rejected: list[RejectedFolder] = []
+    for folder in found:
         try:
-            manifest = manifests.read(candidate.directory / manifests.FILE_NAME)
+            manifest = manifests.read(folder.path / manifests.FILE_NAME)
         except ManifestError as error:
-            refusals.append(Refusal(candidate, None, str(error), candidate.repair))
+            rejected.append(RejectedFolder(folder, None, str(error), folder.remedy))
             continue
-        missing_functions = (missing or {}).get(candidate.directory, {})
-        binary = Binary(candidate, manifest, tuple(missing_functions.items()))
+        missing_functions = (missing or {}).get(folder.path, {})
+        binary = Binary(folder, manifest, tuple(missing_functions.items()))
         name = binary.kind.name
-        reason = _rejection_reason(binary) or (refused or {}).get(candidate.directory)
+        reason = _rejection_reason(binary) or (unloadable or {}).get(folder.path)
         if reason is not None:
-            refusals.append(Refusal(candidate, name, reason, candidate.repair))
+            rejected.append(RejectedFolder(folder, name, reason, folder.remedy))
         else:
             usable.append(binary)
     binaries: dict[str, list[Binary]] = {}
@@ -182,12 +185,12 @@ def take_stock(
             before.append(binary)
             continue
         first = before[0]
-        better = first.skew is None and binary.skew is not None
+        better = first.version_mismatch is None and binary.version_mismatch is not None
         why = "which has flashvar's version" if better else "which comes first"
-        reason = f"shadowed by {first.candidate.origin}, {why}"
-        refusals.append(Refusal(binary.candidate, name, reason, None))
+        reason = f"replaced by {first.folder.origin}, {why}"
+        rejected.append(RejectedFolder(binary.folder, name, reason, None))
     in_order = sorted(binaries.values(), key=lambda alike: alike[0].kind)
-    return Inventory(tuple(chain.from_iterable(in_order)), tuple(refusals), extras)
+    return Inventory(tuple(chain.from_iterable(in_order)), tuple(rejected), extras)
 
 
 def _missed(binaries: list[Binary]) -> set[str]:
@@ -198,7 +201,7 @@ def _missed(binaries: list[Binary]) -> set[str]:
 
 def _preference(binary: Binary) -> tuple[bool, bool]:
     """Sort key: binaries that the user named first, then those of flashvar's own version."""
-    return not binary.candidate.named, binary.skew is not None
+    return not binary.folder.from_lib_dir, binary.version_mismatch is not None
 
 
 def _rejection_reason(binary: Binary) -> str | None:
@@ -221,7 +224,7 @@ def _rejection_reason(binary: Binary) -> str | None:
     return None
 
 
-def _in_lib_dir(environ: Mapping[str, str]) -> Iterator[Candidate]:
+def _in_lib_dir(environ: Mapping[str, str]) -> Iterator[BinaryFolder]:
     named = environ.get(LIB_DIR)
     if not named:
         return
@@ -231,13 +234,15 @@ def _in_lib_dir(environ: Mapping[str, str]) -> Iterator[Candidate]:
         children = sorted(path.parent for path in folder.glob(f"*/{manifests.FILE_NAME}"))
     except OSError:  # the folder is not readable, or its name is too long
         own, children = False, []
-    # Without any manifest the folder itself is the candidate, so that the mistake is reported.
+    # Without any manifest it is the folder itself, so that the mistake is reported.
     for directory in [folder] if own or not children else children:
         origin = f"{LIB_DIR} ({directory})"
-        yield Candidate(directory, origin, f"build it again, or unset {LIB_DIR}", named=True)
+        yield BinaryFolder(
+            directory, origin, f"build it again, or unset {LIB_DIR}", from_lib_dir=True
+        )
 
 
-def in_wheels(path: Sequence[str] | None = None) -> Iterator[Candidate]:
+def in_wheels(path: Sequence[str] | None = None) -> Iterator[BinaryFolder]:
     """The folders that distributions name in their entry points; of `sys.path`, or of `path`."""
     # Not `entry_points()`: it hides the second of two distributions with one name, and fails on a
     # malformed file of any other package.
@@ -249,12 +254,12 @@ def in_wheels(path: Sequence[str] | None = None) -> Iterator[Candidate]:
         is_development = distributions.text(distribution, "INSTALLER").strip() == DEVELOPMENT
         for architecture, folder in entries:
             directory = Path(str(distribution.locate_file(folder)))
-            repair = (
+            remedy = (
                 f"nox -s build-dev -- arch={architecture}"
                 if is_development
                 else advice.install_again(name, architecture)
             )
-            yield Candidate(directory, f"wheel {name} {version}", repair)
+            yield BinaryFolder(directory, f"wheel {name} {version}", remedy)
 
 
 def _name(distribution: metadata.Distribution) -> tuple[str, str]:
@@ -276,8 +281,8 @@ def _entries(distribution: metadata.Distribution) -> list[tuple[str, str]]:
     return list(dict.fromkeys(entries))[:_ENTRIES]
 
 
-def _embedded() -> Iterator[Candidate]:
+def _embedded() -> Iterator[BinaryFolder]:
     folder = Path(__file__).parents[1] / "_binaries"
-    repair = f"install the wheel variant of flashvar {public(__version__)} again"
+    remedy = f"install the wheel variant of flashvar {public(__version__)} again"
     for path in sorted(folder.glob(f"*/{manifests.FILE_NAME}")):
-        yield Candidate(path.parent, "embedded in flashvar", repair)
+        yield BinaryFolder(path.parent, "embedded in flashvar", remedy)

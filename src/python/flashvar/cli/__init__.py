@@ -96,14 +96,14 @@ def _show(chosen: argparse.Namespace) -> int:
 def _warmup(chosen: argparse.Namespace) -> int:
     from flashvar.cli import warmup
 
-    asked = warmup.Asked(
+    options = warmup.WarmupOptions(
         kinds=tuple(warmup.warmed_ops()[chosen.op].kinds(chosen)),
         op=chosen.op,
         architecture=chosen.arch,
         device=chosen.device,
         everything=chosen.all,
     )
-    return warmup.run(asked, as_json=chosen.json)
+    return warmup.run(options, as_json=chosen.json)
 
 
 def _install(chosen: argparse.Namespace) -> int:

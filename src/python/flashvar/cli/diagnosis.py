@@ -13,7 +13,7 @@ from flashvar import ops
 from flashvar._version import __version__
 from flashvar.binaries import loader
 from flashvar.binaries.manifest import KernelRow, Rule
-from flashvar.binaries.registry import Binary, Inventory, Refusal
+from flashvar.binaries.registry import Binary, Inventory, RejectedFolder
 from flashvar.cli.shortfalls import NOTHING, Shortfall, has_kernel, shortfalls
 from flashvar.cli.speed import Speed
 from flashvar.machine.system import System, gather
@@ -119,7 +119,7 @@ class Report:
             "overrides": asdict(self.overrides),
             "system": asdict(self.system),
             "binaries": [_binary_to_json(binary) for binary in self.inventory.binaries],
-            "refused": [_refusal_to_json(refusal) for refusal in self.inventory.refusals],
+            "rejected": [_rejected_to_json(rejected) for rejected in self.inventory.rejected],
             "requests": [_decision_to_json(decision) for decision in self.decisions],
             "bench": None if self.speed is None else self.speed.to_json(),
         }
@@ -214,9 +214,9 @@ def _binary_to_json(binary: Binary) -> dict[str, Any]:
         "architecture": binary.kind.name,
         "code": binary.architecture.code,
         "version": manifest.version,
-        "origin": binary.candidate.origin,
-        "directory": str(binary.candidate.directory),
-        "skew": binary.skew,
+        "origin": binary.folder.origin,
+        "directory": str(binary.folder.path),
+        "version_mismatch": binary.version_mismatch,
         "revision": manifest.source.revision,
         "driver": manifest.minimum_driver.display,
         "ran": manifest.ran,
@@ -224,13 +224,13 @@ def _binary_to_json(binary: Binary) -> dict[str, Any]:
     }
 
 
-def _refusal_to_json(refusal: Refusal) -> dict[str, Any]:
+def _rejected_to_json(rejected: RejectedFolder) -> dict[str, Any]:
     return {
-        "architecture": refusal.architecture,
-        "origin": refusal.candidate.origin,
-        "directory": str(refusal.candidate.directory),
-        "reason": refusal.reason,
-        "fix": refusal.fix,
+        "architecture": rejected.architecture,
+        "origin": rejected.folder.origin,
+        "directory": str(rejected.folder.path),
+        "reason": rejected.reason,
+        "fix": rejected.fix,
     }
 
 

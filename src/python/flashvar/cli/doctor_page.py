@@ -90,19 +90,20 @@ def _binaries(report: Report) -> tuple[Table, ...]:
         (
             binary.kind.name,
             binary.manifest.version,
-            binary.candidate.origin,
-            _holdings(binary.manifest.kernels) + (f"; {binary.skew}" if binary.skew else ""),
+            binary.folder.origin,
+            _holdings(binary.manifest.kernels)
+            + (f"; {binary.version_mismatch}" if binary.version_mismatch else ""),
         )
         for binary in report.inventory.binaries
     ]
     bad = [
         (
-            refusal.architecture or "?",
+            rejected.architecture or "?",
             "",
-            refusal.candidate.origin,
-            f"refused: {refusal.reason}" + (f" -> {refusal.fix}" if refusal.fix else ""),
+            rejected.folder.origin,
+            f"rejected: {rejected.reason}" + (f" -> {rejected.fix}" if rejected.fix else ""),
         )
-        for refusal in report.inventory.refusals
+        for rejected in report.inventory.rejected
     ]
     heading = ("architecture", "version", "from", "state")
     found = (*rows(good), *rows(bad, BAD))
@@ -113,7 +114,7 @@ def _no_binary(report: Report) -> tuple[str, ...]:
     """A note, if there is no binary, that pip ignores unknown extras."""
     found, available = report.inventory, report.inventory.extras
     extras = sorted(available.here | available.elsewhere, key=BinaryKind.parse)
-    if not extras or found.binaries or found.refusals:
+    if not extras or found.binaries or found.rejected:
         return ()
     return (f"pip ignores unknown extras; flashvar has the extras {', '.join(extras)}.",)
 

@@ -180,7 +180,7 @@ def _is_usable(binary: Binary, system: System | None) -> bool:
 
     One that FLASHVAR_LIB_DIR names does not count: it is not of this environment.
     """
-    if binary.skew is not None or binary.candidate.named:
+    if binary.version_mismatch is not None or binary.folder.from_lib_dir:
         return False
     return system is None or driver_rejection(binary.manifest, system) is None
 
@@ -211,7 +211,7 @@ def _check_found(installed: Iterable[Offer]) -> None:
     found = {binary.manifest.distribution for binary in inventory.binaries}
     lost = [str(offer) for offer in installed if offer.distribution not in found]
     if lost:
-        reasons = [one.reason for one in inventory.refusals] or ["the installer put it elsewhere"]
+        reasons = [one.reason for one in inventory.rejected] or ["the installer put it elsewhere"]
         raise InstallError(
             f"expected to find {', '.join(lost)} after it was installed, found none "
             f"({reasons[0]}): `flashvar doctor` lists what is found"

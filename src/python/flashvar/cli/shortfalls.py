@@ -97,7 +97,7 @@ def _is_absent(binary: Binary, request: Request) -> bool:
     """Whether the binary of a release has no kernel for calls that every release serves."""
     dtypes = request.spec.compiled.get(request.function, ())
     expected = request.dtype in dtypes and _is_usual(request)
-    release = binary.skew is None and not is_subset(binary)
+    release = binary.version_mismatch is None and not is_subset(binary)
     return expected and release and nearest_kernel(request, binary.manifest.kernels) is None
 
 

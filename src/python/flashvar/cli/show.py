@@ -13,7 +13,7 @@ from typing import Any
 from flashvar._version import __version__
 from flashvar.binaries import registry
 from flashvar.binaries.manifest import KernelRow, Toolkit
-from flashvar.binaries.registry import Binary, Inventory, Refusal
+from flashvar.binaries.registry import Binary, Inventory, RejectedFolder
 from flashvar.binaries.variant import BinaryKind, Kernel, dotted
 from flashvar.cli import screen
 from flashvar.cli.page import BAD, GOOD, Page, Row, Section, Table, counted, rows
@@ -53,7 +53,7 @@ def page(inventory: Inventory, others: Sequence[str] = ()) -> Page:
         tone=GOOD if many else BAD,
         sections=(
             Section("Binaries", tuple(_binary(one) for one in inventory.binaries)),
-            *(_refused(inventory.refusals),) * bool(inventory.refusals),
+            *(_rejected(inventory.rejected),) * bool(inventory.rejected),
             *(_kernels(one) for one in inventory.binaries),
         ),
         remedy="" if many else "To see what this machine needs",
@@ -74,8 +74,8 @@ def _only(inventory: Inventory, named: Sequence[str]) -> Inventory:
     binaries = tuple(
         one for one in inventory.binaries if names & {one.kind.name, one.architecture.name}
     )
-    refusals = tuple(one for one in inventory.refusals if one.architecture in names)
-    return Inventory(binaries, refusals, inventory.extras)
+    rejected = tuple(one for one in inventory.rejected if one.architecture in names)
+    return Inventory(binaries, rejected, inventory.extras)
 
 
 def _binary(binary: Binary) -> Table:
@@ -84,8 +84,11 @@ def _binary(binary: Binary) -> Table:
     source = (manifest.source.revision or "unknown")[:12]
     facts = [
         ("library", str(binary.library)),
-        ("from", binary.candidate.origin),
-        ("version", manifest.version + (f" ({binary.skew})" if binary.skew else "")),
+        ("from", binary.folder.origin),
+        (
+            "version",
+            manifest.version + (f" ({binary.version_mismatch})" if binary.version_mismatch else ""),
+        ),
         ("code", f"{binary.architecture.code}, {' and '.join(manifest.code_kinds)}"),
         ("toolkit", _toolkit(manifest.toolkit)),
         ("driver", f"{driver.display} or newer (CUDA {dotted(driver.cuda)})"),
@@ -100,10 +103,10 @@ def _toolkit(toolkit: Toolkit) -> str:
     return f"{toolkit.compiler} {toolkit.version}{made}"
 
 
-def _refused(refusals: Sequence[Refusal]) -> Section:
+def _rejected(rejected: Sequence[RejectedFolder]) -> Section:
     found = [
-        (str(one.candidate.directory), one.reason + (f" -> {one.fix}" if one.fix else ""))
-        for one in refusals
+        (str(one.folder.path), one.reason + (f" -> {one.fix}" if one.fix else ""))
+        for one in rejected
     ]
     return Section("Not used", (Table(rows(found, BAD), ("folder", "reason")),))
 
@@ -159,15 +162,15 @@ def _document(inventory: Inventory) -> dict[str, Any]:
         "schema": _SCHEMA,
         "version": __version__,
         "binaries": [_binary_to_json(binary) for binary in inventory.binaries],
-        "refused": [
+        "rejected": [
             {
                 "architecture": one.architecture,
-                "origin": one.candidate.origin,
-                "directory": str(one.candidate.directory),
+                "origin": one.folder.origin,
+                "directory": str(one.folder.path),
                 "reason": one.reason,
                 "fix": one.fix,
             }
-            for one in inventory.refusals
+            for one in inventory.rejected
         ],
     }
 
@@ -180,8 +183,8 @@ def _binary_to_json(binary: Binary) -> dict[str, Any]:
         for row, written in zip(binary.manifest.kernels, document["kernels"], strict=True)
     ]
     return {
-        "origin": binary.candidate.origin,
+        "origin": binary.folder.origin,
         "library_path": str(binary.library),
-        "skew": binary.skew,
+        "version_mismatch": binary.version_mismatch,
         "manifest": {**document, "kernels": kernels},
     }

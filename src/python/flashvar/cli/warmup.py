@@ -75,7 +75,7 @@ def warmed_ops() -> dict[str, OpWarmup]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class WarmupOptions:
     """The calls of a model, from the command line."""
 
     kinds: tuple[Kind, ...]
@@ -123,7 +123,7 @@ class Report:
         return sum(one.state == state for one in self.outcomes)
 
 
-def run(asked: Asked, *, as_json: bool, system: System | None = None) -> int:
+def run(options: WarmupOptions, *, as_json: bool, system: System | None = None) -> int:
     """Compile the missing kernels and print the outcomes; returns 1 if some cannot be compiled.
 
     Raises:
@@ -139,17 +139,17 @@ def run(asked: Asked, *, as_json: bool, system: System | None = None) -> int:
         raise BackendUnavailableError(
             "warming up compiles kernels, found TRITON_INTERPRET=1, which turns that off: unset it"
         )
-    device = _device(asked, system)
+    device = _device(options, system)
     before = _kernels(system.triton_cache)
-    report = Report(_target(asked, device), system.triton_cache)
+    report = Report(_target(options, device), system.triton_cache)
     wanted = []
-    for kind in asked.kinds:
-        outcome = _judge(kind, asked, system, device)
+    for kind in options.kinds:
+        outcome = _judge(kind, options, system, device)
         report.outcomes.append(outcome)
         if outcome.state == _READY:
             wanted.append(outcome)
     for outcome in progress.follow(wanted, lambda one: str(one.kind), quiet=as_json):
-        _compile(outcome, asked, device)
+        _compile(outcome, options, device)
     report.added = len(_kernels(system.triton_cache) - before)
     if as_json:
         print(json.dumps(_document(report), indent=1))
@@ -176,41 +176,41 @@ def page(report: Report) -> Page:
     return Page(summary, BAD if failed else GOOD, (calls,))
 
 
-def _device(asked: Asked, system: System) -> Device:
-    if asked.architecture is None:
-        device = system.device(asked.device)
+def _device(options: WarmupOptions, system: System) -> Device:
+    if options.architecture is None:
+        device = system.device(options.device)
         if device is None:
             raise BackendUnavailableError(
-                f"warming up needs a CUDA device, and torch sees no cuda:{asked.device}: "
+                f"warming up needs a CUDA device, and torch sees no cuda:{options.device}: "
                 "pass --arch sm_XY to compile without the GPU"
             )
         return device
     try:
-        capability = Architecture.parse(asked.architecture).capability
+        capability = Architecture.parse(options.architecture).capability
         shared_memory = SHARED_MEMORY[capability]
     except (ValueError, KeyError):
         known = ", ".join(Architecture(*one).name for one in SHARED_MEMORY)
         raise ConfigurationError(
-            f"--arch: expected one of {known}, found {asked.architecture!r}: correct it, or run "
+            f"--arch: expected one of {known}, found {options.architecture!r}: correct it, or run "
             "warmup on the machine with the GPU"
         ) from None
     return Device(0, "a GPU that is not in this machine", capability, shared_memory, 0, 0)
 
 
-def _target(asked: Asked, device: Device) -> str:
-    if asked.architecture is not None:
+def _target(options: WarmupOptions, device: Device) -> str:
+    if options.architecture is not None:
         return f"{Architecture(*device.capability).name}, compiled without the GPU"
     return f"cuda:{device.index}, {device.name}"
 
 
-def _judge(kind: Kind, asked: Asked, system: System, device: Device) -> Outcome:
+def _judge(kind: Kind, options: WarmupOptions, system: System, device: Device) -> Outcome:
     """Whether Triton serves a kind of call, a compiled kernel does, or nothing can."""
     overrides, inventory = Overrides.from_environment(), Inventory()
-    if asked.architecture is not None:
+    if options.architecture is not None:
         # The C launcher is compiled at the first call, on the machine with the GPU.
         system = replace(system, devices=(device,), compiler="", python_headers="", torch_hip=None)
         overrides = Overrides("triton")
-    elif asked.everything:
+    elif options.everything:
         overrides = Overrides("triton")
     else:
         inventory = loader.open_all()
@@ -228,11 +228,11 @@ def _judge(kind: Kind, asked: Asked, system: System, device: Device) -> Outcome:
     return Outcome(kind, _SERVED, f"{server} serves it")
 
 
-def _compile(outcome: Outcome, asked: Asked, device: Device) -> None:
-    op = warmed_ops()[asked.op]
+def _compile(outcome: Outcome, options: WarmupOptions, device: Device) -> None:
+    op = warmed_ops()[options.op]
     start = time.perf_counter()
     try:
-        if asked.architecture is None:
+        if options.architecture is None:
             op.compile_here(outcome.kind, device.index)
         else:
             op.compile_for(outcome.kind, device.capability)

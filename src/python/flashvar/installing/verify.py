@@ -22,9 +22,11 @@ def contents(tree: Path, files: Mapping[str, bytes], offer: Offer) -> Manifest:
     Raises:
         DamagedWheelError: the loader would not find one binary there, or this is another wheel.
     """
-    inventory = registry.take_stock(registry.in_wheels([str(tree)]))
-    for refusal in inventory.refusals:
-        raise DamagedWheelError(f"{offer}: {refusal.reason}; nothing was installed: fetch it again")
+    inventory = registry.list_binaries(registry.in_wheels([str(tree)]))
+    for rejected in inventory.rejected:
+        raise DamagedWheelError(
+            f"{offer}: {rejected.reason}; nothing was installed: fetch it again"
+        )
     if len(inventory.binaries) != 1:
         raise DamagedWheelError(
             f"{offer}: expected an entry point of one binary, found {len(inventory.binaries)}; "

@@ -55,27 +55,27 @@ class Axis:
         found = getattr(call, self.name)
         return (found, getattr(call, self.name + SECOND)) if self.pairs else self.value(found)
 
-    def serves(self, held: Value, asked: Value) -> bool:
-        """Whether a kernel compiled for the value `held` serves calls with the value `asked`."""
-        if not self.at_least or isinstance(held, str) or isinstance(asked, str):
-            return held == asked
-        return all(have >= want for have, want in zip(held, asked, strict=True))
+    def serves(self, compiled: Value, needed: Value) -> bool:
+        """Whether a kernel that is compiled for one value runs calls with another."""
+        if not self.at_least or isinstance(compiled, str) or isinstance(needed, str):
+            return compiled == needed
+        return all(have >= want for have, want in zip(compiled, needed, strict=True))
 
-    def wasteful(self, held: Value, asked: Value) -> bool:
+    def wasteful(self, compiled: Value, needed: Value) -> bool:
         """Whether more than half of the kernel's work would be on padding."""
-        if isinstance(held, str) or isinstance(asked, str):
+        if isinstance(compiled, str) or isinstance(needed, str):
             return False
         # Of a pair the larger integer counts: the kernel's tiles have room for both.
-        return max(held) > self.cheap > 0 and max(held) > 2 * max(asked)
+        return max(compiled) > self.cheap > 0 and max(compiled) > 2 * max(needed)
 
-    def compiled_for(self, asked: Value, function: str) -> Value | None:
-        """The smallest value that a function's kernels can be compiled for to serve `asked`.
+    def compiled_for(self, needed: Value, function: str) -> Value | None:
+        """The smallest value that a function's kernels can be compiled for to serve `needed`.
 
         None where they can be compiled for no such value.
         """
-        if isinstance(asked, str):
-            return asked
-        found = tuple(-(-one // self.multiple) * self.multiple for one in asked)
+        if isinstance(needed, str):
+            return needed
+        found = tuple(-(-one // self.multiple) * self.multiple for one in needed)
         largest = self.compiled_to.get(function, self.maximum)
         return None if largest is not None and max(found) > largest else found
 
@@ -85,13 +85,15 @@ class Axis:
         largest = "" if self.maximum is None else f"to {self.maximum} "
         return f"{largest}in steps of {self.step}"
 
-    def off_step(self, asked: Value) -> bool:
+    def off_step(self, needed: Value) -> bool:
         """Whether no kernel serves the value because it is not a multiple of the step."""
-        return not isinstance(asked, str) and any(one % self.step for one in asked)
+        return not isinstance(needed, str) and any(one % self.step for one in needed)
 
-    def too_large(self, asked: Value) -> bool:
+    def too_large(self, needed: Value) -> bool:
         """Whether no kernel serves the value because it exceeds the maximum."""
-        return self.maximum is not None and not isinstance(asked, str) and max(asked) > self.maximum
+        return (
+            self.maximum is not None and not isinstance(needed, str) and max(needed) > self.maximum
+        )
 
 
 def _is_count(given: object) -> bool:

@@ -48,9 +48,9 @@ def serving(
     device = tensor.device.index if tensor.is_cuda else None
     request = Request.of_call(function, DTYPES[tensor.dtype], device, call)
     chosen = choose(request, backend)
-    asked = chosen.asked
+    explicit = chosen.explicit
     while (found := takeover(chosen.backend)) is not None:
-        if asked:
+        if explicit:
             raise BackendUnavailableError(
                 f"{function}: expected backend {chosen.backend!r} to run it, found that "
                 f'{found.reason}: {found.fix}, leave backend out, or name "{found.backend}"'

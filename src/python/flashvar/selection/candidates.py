@@ -11,7 +11,7 @@ from flashvar.selection.request import Request
 
 @dataclass(frozen=True)
 class Rejection:
-    """Why a candidate cannot serve."""
+    """Why a candidate cannot run a call."""
 
     reason: str
     fix: str | None = None
@@ -19,7 +19,7 @@ class Rejection:
 
 @dataclass(frozen=True)
 class CandidateResult:
-    """Whether one candidate can serve a request, and why."""
+    """Whether one candidate can run a request, and why."""
 
     candidate: str  # e.g. "cuda sm_XY", "triton"
     backend: str  # "cuda", "triton" or "reference"
@@ -28,7 +28,7 @@ class CandidateResult:
     fix: str | None = None  # the command or step that would make it accepted
     binary: Binary | None = None
     kernel: KernelRow | None = None
-    asked: bool = False  # by a named backend, or FLASHVAR_BACKEND; nothing else may serve then
+    explicit: bool = False  # by a named backend, or FLASHVAR_BACKEND; no other may run the call
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Decision:
     def error(self) -> str | None:
         """The error of a call for which a binary was chosen; None if the call runs."""
         binary = None if self.chosen is None else self.chosen.binary
-        if not self.strict or binary is None or binary.skew is None:
+        if not self.strict or binary is None or binary.version_mismatch is None:
             return None
-        return f"FLASHVAR_STRICT=1 makes this an error: {binary.skew}"
+        return f"FLASHVAR_STRICT=1 makes this an error: {binary.version_mismatch}"
 
     def explain(self, backend: str = "auto") -> str:
         """One line per candidate, of a backend or of all: its result, the reason, and the fix."""

@@ -81,7 +81,7 @@ def rejections(
             )
     missing = dict(binary.missing).get(request.function)
     if missing is not None:
-        yield Rejection(missing, binary.candidate.repair)
+        yield Rejection(missing, binary.folder.remedy)
     if kernel is None:
         yield _no_kernel(request, binary)
         return
@@ -172,9 +172,9 @@ def _add_function(request: Request, binary: Binary) -> str | None:
     """The command that adds the request's function to a partial build or an older wheel."""
     if is_subset(binary):
         return _add_kernel(request, binary)
-    if binary.skew is None:  # the wheel of this version does not have it either
+    if binary.version_mismatch is None:  # the wheel of this version does not have it either
         return None
-    return binary.candidate.repair
+    return binary.folder.remedy
 
 
 def is_subset(binary: Binary) -> bool:

@@ -38,11 +38,11 @@ def choose(request: Request, backend: str = "auto") -> CandidateResult:
     if decision.chosen is None:
         raise BackendUnavailableError(_no_backend(decision, overrides.backend, backend != "auto"))
     _report(decision, decision.chosen)
-    return replace(decision.chosen, asked=overrides.backend != "auto")
+    return replace(decision.chosen, explicit=overrides.backend != "auto")
 
 
 def _decide(request: Request, system: System, overrides: Overrides) -> Decision:
-    """Select, and open the chosen binary; if it fails to open, refuse it and select again."""
+    """Select, and open the chosen binary; if it fails to open, reject it and select again."""
     inventory = registry.installed()
     while True:
         decision = select(request, system, inventory, overrides)
@@ -54,12 +54,12 @@ def _decide(request: Request, system: System, overrides: Overrides) -> Decision:
         try:
             library = loader.load(binary)
         except BinaryError as error:
-            inventory = registry.refuse(binary, str(error))
+            inventory = registry.reject(binary, str(error))
             continue
         try:
             library.function(request.function)
         except BinaryError as error:
-            inventory = registry.lacks(binary, request.function, str(error))
+            inventory = registry.without_function(binary, request.function, str(error))
         else:
             return decision
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from flashvar.binaries import advice
 from flashvar.binaries.manifest import KernelRow
-from flashvar.binaries.registry import Binary, Inventory, Refusal
+from flashvar.binaries.registry import Binary, Inventory, RejectedFolder
 from flashvar.binaries.variant import Architecture, BinaryKind, dotted
 from flashvar.machine.system import Device, System
 from flashvar.ops.op import value_text
@@ -47,7 +47,7 @@ def select(
             (binary.kind, _judge_binary(request, device, system, binary, overrides, common))
             for binary in inventory.binaries
         ),
-        *(_judge_refusal(refusal, device, common) for refusal in inventory.refusals),
+        *(_judge_rejected(rejected, device, common) for rejected in inventory.rejected),
     ]
     results = [
         *([] if missing is None else [missing]),
@@ -107,7 +107,7 @@ def _missing_binary(
     if best is not None and not forced:
         wanted = best
     present = {binary.kind.name for binary in inventory.binaries}
-    if wanted.name in present | {refusal.architecture for refusal in inventory.refusals}:
+    if wanted.name in present | {rejected.architecture for rejected in inventory.rejected}:
         return None
     candidate = f"cuda {wanted.name}"
     if wanted == best:
@@ -126,18 +126,18 @@ def _missing_binary(
     return CandidateResult(candidate, "cuda", False, NOT_INSTALLED, "nox -s build-dev")
 
 
-def _judge_refusal(
-    refusal: Refusal, device: Device | None, common: Rejection | None
+def _judge_rejected(
+    rejected: RejectedFolder, device: Device | None, common: Rejection | None
 ) -> tuple[BinaryKind | None, CandidateResult]:
-    """The result of a refused binary; with the fix, if the device could use the binary."""
-    named = refusal.architecture
+    """The result of a rejected binary; with the fix, if the device could use the binary."""
+    named = rejected.architecture
     kind = None if named is None else BinaryKind.parse(named)
     useful = common is None and device is not None
     if kind is not None and device is not None:
         useful = useful and kind.architecture.runs_on(device.capability)
-    reason = f"{refusal.candidate.origin}: {refusal.reason}"
-    candidate = f"cuda {named or refusal.candidate.directory.name}"
-    fix = refusal.fix if useful else None
+    reason = f"{rejected.folder.origin}: {rejected.reason}"
+    candidate = f"cuda {named or rejected.folder.path.name}"
+    fix = rejected.fix if useful else None
     return kind, CandidateResult(candidate, "cuda", False, reason, fix)
 
 

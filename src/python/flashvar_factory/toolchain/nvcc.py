@@ -44,12 +44,12 @@ class Toolchain:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class NvccPath:
     """A path where nvcc may be."""
 
     origin: str
-    nvcc: Path
-    named: bool = False  # by CUDACXX: taken or refused, never passed over
+    path: Path
+    from_cudacxx: bool = False  # taken or an error, never passed over
 
 
 def find(choice: ToolkitChoice, environ: Mapping[str, str], root: Path) -> Toolchain:
@@ -58,22 +58,20 @@ def find(choice: ToolkitChoice, environ: Mapping[str, str], root: Path) -> Toolc
     Order: CUDACXX, PATH, CUDA_HOME, CUDA_PATH, /usr/local/cuda (`choice` "system" ends here), then
     the PyPI packages in `root`/build/toolkit and on sys.path (`choice` "pypi" starts here).
     """
-    candidates: list[Candidate] = []
+    paths: list[NvccPath] = []
     if choice != "pypi":
-        candidates += _on_this_machine(environ)
+        paths += _on_this_machine(environ)
     if choice != "system":
-        candidates += _from_pypi(root)
+        paths += _from_pypi(root)
     looked: list[str] = []
-    for candidate in candidates:
-        version = _version(candidate.nvcc)
-        minimum = MINIMUM_NAMED if candidate.named else MINIMUM
+    for one in paths:
+        version = _version(one.path)
+        minimum = MINIMUM_NAMED if one.from_cudacxx else MINIMUM
         found = version or "no working nvcc"
         if version is not None and _release(version) >= minimum:
-            return Toolchain(
-                candidate.nvcc, version, _library_dir(candidate.nvcc), candidate.origin
-            )
-        looked.append(f"  {candidate.origin}: {candidate.nvcc}: {found}")
-        if candidate.named:
+            return Toolchain(one.path, version, _library_dir(one.path), one.origin)
+        looked.append(f"  {one.origin}: {one.path}: {found}")
+        if one.from_cudacxx:
             break
     raise ToolchainError(
         f"expected nvcc {dotted(MINIMUM)} or newer ({dotted(MINIMUM_NAMED)} when CUDACXX names "
@@ -83,25 +81,25 @@ def find(choice: ToolkitChoice, environ: Mapping[str, str], root: Path) -> Toolc
     )
 
 
-def _on_this_machine(environ: Mapping[str, str]) -> Iterator[Candidate]:
+def _on_this_machine(environ: Mapping[str, str]) -> Iterator[NvccPath]:
     named = environ.get("CUDACXX")
     if named:
         found = shutil.which(named, path=environ.get("PATH"))
-        yield Candidate("CUDACXX", Path(found or named), named=True)
+        yield NvccPath("CUDACXX", Path(found or named), from_cudacxx=True)
         return
     on_path = shutil.which("nvcc", path=environ.get("PATH", ""))
     if on_path:
-        yield Candidate("PATH", Path(on_path))
+        yield NvccPath("PATH", Path(on_path))
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if environ.get(variable):
-            yield Candidate(variable, Path(environ[variable], "bin", "nvcc"))
-    yield Candidate("the usual folder", USUAL_FOLDER / "bin" / "nvcc")
+            yield NvccPath(variable, Path(environ[variable], "bin", "nvcc"))
+    yield NvccPath("the usual folder", USUAL_FOLDER / "bin" / "nvcc")
 
 
-def _from_pypi(root: Path) -> Iterator[Candidate]:
+def _from_pypi(root: Path) -> Iterator[NvccPath]:
     for folder in (root / PYPI_FOLDER, *map(Path, sys.path)):
         for nvcc in sorted(folder.glob("nvidia/cu*/bin/nvcc")):
-            yield Candidate("PyPI", nvcc.resolve())
+            yield NvccPath("PyPI", nvcc.resolve())
 
 
 def _version(nvcc: Path) -> str | None:
