@@ -23,7 +23,7 @@ sys.path.append(str(ROOT / "tests" / "unit"))
 import fake_artifacts
 from fake_artifacts import Wheel
 
-from flashvar.binaries.manifest import Manifest, Source
+from flashvar.binaries.manifest import Manifest, SourceRevision
 from flashvar_factory.build import binary_project, source, wheel
 from flashvar_factory.config import schema, version
 from flashvar_factory.config.expand import expand_platforms
@@ -136,7 +136,7 @@ def put_own(case: Case) -> None:
         shutil.copyfile(made, case.two / made.name)
 
 
-def record_of(made: Source) -> dict[str, Any]:
+def record_of(made: SourceRevision) -> dict[str, Any]:
     """What a run of every test on a device of capability 8.0 left behind."""
     device = {"name": "NVIDIA A100", "capability": [8, 0]}
     binary = {

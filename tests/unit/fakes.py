@@ -15,7 +15,7 @@ from flashvar.binaries.manifest import (
     LibraryFile,
     Manifest,
     MinimumDriver,
-    Source,
+    SourceRevision,
     Toolkit,
 )
 from flashvar.binaries.registry import Binary, BinaryFolder, Inventory
@@ -76,7 +76,7 @@ def manifest(
         project="flashvar",
         version=version,
         distribution=f"flashvar-{kind.extra}",
-        source=Source("0" * 40, False, "0" * 64),
+        source=SourceRevision("0" * 40, False, "0" * 64),
         architecture=architecture,
         code_kinds=("sass",),
         toolkit=Toolkit("nvcc", "13.0.88", "12.9.86" if older else None),

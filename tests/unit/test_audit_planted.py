@@ -47,7 +47,7 @@ from planted import (
     with_files,
 )
 
-from flashvar.binaries.manifest import Launch, MinimumDriver, Source, Toolkit
+from flashvar.binaries.manifest import Launch, MinimumDriver, SourceRevision, Toolkit
 
 pytestmark = pytest.mark.usefixtures("auditwheel")
 
@@ -277,19 +277,19 @@ OF_MANIFEST: Mapping[str, Fault] = {
         "as the library states them,",
     ),
     "other source within": (
-        manifest(source=Source("0" * 40, False, "1" * 64)),
+        manifest(source=SourceRevision("0" * 40, False, "1" * 64)),
         "as the library states them,",
     ),
     "revision that is none": (
-        Wheel(replace(described(), source=Source("main", False, "0" * 64))),
+        Wheel(replace(described(), source=SourceRevision("main", False, "0" * 64))),
         "expected revision to be the hash of a commit",
     ),
     "dirtiness of nothing": (
-        Wheel(replace(described(), source=Source(None, True, "0" * 64))),
+        Wheel(replace(described(), source=SourceRevision(None, True, "0" * 64))),
         "expected dirty to be null, found True",
     ),
     "no dirtiness": (
-        Wheel(replace(described(), source=Source("0" * 40, None, "0" * 64))),
+        Wheel(replace(described(), source=SourceRevision("0" * 40, None, "0" * 64))),
         "expected dirty to be true or false, found None",
     ),
     "dirty that the SBOM denies": (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flashvar_factory.build import cmake
-from flashvar_factory.build.configure import Plan
+from flashvar_factory.build.configure import BuildPlan
 from flashvar_factory.cli import selected
 from flashvar_factory.config import schema
 from flashvar_factory.config.expand import Build, expand, select_all
@@ -71,7 +71,7 @@ def test_a_cache_that_is_not_there(choice: CacheChoice, caches: Path) -> None:
 def test_cmake_puts_it_before_both_compilers(launcher: tuple[str, ...], tmp_path: Path) -> None:
     (build,) = expand(CONFIG, select_all(parse(["sm80", "platform=x86_64"], CONFIG), CONFIG))
     nvcc = Toolchain(Path("/cuda/bin/nvcc"), "13.0.88", None, "PATH", launcher=launcher)
-    found = cmake.definitions(Plan(build, "1.0", tmp_path), nvcc)
+    found = cmake.definitions(BuildPlan(build, "1.0", tmp_path), nvcc)
     names = ("CMAKE_CXX_COMPILER_LAUNCHER", "FLASHVAR_CUDA_LAUNCHER")
     expected = dict.fromkeys(names, ";".join(launcher)) if launcher else {}
     assert {name: found[name] for name in names if name in found} == expected

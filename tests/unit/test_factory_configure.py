@@ -11,7 +11,7 @@ import pytest
 from matrix import CONFIG, TEXT
 
 from flashvar_factory.build import cmake, render
-from flashvar_factory.build.configure import Plan, configure
+from flashvar_factory.build.configure import BuildPlan, configure
 from flashvar_factory.config import schema
 from flashvar_factory.config.expand import Build, expand, select_all
 from flashvar_factory.config.selection_arguments import parse
@@ -27,7 +27,7 @@ def build_of(words: str) -> Build:
     return build
 
 
-def configured(words: str, directory: Path) -> Plan:
+def configured(words: str, directory: Path) -> BuildPlan:
     return configure(CONFIG, build_of(words), NVCC, root=ROOT, directory=directory)
 
 

@@ -12,7 +12,7 @@ from flashvar.binaries.variant import Kernel
 from flashvar.errors import ConfigurationError
 from flashvar_factory.build import configure
 from flashvar_factory.config import schema, version
-from flashvar_factory.config.axes import Axis
+from flashvar_factory.config.axes import BuildAxis
 from flashvar_factory.config.expand import Build, expand, select_all
 from flashvar_factory.config.selection_arguments import parse
 from flashvar_factory.toolchain.nvcc import Toolchain
@@ -22,7 +22,7 @@ PAIRS = TEXT.replace("step = 8 }", "step = 8, pairs = true }").replace(
     "192, 256]", '192, 256, "192x128"]'
 )
 CONFIG = schema.parse(PAIRS)
-AXIS = Axis("size", integers=range(8, 257, 8), pairs=True)
+AXIS = BuildAxis("size", integers=range(8, 257, 8), pairs=True)
 
 
 def build_of(words: str) -> Build:

@@ -15,7 +15,7 @@ from cyclonedx.schema import OutputFormat, SchemaVersion
 from cyclonedx.validation import make_schemabased_validator
 from fakes import manifest
 
-from flashvar.binaries.manifest import Source
+from flashvar.binaries.manifest import SourceRevision
 from flashvar_factory.build import sbom, wheel
 from flashvar_factory.build.sbom import Link, Part
 from flashvar_factory.build.self_contained import group_of
@@ -95,7 +95,7 @@ def test_a_plain_link_brings_no_archives() -> None:
     ("dirty", "said"), [(None, "unknown"), (True, "true"), (False, "false")], ids=str
 )
 def test_source(dirty: bool | None, said: str) -> None:
-    found = document(source=Source(None, dirty, "4" * 64))["metadata"]["component"]
+    found = document(source=SourceRevision(None, dirty, "4" * 64))["metadata"]["component"]
     assert "pedigree" not in found
     assert {row["name"]: row["value"] for row in found["properties"]} == {
         "source:dirty": said,

@@ -13,7 +13,7 @@ import pytest
 from flashvar_factory.config import schema
 from flashvar_factory.release import gpu_records, own_sources
 from flashvar_factory.release.gpu_records import Judged, Need, Since
-from flashvar_factory.release.gpu_runs import Binary, Record
+from flashvar_factory.release.gpu_runs import Binary, GpuRun
 
 ROOT = Path(__file__).parents[2]
 MANIFEST = fake_artifacts.complete(schema.read(ROOT / schema.FILE_NAME), "sm_90")
@@ -34,7 +34,7 @@ BINARY = Binary(
     sources="1" * 64,
     toolkit=MANIFEST.toolkit.machine_code,
 )
-WHOLE = Record(
+WHOLE = GpuRun(
     file="whole.json",
     device="H100",
     platform="linux_x86_64",
@@ -80,7 +80,7 @@ def since(*common: str, **own: tuple[str, ...]) -> Since:
 CHANGED = {"whole": since(causal_conv1d=(CONV,)), "part": since()}
 
 
-def judge(*records: Record, **changed: Since | None) -> Judged:
+def judge(*records: GpuRun, **changed: Since | None) -> Judged:
     return gpu_records.judge(NEED, WHOLE, [WHOLE, *records], {**CHANGED, **changed})
 
 

@@ -21,7 +21,7 @@ from flashvar.binaries import advice
 from flashvar.binaries.variant import CUDA
 from flashvar.errors import InstallError, NoWheelForGpuError, WheelNotFoundError
 from flashvar.installing import installer, offers, settings, source, temporary
-from flashvar.installing.source import Source
+from flashvar.installing.source import WheelSource
 from flashvar_factory.config import extras, schema
 
 CONFIG = schema.read(Path(__file__).parents[2] / "variants.toml")
@@ -96,13 +96,13 @@ def test_what_names_no_architecture_is_refused(text: str) -> None:
 def test_the_named_place_is_asked_before_the_variable(tmp_path: Path) -> None:
     (tmp_path / "x.whl").touch()
     found = source.find(str(tmp_path), {source.VARIABLE: "https://example.org/"}, extra="sm1")
-    assert found == Source(folder=tmp_path)
+    assert found == WheelSource(folder=tmp_path)
     found = source.find(None, {source.VARIABLE: "https://example.org/"}, extra="sm1")
-    assert found == Source(index="https://example.org/")
+    assert found == WheelSource(index="https://example.org/")
 
 
 def test_a_password_is_not_shown() -> None:
-    assert str(Source(index="https://me:secret@example.org:1/simple/")) == (
+    assert str(WheelSource(index="https://me:secret@example.org:1/simple/")) == (
         "https://example.org:1/simple/"
     )
 
@@ -113,7 +113,7 @@ def test_nothing_named_is_the_release_once_there_is_one(
 ) -> None:
     monkeypatch.setattr(advice, "PUBLISHED", published)
     if published:
-        assert source.find(None, {}, extra="sm1") == Source()
+        assert source.find(None, {}, extra="sm1") == WheelSource()
     else:
         with pytest.raises(WheelNotFoundError, match="nox -s wheels -- sm1"):
             source.find(None, {}, extra="sm1")
@@ -168,8 +168,8 @@ def test_what_a_user_set_for_other_calls_does_not_reach_the_installer() -> None:
         *("UV_REQUIRE_HASHES", "UV_CONSTRAINT", "UV_OVERRIDE", "UV_EXCLUDE_NEWER", "UV_LINK_MODE"),
     }
     environ = {**reach, **places, **dict.fromkeys(others, "x"), "PIP_REQUIRE_HASHES": "1"}
-    named = settings.variables(environ, Source(index="https://example.org/simple/"))
-    configured = settings.variables(environ, Source())
+    named = settings.variables(environ, WheelSource(index="https://example.org/simple/"))
+    configured = settings.variables(environ, WheelSource())
     for found in (named, configured):
         assert found.items() >= reach.items()
         assert not others & found.keys()
@@ -184,7 +184,7 @@ def test_what_a_user_set_for_other_calls_does_not_reach_the_installer() -> None:
 @pytest.mark.parametrize("tool", ["PIP", "UV"])
 def test_what_allows_one_installer_allows_both(tool: str, told: str, allowed: bool) -> None:
     variable = f"{tool}_BREAK_SYSTEM_PACKAGES"
-    found = settings.variables({variable: told}, Source())
+    found = settings.variables({variable: told}, WheelSource())
     assert (found.get("PIP_BREAK_SYSTEM_PACKAGES") == "1") is allowed
     assert (found.get("UV_BREAK_SYSTEM_PACKAGES") == "1") is allowed
     assert settings.may_change_the_system({variable: told}) is allowed

@@ -50,7 +50,7 @@ FIXED_KERNEL_KEYS: Final = frozenset(
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceRevision:
     """The source that the binary was compiled from."""
 
     revision: str | None  # git commit; None outside a checkout
@@ -151,7 +151,7 @@ class Manifest:
     project: str
     version: str  # of the project; a local label marks a build of a subset
     distribution: str
-    source: Source
+    source: SourceRevision
     architecture: Architecture
     code_kinds: tuple[str, ...]  # ("sass",) or ("sass", "ptx")
     toolkit: Toolkit
@@ -252,13 +252,13 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
-def _source(table: Table) -> Source:
+def _source(table: Table) -> SourceRevision:
     revision, dirty = table.take("revision"), table.take("dirty")
     if revision is not None and not isinstance(revision, str):
         raise wrong(table.path("revision"), "a commit or null", revision)
     if dirty is not None and not isinstance(dirty, bool):
         raise wrong(table.path("dirty"), "true, false or null", dirty)
-    source = Source(revision, dirty, table.sha256("hash"))
+    source = SourceRevision(revision, dirty, table.sha256("hash"))
     table.end()
     return source
 

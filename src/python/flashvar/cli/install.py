@@ -27,7 +27,7 @@ from flashvar.installing import (
 )
 from flashvar.installing.installer import Installer
 from flashvar.installing.offers import Offer
-from flashvar.installing.source import Source
+from flashvar.installing.source import WheelSource
 from flashvar.machine import driver
 from flashvar.machine.driver import Gpu
 from flashvar.machine.system import System, is_tegra, platform_tag
@@ -185,7 +185,7 @@ def _is_usable(binary: Binary, system: System | None) -> bool:
     return system is None or driver_rejection(binary.manifest, system) is None
 
 
-def _fetch(need: Need, where: Source, tool: Installer, folder: Path) -> Wheel:
+def _fetch(need: Need, where: WheelSource, tool: Installer, folder: Path) -> Wheel:
     """Fetch a wheel, and check that its files are those of its RECORD and its manifest.
 
     Raises:

@@ -77,7 +77,7 @@ NAMES_NOT_SERVED: Final = {
 }
 
 
-class Refusal:
+class MissingModuleFinder:
     """A module finder that finds nothing; importing a module of the table is a NotProvidedError.
 
     Args:

@@ -27,7 +27,7 @@ from typing import Final, Protocol
 from flashvar.errors import DamagedWheelError, InstallError, WheelNotFoundError
 from flashvar.installing import destination, settings, temporary
 from flashvar.installing.offers import Offer
-from flashvar.installing.source import Source
+from flashvar.installing.source import WheelSource
 
 # How pip and uv begin when a file has another hash than its source lists.
 _HASHES: Final = ("DO NOT MATCH THE HASHES", "Hash mismatch")
@@ -53,7 +53,7 @@ class Fetched:
 class Installer(Protocol):
     """What installs into the environment of this process."""
 
-    def fetch(self, offer: Offer, source: Source, folder: Path) -> Fetched:
+    def fetch(self, offer: Offer, source: WheelSource, folder: Path) -> Fetched:
         """Fetch a wheel into an empty folder and unpack it there; its source's hash is checked.
 
         Raises:
@@ -113,7 +113,7 @@ class Pip:
 
     command: tuple[str, ...]
 
-    def fetch(self, offer: Offer, source: Source, folder: Path) -> Fetched:
+    def fetch(self, offer: Offer, source: WheelSource, folder: Path) -> Fetched:
         """Fetch a wheel into an empty folder and unpack it there."""
         wheels, tree = folder / "wheels", folder / "tree"
         with temporary.writing(folder):
@@ -146,7 +146,7 @@ class Uv:
 
     command: tuple[str, ...]
 
-    def fetch(self, offer: Offer, source: Source, folder: Path) -> Fetched:
+    def fetch(self, offer: Offer, source: WheelSource, folder: Path) -> Fetched:
         """Fetch a wheel into an empty folder and unpack it there."""
         asked, pinned, tree = folder / "asked.txt", folder / "pinned.txt", folder / "tree"
         with temporary.writing(folder):
@@ -172,7 +172,7 @@ class Uv:
         command += ["--link-mode", "copy", "--no-config", *self._of_every_call()]
         _install(command, requirements, folder)
 
-    def _settings(self, source: Source) -> list[str]:
+    def _settings(self, source: WheelSource) -> list[str]:
         only = ["--no-config"] if source.is_named else []
         return [*self._of_every_call(), *only, *_in_folder(source.folder)]
 
@@ -191,11 +191,11 @@ def _install(command: Sequence[str], requirements: Sequence[str], folder: Path) 
     with temporary.writing(folder):
         file.write_text("".join(f"{one}\n" for one in requirements), encoding="utf-8")
     words = [*_in_folder(folder), "--require-hashes", "--requirement", str(file)]
-    environ = _variables(Source(folder=folder), folder)
+    environ = _variables(WheelSource(folder=folder), folder)
     _check_installed(_run([*command, *words], environ, to_its_end=True))
 
 
-def _variables(source: Source, folder: Path) -> dict[str, str]:
+def _variables(source: WheelSource, folder: Path) -> dict[str, str]:
     """The environment of a call; `folder` also takes what an installer that is killed leaves."""
     return settings.variables(os.environ, source) | {"TMPDIR": str(folder)}
 
@@ -233,7 +233,9 @@ def _run(
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
-def _check_fetched(done: subprocess.CompletedProcess[str], offer: Offer, source: Source) -> None:
+def _check_fetched(
+    done: subprocess.CompletedProcess[str], offer: Offer, source: WheelSource
+) -> None:
     if done.returncode == 0:
         return
     if any(words in done.stdout + done.stderr for words in _HASHES):

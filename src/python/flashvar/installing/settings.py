@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
-from flashvar.installing.source import Source
+from flashvar.installing.source import WheelSource
 
 # Settings for reaching a source and caching downloads. Any other may add a source, select other
 # wheels, or install to another place.
@@ -42,7 +42,7 @@ def may_change_the_system(environ: Mapping[str, str]) -> bool:
     return any(value.lower() in _TRUE for value in values)
 
 
-def variables(environ: Mapping[str, str], source: Source) -> dict[str, str]:
+def variables(environ: Mapping[str, str], source: WheelSource) -> dict[str, str]:
     """The environment of a call of pip or uv. A named source is the only one that they ask."""
     kept = {key: value for key, value in environ.items() if _is_kept(key, source)}
     own = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PYTHONSAFEPATH": "1"}
@@ -57,7 +57,7 @@ def variables(environ: Mapping[str, str], source: Source) -> dict[str, str]:
     return {**kept, **own}
 
 
-def _is_kept(key: str, source: Source) -> bool:
+def _is_kept(key: str, source: WheelSource) -> bool:
     tool, _, name = key.partition("_")
     if tool not in _REACH or not name:
         return True

@@ -18,7 +18,7 @@ _PAGE: Final = "index.html"
 
 
 @dataclass(frozen=True)
-class Source:
+class WheelSource:
     """A source of wheels; `folder` and `index` are None where the installer decides."""
 
     folder: Path | None = None
@@ -40,7 +40,7 @@ class Source:
         return self.folder is not None or self.index is not None
 
 
-def find(named: str | None, environ: Mapping[str, str], *, extra: str) -> Source:
+def find(named: str | None, environ: Mapping[str, str], *, extra: str) -> WheelSource:
     """The source of `--from`, else of FLASHVAR_INDEX, else the published release.
 
     Raises:
@@ -50,7 +50,7 @@ def find(named: str | None, environ: Mapping[str, str], *, extra: str) -> Source
     where, text = ("--from", named) if named else (VARIABLE, environ.get(VARIABLE))
     if not text:
         if advice.PUBLISHED:
-            return Source()
+            return WheelSource()
         raise WheelNotFoundError(
             "expected a folder of wheels or a package index, found none, and no release of "
             "flashvar is published yet: make wheels in a checkout "
@@ -59,7 +59,7 @@ def find(named: str | None, environ: Mapping[str, str], *, extra: str) -> Source
         )
     try:
         if urlsplit(text).scheme in ("http", "https", "file"):
-            return Source(index=text)
+            return WheelSource(index=text)
     except ValueError as error:
         raise WheelNotFoundError(
             f"{where}: expected the address of an index, found: {error}"
@@ -69,7 +69,7 @@ def find(named: str | None, environ: Mapping[str, str], *, extra: str) -> Source
         is_index = (folder / _PAGE).is_file()
         if is_index or any(folder.glob("*.whl")):
             path = Path(os.path.realpath(folder))
-            return Source(index=path.as_uri() + "/") if is_index else Source(folder=path)
+            return WheelSource(index=path.as_uri() + "/") if is_index else WheelSource(folder=path)
         found = "no wheels in it" if folder.is_dir() else "no such folder"
         found = "a file" if folder.is_file() else found
     except OSError as error:

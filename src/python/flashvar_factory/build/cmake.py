@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from flashvar_factory.build import process
-from flashvar_factory.build.configure import CROSS_FILE, Plan, write_if_changed
+from flashvar_factory.build.configure import CROSS_FILE, BuildPlan, write_if_changed
 from flashvar_factory.errors import BuildError, ToolchainError
 from flashvar_factory.toolchain import compiled_by, host_compiler
 from flashvar_factory.toolchain.nvcc import Toolchain
@@ -19,7 +19,7 @@ from flashvar_factory.toolchain.nvcc import Toolchain
 FOLDER: Final = "cmake"  # in that of the plan
 
 
-def definitions(plan: Plan, toolchain: Toolchain) -> dict[str, str]:
+def definitions(plan: BuildPlan, toolchain: Toolchain) -> dict[str, str]:
     """The -D variables of a build: the same for a development build and for a wheel."""
     found = {
         "CMAKE_BUILD_TYPE": "Release",
@@ -49,7 +49,7 @@ def tool(name: str) -> str:
     return found
 
 
-def claim(plan: Plan, toolchain: Toolchain) -> Path:
+def claim(plan: BuildPlan, toolchain: Toolchain) -> Path:
     """The folder for CMake, emptied if other compilers or other variables filled it."""
     folder = plan.directory / FOLDER
     if toolchain.cross is None:
@@ -58,7 +58,7 @@ def claim(plan: Plan, toolchain: Toolchain) -> Path:
     return folder
 
 
-def build(plan: Plan, toolchain: Toolchain, *, root: Path, jobs: int | None) -> Path:
+def build(plan: BuildPlan, toolchain: Toolchain, *, root: Path, jobs: int | None) -> Path:
     """Compile the plan with ninja's progress on stdout; the CMake build directory."""
     directory = claim(plan, toolchain)
     _configure(plan, toolchain, root, directory)
@@ -78,7 +78,7 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _configure(plan: Plan, toolchain: Toolchain, root: Path, directory: Path) -> None:
+def _configure(plan: BuildPlan, toolchain: Toolchain, root: Path, directory: Path) -> None:
     """Run CMake unless it ran here with the same command; what it includes, ninja watches."""
     stamp = directory / "flashvar_configured"
     command = [tool("cmake"), "-G", "Ninja", "-S", str(root), "-B", str(directory)]

@@ -21,7 +21,7 @@ _SEPARATORS: Final = frozenset(';,"$\\')
 
 
 @dataclass(frozen=True)
-class Plan:
+class BuildPlan:
     """A build whose generated files are on disk."""
 
     build: Build
@@ -42,7 +42,7 @@ def configure(
     root: Path,
     directory: Path,
     lineinfo: bool = False,
-) -> Plan:
+) -> BuildPlan:
     """Write instances/*.cu, *_kernels.inc, build_info.inc, plan.cmake and plan.json."""
     directory = directory.resolve()
     if found := sorted(_SEPARATORS & set(str(directory))):
@@ -78,7 +78,7 @@ def configure(
     for stale in (directory / "instances").glob("*.cu"):
         if f"instances/{stale.name}" not in files:
             stale.unlink()
-    return Plan(build, labelled, directory)
+    return BuildPlan(build, labelled, directory)
 
 
 def write_if_changed(path: Path, text: str) -> bool:

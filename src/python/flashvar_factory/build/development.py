@@ -17,7 +17,7 @@ from typing import Final
 from flashvar.binaries import manifest, registry
 from flashvar.errors import BinaryError
 from flashvar_factory.build import cmake, process
-from flashvar_factory.build.configure import Plan, configure, write_if_changed
+from flashvar_factory.build.configure import BuildPlan, configure, write_if_changed
 from flashvar_factory.config.expand import Build
 from flashvar_factory.config.schema import Config
 from flashvar_factory.toolchain import older_cuda
@@ -84,7 +84,7 @@ def verify(package: Path) -> str:
     )
 
 
-def _write_dist_info(plan: Plan, config: Config, where: Path) -> None:
+def _write_dist_info(plan: BuildPlan, config: Config, where: Path) -> None:
     """What importlib.metadata reads of an installed wheel: name, version, entry point."""
     build = plan.build
     folder = where / f"{build.stem}-{plan.version}.dist-info"

@@ -36,7 +36,7 @@ def write(*, plan_json: Path, library: Path, objects_dir: Path, output: Path) ->
         project=plan["project"],
         version=plan["version"],
         distribution=plan["distribution"],
-        source=manifest.Source(**plan["source"]),
+        source=manifest.SourceRevision(**plan["source"]),
         architecture=Architecture.parse(plan["code"]),
         code_kinds=tuple(plan["code_kinds"]),
         toolkit=manifest.Toolkit(**plan["toolkit"]),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from flashvar.binaries.manifest import Source, Toolkit
+from flashvar.binaries.manifest import SourceRevision, Toolkit
 from flashvar.binaries.variant import Kernel
 from flashvar_factory.build import source
 from flashvar_factory.config import torch_coupling
@@ -31,7 +31,7 @@ class Facts:
     """What the generated files hold beside the build itself."""
 
     version: str  # with its local label
-    source: Source
+    source: SourceRevision
     toolkit: Toolkit
     lineinfo: bool
     torch: Path | None = None  # the folder of the torch that the library is compiled with

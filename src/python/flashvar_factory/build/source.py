@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from flashvar.binaries.manifest import Source, Toolkit
+from flashvar.binaries.manifest import SourceRevision, Toolkit
 from flashvar_factory.build import code
 from flashvar_factory.config.expand import Build
 
@@ -24,10 +24,10 @@ PARTS: Final = ("CMakeLists.txt", CMAKE, CUDA)
 HOME: Final = Path(__file__).resolve().parents[4]
 
 
-def gather(root: Path, plan: str) -> Source:
+def gather(root: Path, plan: str) -> SourceRevision:
     """Revision and dirtiness of the checkout at `root`, and the hash of its sources and `plan`."""
     revision, dirty = stated(root)
-    return Source(revision, dirty, digest(root, plan))
+    return SourceRevision(revision, dirty, digest(root, plan))
 
 
 def stated(root: Path) -> tuple[str | None, bool | None]:

@@ -12,7 +12,7 @@ from typing import Final
 
 from flashvar_factory.build import binary_project, cmake, process, source
 from flashvar_factory.build.binary_project import string
-from flashvar_factory.build.configure import Plan, configure, write_if_changed
+from flashvar_factory.build.configure import BuildPlan, configure, write_if_changed
 from flashvar_factory.config import toml_table
 from flashvar_factory.config.expand import Build
 from flashvar_factory.config.schema import Config
@@ -104,7 +104,7 @@ def _of_project(config: Config, root: Path, output: Path, kind: tuple[str, str])
         return _build(root, root, directory, name, output, [], kind)
 
 
-def pyproject(plan: Plan, config: Config, toolchain: Toolchain, root: Path) -> str:
+def pyproject(plan: BuildPlan, config: Config, toolchain: Toolchain, root: Path) -> str:
     """The project of one binary distribution: CMake's output, found by an entry point."""
     defines = "\n".join(
         f"{key} = {string(value)}" for key, value in cmake.definitions(plan, toolchain).items()

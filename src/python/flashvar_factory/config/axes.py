@@ -22,7 +22,7 @@ _PAIR = re.compile(r"([1-9][0-9]{0,8})x([1-9][0-9]{0,8})", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Axis:
+class BuildAxis:
     """One dimension an op is compiled over: named choices, or integers in steps.
 
     With `pairs` a kernel may have two different integers instead of one; their value is the text
@@ -126,7 +126,7 @@ class Op:
     """One operation and its axes, in the order of its C++ template's parameters."""
 
     name: str
-    axes: tuple[Axis, ...]
+    axes: tuple[BuildAxis, ...]
     launcher: str  # the header in a family's folder that launches it, without its suffix
     budget: SpillBudget
 
@@ -171,7 +171,7 @@ def _op(name: str, table: Table, ops: Sequence[str]) -> Op:
     return op
 
 
-def _budget(table: Table, axes: Sequence[Axis]) -> SpillBudget:
+def _budget(table: Table, axes: Sequence[BuildAxis]) -> SpillBudget:
     """What is under `spill_bytes`: an integer, or { <axis> = { <value> = integer } }."""
     if _SPILLS not in table.rest:
         return SpillBudget()
@@ -194,12 +194,12 @@ def _budget(table: Table, axes: Sequence[Axis]) -> SpillBudget:
     return SpillBudget(axis=axis.name, by_value={word: values.positive(word) for word in words})
 
 
-def _axis(name: str, table: Table, ops: Sequence[str]) -> Axis:
+def _axis(name: str, table: Table, ops: Sequence[str]) -> BuildAxis:
     _check_name(table, name, names.why_no_axis(name, ops))
     if "choices" in table.rest:
         choices = table.names("choices")
         table.end()
-        return Axis(name, choices=choices)
+        return BuildAxis(name, choices=choices)
     low, high, step = (table.positive(key) for key in ("min", "max", "step"))
     pairs = "pairs" in table.rest and table.flag("pairs")
     table.end(also=["choices", "pairs"])
@@ -210,7 +210,7 @@ def _axis(name: str, table: Table, ops: Sequence[str]) -> Axis:
         raise table.wrong("max", f"at most {_MOST_VALUES:,} values of an axis", len(integers))
     if pairs and len(integers) < 2:
         raise table.wrong("pairs", "at least two integers to pair", len(integers))
-    return Axis(name, integers=integers, pairs=pairs)
+    return BuildAxis(name, integers=integers, pairs=pairs)
 
 
 def _check_name(table: Table, name: str, expected: str | None) -> None:

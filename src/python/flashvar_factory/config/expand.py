@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from flashvar.binaries.variant import CUDA, Architecture, BinaryKind, Kernel
 from flashvar.errors import ConfigurationError
 from flashvar_factory.config import this_machine
-from flashvar_factory.config.axes import Axis
+from flashvar_factory.config.axes import BuildAxis
 from flashvar_factory.config.older_toolkits import OlderToolkit
 from flashvar_factory.config.schema import PLATFORMS, Config, Target
 from flashvar_factory.config.selection_arguments import NATIVE, SelectionArguments
@@ -148,13 +148,13 @@ def _kernels(op: str, config: Config, given: Mapping[str, tuple[Value, ...]]) ->
     axes = config.ops[op].axes
     values = (_values(axis, given.get(axis.name, ()), config.defaults[op]) for axis in axes)
     return [
-        Kernel(op, tuple(itertools.chain.from_iterable(map(Axis.entries, axes, combination))))
+        Kernel(op, tuple(itertools.chain.from_iterable(map(BuildAxis.entries, axes, combination))))
         for combination in itertools.product(*values)
     ]
 
 
 def _values(
-    axis: Axis, given: Sequence[Value], defaults: Mapping[str, tuple[Value, ...]]
+    axis: BuildAxis, given: Sequence[Value], defaults: Mapping[str, tuple[Value, ...]]
 ) -> Sequence[Value]:
     """What was given, as far as this op's axis takes it: another op may take more."""
     return [value for value in given if axis.accepts(value)] if given else defaults[axis.name]

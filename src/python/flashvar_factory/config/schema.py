@@ -19,7 +19,7 @@ from flashvar.binaries.manifest import RAN
 from flashvar.binaries.variant import CUDA, Architecture, BinaryKind
 from flashvar.errors import ConfigurationError
 from flashvar_factory.config import axes, families, older_toolkits, toml_table, torch_coupling
-from flashvar_factory.config.axes import Axis, Op
+from flashvar_factory.config.axes import BuildAxis, Op
 from flashvar_factory.config.families import Family
 from flashvar_factory.config.older_toolkits import OlderToolkit
 from flashvar_factory.config.suggestions import did_you_mean, listed
@@ -233,7 +233,7 @@ def _defaults(
     return tuple(map(str, default_ops)), defaults
 
 
-def _check_accepted(table: Table, axis: Axis, values: Sequence[Value]) -> None:
+def _check_accepted(table: Table, axis: BuildAxis, values: Sequence[Value]) -> None:
     for value in values:
         if not axis.accepts(value):
             raise table.wrong(axis.name, str(axis), value)

@@ -12,7 +12,7 @@ from typing import Final, Literal, cast
 from flashvar.binaries.variant import short_axis
 from flashvar.errors import ConfigurationError
 from flashvar_factory.config import names
-from flashvar_factory.config.axes import Axis
+from flashvar_factory.config.axes import BuildAxis
 from flashvar_factory.config.schema import PLATFORMS, Config
 from flashvar_factory.config.suggestions import did_you_mean, listed, suggested
 from flashvar_factory.config.toml_table import Value
@@ -254,7 +254,7 @@ def _check_together(
                 )
 
 
-def _advice(part: str, kinds: Sequence[Axis]) -> str:
+def _advice(part: str, kinds: Sequence[BuildAxis]) -> str:
     """What serves the number that was given, or is spelled like the word."""
     if any(kind.is_number(part) for kind in kinds):
         enough = [value for kind in kinds if (value := kind.enough(part)) is not None]

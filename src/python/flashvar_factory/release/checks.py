@@ -41,7 +41,7 @@ from flashvar_factory.release import (
     smoke,
     tag,
 )
-from flashvar_factory.release.gpu_runs import Record
+from flashvar_factory.release.gpu_runs import GpuRun
 from flashvar_factory.release.members import Member
 from flashvar_factory.release.pythons import Python
 from flashvar_factory.release.steps import digest, digests
@@ -111,7 +111,7 @@ class ReleaseFiles:
         return {file: one for file, one in found.items() if one is not None}
 
     @cached_property
-    def used_records(self) -> dict[str, list[Record]]:
+    def used_records(self) -> dict[str, list[GpuRun]]:
         """The records of GPU runs that count, by what they show."""
         wanted = gpu_records.needs(self.root, self.config.project.name, self.manifests.values())
         return gpu_records.choose(self.root, wanted)

@@ -30,7 +30,7 @@ from flashvar_factory.config import schema
 from flashvar_factory.config.names import op_of
 from flashvar_factory.errors import ReleaseError
 from flashvar_factory.release import gpu_runs, own_sources
-from flashvar_factory.release.gpu_runs import CUDA, FOLDER, TRITON, Binary, Record
+from flashvar_factory.release.gpu_runs import CUDA, FOLDER, TRITON, Binary, GpuRun
 
 _TRITON_SOURCES: Final = "src/python/{project}/backends/triton"
 _SHOWN: Final = 3
@@ -50,13 +50,13 @@ class Need:
         """What is released, without its direction: attention of attention_fwd."""
         return sorted({op_of(row.op) for one in self.released for row in one.kernels})
 
-    def concerns(self, record: Record) -> bool:
+    def concerns(self, record: GpuRun) -> bool:
         """Whether the record is of this."""
         if self.name == TRITON:
             return record.passed.get(TRITON, 0) > 0
         return record.architecture == self.name and record.passed.get(CUDA, 0) > 0
 
-    def binaries(self, record: Record) -> tuple[Binary, ...]:
+    def binaries(self, record: GpuRun) -> tuple[Binary, ...]:
         """The binaries in the record that ran."""
         if self.name == TRITON:
             return record.binaries
@@ -90,15 +90,15 @@ class Since:
 class Judged:
     """Whether a record covers a released binary, and why not."""
 
-    record: Record
+    record: GpuRun
     reason: str | None  # why it does not count; None: it counts
-    parts: tuple[Record, ...] = ()  # those of single ops that it counts with
+    parts: tuple[GpuRun, ...] = ()  # those of single ops that it counts with
     again: tuple[str, ...] = ()  # ops whose own tests are all that has to run again
 
 
-def choose(root: Path, wanted: Sequence[Need]) -> dict[str, list[Record]]:
+def choose(root: Path, wanted: Sequence[Need]) -> dict[str, list[GpuRun]]:
     """The records that count, by what they show; ReleaseError where something has none."""
-    records, found, lacking = gpu_runs.read(root), dict[str, list[Record]](), []
+    records, found, lacking = gpu_runs.read(root), dict[str, list[GpuRun]](), []
     for need in wanted:
         every = judged(root, need, records)
         used = {r.file: r for one in every if one.reason is None for r in (one.record, *one.parts)}
@@ -110,7 +110,7 @@ def choose(root: Path, wanted: Sequence[Need]) -> dict[str, list[Record]]:
     return found
 
 
-def judged(root: Path, need: Need, records: Sequence[Record]) -> list[Judged]:
+def judged(root: Path, need: Need, records: Sequence[GpuRun]) -> list[Judged]:
     """Whether each record of a need covers what is released, and why not."""
     mine = [one for one in records if need.concerns(one)]
     commits = {binary.revision for one in mine for binary in need.binaries(one)} - {None}
@@ -151,7 +151,7 @@ def owners(root: Path, need: Need, touched: Iterable[str] = ()) -> dict[str, str
 
 
 def judge(
-    need: Need, record: Record, records: Iterable[Record], since: Mapping[str, Since | None]
+    need: Need, record: GpuRun, records: Iterable[GpuRun], since: Mapping[str, Since | None]
 ) -> Judged:
     """What a record says, with others for the ops that changed since its commit."""
     reason = next(_reasons(need, record, since), None)
@@ -162,7 +162,7 @@ def judge(
         found = since[binary.revision or ""]
         changed |= found.own if found else {}
     others = [one for one in records if one is not record]
-    parts, again, said = list[Record](), [], []
+    parts, again, said = list[GpuRun](), [], []
     for op, files in changed.items():
         tried = [
             (one, next(_reasons_of_part(need, one, op, record, since), None))
@@ -181,7 +181,7 @@ def judge(
     return Judged(record, "; ".join(said) or None, tuple(parts), tuple(again))
 
 
-def _reasons(need: Need, record: Record, since: Mapping[str, Since | None]) -> Iterator[str]:
+def _reasons(need: Need, record: GpuRun, since: Mapping[str, Since | None]) -> Iterator[str]:
     """Why a record does not count, whatever other records there are."""
     if record.failed:
         yield f"{record.failed} of its tests failed"
@@ -194,7 +194,7 @@ def _reasons(need: Need, record: Record, since: Mapping[str, Since | None]) -> I
 
 
 def _reasons_of_part(
-    need: Need, part: Record, op: str, whole: Record, since: Mapping[str, Since | None]
+    need: Need, part: GpuRun, op: str, whole: GpuRun, since: Mapping[str, Since | None]
 ) -> Iterator[str]:
     """Why a record does not stand for the tests of an op in place of an older one of all tests."""
     if part.failed:
@@ -227,7 +227,7 @@ def _reasons_of_part(
 
 
 def _reasons_of_run(
-    need: Need, record: Record, since: Mapping[str, Since | None], ops: Collection[str]
+    need: Need, record: GpuRun, since: Mapping[str, Since | None], ops: Collection[str]
 ) -> Iterator[str]:
     """Why the binary that ran is not the released one in what is common and in these ops."""
     if not record.added_up:
@@ -290,7 +290,7 @@ def _lacking(root: Path, need: Need, every: Sequence[Judged]) -> str:
     )
 
 
-def _renewal(root: Path, need: Need, record: Record | None, op: str | None = None) -> str:
+def _renewal(root: Path, need: Need, record: GpuRun | None, op: str | None = None) -> str:
     """The commands that make a record again, or one of an op's tests, on a machine with a GPU.
 
     A development build takes some values of the axes in [dev], unless all are asked for.

@@ -37,7 +37,7 @@ class Binary:
 
 
 @dataclass(frozen=True)
-class Record:
+class GpuRun:
     """One run of tests/gpu."""
 
     file: str  # from the root
@@ -66,7 +66,7 @@ class Record:
         return frozenset(file for file, _ in self.tests)
 
 
-def read(root: Path) -> list[Record]:
+def read(root: Path) -> list[GpuRun]:
     """Every record of the checkout, by name; other files of its folder are passed over."""
     return [
         one
@@ -75,7 +75,7 @@ def read(root: Path) -> list[Record]:
     ]
 
 
-def _read(path: Path, name: str) -> Record | None:
+def _read(path: Path, name: str) -> GpuRun | None:
     try:
         found = json_text.parse(path.read_bytes(), name)
         system = found["system"]
@@ -93,7 +93,7 @@ def _read(path: Path, name: str) -> Record | None:
         stated = _outcomes(found["counts"])
         own = Architecture(*device["capability"])
         served = BinaryKind(own) if _text(forced) is None else BinaryKind.parse(forced)
-        return Record(
+        return GpuRun(
             file=name,
             device=str(device["name"]),
             platform=str(system["platform"]),

@@ -11,7 +11,7 @@ from typing import Final
 from flashvar.binaries.manifest import Manifest
 from flashvar_factory.config import toml_table
 from flashvar_factory.errors import ReleaseError
-from flashvar_factory.release.gpu_runs import Record
+from flashvar_factory.release.gpu_runs import GpuRun
 
 FILE: Final = "CHANGELOG.md"
 _HEADING: Final = re.compile(r"^## +\[?v?(?P<version>[^\]\s]+)\]?(?P<rest>.*)$")
@@ -61,7 +61,7 @@ def _is_dated(rest: str) -> bool:
 def text(
     changed: str,
     revision: str,
-    records: Mapping[str, Sequence[Record]],
+    records: Mapping[str, Sequence[GpuRun]],
     released: Iterable[Manifest],
     hashes: Mapping[str, str],
 ) -> str:
@@ -85,7 +85,7 @@ def _what(need: str) -> str:
     return need if need.startswith("sm_") else need.capitalize()
 
 
-def _run(need: str, record: Record) -> str:
+def _run(need: str, record: GpuRun) -> str:
     backend = "cuda" if need.startswith("sm_") else need
     translated = need == record.architecture and not record.native
     how = ", whose driver translated its PTX" if translated else ""

@@ -20,7 +20,7 @@ import torch
 
 from flashvar.compat.causal_conv1d.recorded_update import update
 from flashvar.compat.distribution import Finder
-from flashvar.compat.not_served import Refusal
+from flashvar.compat.not_served import MissingModuleFinder
 from flashvar.compat.rebinding import Rebinding, rebindable, words_of
 from flashvar.compat.stand_in import StandIn, modules_of
 from flashvar.errors import IntegrationError
@@ -153,7 +153,9 @@ _REBINDING: Final = Rebinding()
 _STAND_IN: Final = StandIn(
     _NAME,
     Finder(("causal-conv1d",), _NAME, __version__),
-    Refusal(_NAME, {}, "causal_conv1d_fn and causal_conv1d_update, or the package causal-conv1d"),
+    MissingModuleFinder(
+        _NAME, {}, "causal_conv1d_fn and causal_conv1d_update, or the package causal-conv1d"
+    ),
 )
 
 

@@ -20,7 +20,7 @@ from flashvar.compat.distribution import Finder
 from flashvar.compat.fla.registry import register_backends
 from flashvar.compat.fla.replacements import replacements
 from flashvar.compat.fla.shared_memory import check_shared_mem
-from flashvar.compat.not_served import Refusal
+from flashvar.compat.not_served import MissingModuleFinder
 from flashvar.compat.rebinding import Rebinding
 from flashvar.compat.stand_in import StandIn
 
@@ -34,7 +34,9 @@ _REBINDING: Final = Rebinding()
 _STAND_IN: Final = StandIn(
     _NAME,
     Finder(("flash-linear-attention", "fla-core"), _NAME, __version__),
-    Refusal(_NAME, {}, "flash-linear-attention itself, with install() in the place of provide()"),
+    MissingModuleFinder(
+        _NAME, {}, "flash-linear-attention itself, with install() in the place of provide()"
+    ),
 )
 
 

@@ -27,7 +27,7 @@ from flashvar.compat.flash_attn.flash_attn_interface import (
     flash_attn_varlen_qkvpacked_func,
     flash_attn_with_kvcache,
 )
-from flashvar.compat.not_served import NOT_SERVED, Refusal
+from flashvar.compat.not_served import NOT_SERVED, MissingModuleFinder
 from flashvar.compat.stand_in import StandIn
 from flashvar.errors import ConfigurationError
 
@@ -61,7 +61,7 @@ _PARTS: Final = (
 _STAND_IN: Final = StandIn(
     _NAME,
     Finder(("flash-attn",), _NAME, __version__),
-    Refusal(
+    MissingModuleFinder(
         _NAME,
         NOT_SERVED,
         "what the table of flashvar's reference lists, or leave the stand-in uninstalled",
