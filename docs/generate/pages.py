@@ -17,7 +17,7 @@ from tables import table
 
 from flashvar import cli, errors
 from flashvar.cli.warmup import warmed_ops
-from flashvar.compat.not_served import NAMES_NOT_SERVED, NOT_SERVED
+from flashvar.compat.not_provided import NAMES_NOT_PROVIDED, NOT_PROVIDED
 from flashvar_factory import audit
 from flashvar_factory import cli as factory_cli
 from flashvar_factory import errors as factory_errors
@@ -69,7 +69,7 @@ def stand_in(root: Path) -> str:
         name = ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__")
         if names := _exported(path):
             rows[name] = ", ".join(f"`{one}`" for one in names if "install" not in one)
-    missing = {**NOT_SERVED, **NAMES_NOT_SERVED}
+    missing = {**NOT_PROVIDED, **NAMES_NOT_PROVIDED}
     rows |= {name: f"missing; use {instead}" for name, instead in missing.items()}
     return table(("module", "names"), ((f"`{name}`", rows[name]) for name in sorted(rows)))
 

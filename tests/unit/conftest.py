@@ -75,7 +75,7 @@ def _seeded(request: pytest.FixtureRequest) -> None:
 def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Forget what was found, opened and chosen, before and after; and the environment."""
     from flashvar.binaries import loader, registry
-    from flashvar.integrations import serving
+    from flashvar.integrations import support
     from flashvar.ops.attention import plan
     from flashvar.ops.plans import Plans
     from flashvar.selection import resolve
@@ -86,7 +86,7 @@ def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (registry, "_unloadable"),
         (registry, "_missing"),
         (loader, "_libraries"),
-        (serving, "_kept"),
+        (support, "_kept"),
     ):
         monkeypatch.setattr(module, name, {})
     for name in ("_plans", "_backward_plans"):

@@ -18,7 +18,7 @@ from flashvar.backends.cuda import attention as cuda
 from flashvar.backends.reference.attention import backward, forward
 from flashvar.binaries.registry import Binary
 from flashvar.errors import FlashvarError
-from flashvar.ops import serving
+from flashvar.ops import backend_choice
 from flashvar.ops.attention.problem import Gradients, Inputs, Options, Problem
 from flashvar.ops.attention.spec import BACKWARD, FORWARD
 from flashvar.ops.attention.validate import inspect
@@ -121,7 +121,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeBinary:
             launch=binary.attention_bwd, workspace=binary.attention_bwd_workspace
         ),
     }
-    monkeypatch.setattr(serving, "choose", choose)
+    monkeypatch.setattr(backend_choice, "choose", choose)
     monkeypatch.setattr(cuda, "function_of", lambda name, chosen, device: (functions[name], 0))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
     return binary

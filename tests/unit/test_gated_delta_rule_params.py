@@ -15,7 +15,7 @@ from flashvar.backends.cuda import gated_delta_rule as cuda
 from flashvar.binaries import loader
 from flashvar.binaries.registry import Binary
 from flashvar.errors import BackendUnavailableError
-from flashvar.ops import serving
+from flashvar.ops import backend_choice
 from flashvar.ops.gated_delta_rule import run
 from flashvar.ops.gated_delta_rule.api import gated_delta_rule
 from flashvar.ops.gated_delta_rule.problem import Gradients, Inputs
@@ -296,7 +296,7 @@ def on_device(**changes: Any) -> Inputs:
 def test_calls_that_go_elsewhere(
     function: str, changes: dict[str, Any], chosen: str, expected: str | None
 ) -> None:
-    found = run._takeover(function, on_device(**changes), chosen)
+    found = run._fallback(function, on_device(**changes), chosen)
     assert (None if found is None else found.backend) == expected
 
 
@@ -310,7 +310,7 @@ def test_few_tokens_go_one_by_one(tokens: int, few: bool) -> None:
 
 
 @pytest.mark.parametrize("asked", [False, True], ids=["auto", "FLASHVAR_BACKEND=cuda"])
-def test_a_takeover_is_refused_or_logged(
+def test_a_fallback_is_refused_or_logged(
     asked: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The environment is read by selection alone: a later value changes no choice."""
@@ -320,16 +320,16 @@ def test_a_takeover_is_refused_or_logged(
         "auto": CandidateResult("cuda sm_90", "cuda", True, "", explicit=asked),
         "triton": CandidateResult("triton", "triton", True, "", explicit=True),
     }
-    monkeypatch.setattr(serving, "choose", lambda request, backend: results[backend])
+    monkeypatch.setattr(backend_choice, "choose", lambda request, backend: results[backend])
     odd = on_device(q=torch.empty(3, 64, 2, 20).half())
-    assert run._serving(FORWARD, on_device(), "auto")[0].backend == "cuda"
+    assert run._choose(FORWARD, on_device(), "auto")[0].backend == "cuda"
     assert not caplog.records
     if asked:
         with pytest.raises(BackendUnavailableError, match=r"expected backend 'cuda'.*\"triton\""):
-            run._serving(FORWARD, odd, "auto")
+            run._choose(FORWARD, odd, "auto")
     else:
         for _ in range(2):
-            assert run._serving(FORWARD, odd, "auto")[0].backend == "triton"
+            assert run._choose(FORWARD, odd, "auto")[0].backend == "triton"
         (record,) = caplog.records
         assert record.levelname == "WARNING"
         assert record.getMessage().endswith(
@@ -343,7 +343,7 @@ def served(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The library serves every call; no plans yet."""
     for name in ("_plans", "_backward_plans"):
         monkeypatch.setattr(run, name, Plans())
-    monkeypatch.setattr(run, "_serving", lambda *call: (CHOSEN, cuda))
+    monkeypatch.setattr(run, "_choose", lambda *call: (CHOSEN, cuda))
     return calls
 
 

@@ -14,10 +14,9 @@ from torch.nn import functional
 
 from flashvar.errors import InvalidInputError, ShapeError
 from flashvar.integrations.fallback import report_fallback
-from flashvar.integrations.serving import named
+from flashvar.integrations.support import explicit_backend
 from flashvar.integrations.torch.attribute import REPLACED, is_replaced_by_others
-from flashvar.integrations.torch.sdpa import attend, attend_fast
-from flashvar.integrations.torch.sdpa import why_not as why_not_served
+from flashvar.integrations.torch.sdpa import attend, attend_fast, why_not
 from flashvar.ops.arguments import as_bool, check_scale, check_tensor, is_number
 from flashvar.ops.attention.options import DEFAULT_SCALE
 from flashvar.ops.dispatch_modes import is_compiling
@@ -80,7 +79,7 @@ class Attend(nn.Module):  # type: ignore[misc]
         self.flash = as_bool("flash", flash)
         self.scale = scale
         self.backend: BackendName = backend
-        self._named = named(backend) != "auto"
+        self._named = explicit_backend(backend) != "auto"
 
     def extra_repr(self) -> str:
         """The arguments, for print(module)."""
@@ -97,7 +96,7 @@ class Attend(nn.Module):  # type: ignore[misc]
         if refused is not None:
             return refused
         dropout = self.dropout if self.training else 0.0
-        return why_not_served(q, k, v, None, dropout, False, True, "bhsd", self.backend)
+        return why_not(q, k, v, None, dropout, False, True, "bhsd", self.backend)
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Attention of q on k and v.

@@ -90,13 +90,13 @@ def _report(decision: Decision, chosen: CandidateResult) -> None:
     if lost is None or (chosen.backend == "cuda" and lost.reason == NOT_INSTALLED):
         _log.debug("%s: %s serves", decision.request, chosen.candidate)
         return
-    report_takeover(decision.request, chosen, lost.candidate, lost.reason, lost.fix)
+    log_fallback(decision.request, chosen, lost.candidate, lost.reason, lost.fix)
 
 
-def report_takeover(
+def log_fallback(
     request: Request, chosen: CandidateResult, lost: str, reason: str, fix: str | None
 ) -> None:
-    """Warn, once for each outcome, that `chosen` serves a call in place of the candidate `lost`."""
+    """Warn, once for each outcome, that `chosen` runs a call in place of the candidate `lost`."""
     outcome = (chosen.candidate, lost, reason)
     if outcome not in _logged:
         _logged.add(outcome)

@@ -20,7 +20,7 @@ import torch
 
 from flashvar.compat.causal_conv1d.recorded_update import update
 from flashvar.compat.distribution import Finder
-from flashvar.compat.not_served import MissingModuleFinder
+from flashvar.compat.not_provided import MissingModuleFinder
 from flashvar.compat.rebinding import Rebinding, rebindable, words_of
 from flashvar.compat.stand_in import StandIn, modules_of
 from flashvar.errors import IntegrationError

@@ -20,7 +20,7 @@ from flashvar.compat.distribution import Finder
 from flashvar.compat.fla.registry import register_backends
 from flashvar.compat.fla.replacements import replacements
 from flashvar.compat.fla.shared_memory import check_shared_mem
-from flashvar.compat.not_served import MissingModuleFinder
+from flashvar.compat.not_provided import MissingModuleFinder
 from flashvar.compat.rebinding import Rebinding
 from flashvar.compat.stand_in import StandIn
 

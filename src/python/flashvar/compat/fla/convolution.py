@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from flashvar.compat.causal_conv1d.recorded_update import update
-from flashvar.compat.fla.served import named, require, unserved_option
+from flashvar.compat.fla.supported import parameters_of, require, unsupported_option
 from flashvar.errors import InvalidInputError, ShapeError
 from flashvar.ops.arguments import check_strided
 from flashvar.ops.causal_conv1d import api
@@ -43,7 +43,7 @@ def causal_conv1d(
     `cu_seqlens_cpu` and `chunk_indices` are not needed, and every `backend` is the same.
     """
     given = {**others, "x": x, "weight": weight, "cp_context": cp_context}
-    require("causal_conv1d", unserved(given))
+    require("causal_conv1d", unsupported(given))
     assert weight is not None
     if backend not in _BACKENDS:
         raise InvalidInputError(
@@ -100,7 +100,7 @@ def causal_conv1d_update(
 
     It has derivatives where autograd recorded the cache.
     """
-    require("causal_conv1d_update", unserved({"x": x, "weight": weight}))
+    require("causal_conv1d_update", unsupported({"x": x, "weight": weight}))
     assert weight is not None
     tokens = _one_each(x, weight)
     y = update(
@@ -144,14 +144,14 @@ def _one_each(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return tokens.squeeze(0) if tokens.shape[0] == 1 else tokens.squeeze(1)
 
 
-def unserved(options: dict[str, Any]) -> str | None:
+def unsupported(options: dict[str, Any]) -> str | None:
     """Why the functions above do not serve a call with these arguments; None where they do."""
     weight = options.get("weight")
     if weight is None:
         return "there is no weight"
     if weight.shape[-1] not in WIDTHS:
         return f"the filter has {weight.shape[-1]} taps"
-    return unserved_option(options, _SERVED, options["x"])
+    return unsupported_option(options, _SUPPORTED, options["x"])
 
 
-_SERVED: Final = named(causal_conv1d, causal_conv1d_update)
+_SUPPORTED: Final = parameters_of(causal_conv1d, causal_conv1d_update)

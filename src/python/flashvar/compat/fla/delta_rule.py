@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from flashvar.compat.fla.served import named, require, unserved_option
+from flashvar.compat.fla.supported import parameters_of, require, unsupported_option
 from flashvar.errors import InvalidInputError
 from flashvar.ops.gated_delta_rule.api import gated_delta_rule
 
@@ -156,15 +156,15 @@ def fused_recurrent_delta_rule(
     )
 
 
-def unserved(options: dict[str, Any]) -> str | None:
+def unsupported(options: dict[str, Any]) -> str | None:
     """Why the functions above do not serve a call with these arguments; None where they do."""
     beta = options.get("beta")
     if beta is not None and beta.dim() == 4:
         return "beta has a value for each channel of v"
-    return unserved_option(options, _SERVED, options["q"])
+    return unsupported_option(options, _SUPPORTED, options["q"])
 
 
-_SERVED: Final = named(
+_SUPPORTED: Final = parameters_of(
     *(chunk_gated_delta_rule, fused_recurrent_gated_delta_rule),
     *(chunk_delta_rule, fused_recurrent_delta_rule),
 )
@@ -239,7 +239,7 @@ def _serve(
 
     `others` are the options of `function` that the op does not have.
     """
-    require(function, unserved({**others, "q": q, "beta": beta}))
+    require(function, unsupported({**others, "q": q, "beta": beta}))
     dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
     wide = torch.promote_types(dtype, torch.float32)
     if beta is None:

@@ -119,7 +119,7 @@ def _backend(base: type, functions: tuple[str, ...]) -> Any:
 
 def _verifies_delta_rule(*arguments: Any, **options: Any) -> tuple[bool, str | None]:
     names = ("q", "k", "v", "g", "beta")
-    reason = delta_rule.unserved({**dict(zip(names, arguments, strict=False)), **options})
+    reason = delta_rule.unsupported({**dict(zip(names, arguments, strict=False)), **options})
     return reason is None, reason
 
 
@@ -139,7 +139,7 @@ def _convolution_methods(name: str) -> tuple[Any, Any]:
             return False, "there are more arguments without a name than flashvar knows"
         for only_backward in ("dy", "dht"):
             found.pop(only_backward, None)
-        reason = convolution.unserved(found)
+        reason = convolution.unsupported(found)
         return reason is None, reason
 
     return staticmethod(method), staticmethod(verifier)

@@ -46,13 +46,16 @@ def replacements(strict: bool) -> Iterator[tuple[Any, Any]]:
                 "provide(), which needs no such package"
             ) from error
         for function, original in zip(named, theirs, strict=True):
-            yield original, with_fallback(original, getattr(ours, function), ours.unserved, strict)
+            yield (
+                original,
+                with_fallback(original, getattr(ours, function), ours.unsupported, strict),
+            )
 
 
 def with_fallback(
     original: Callable[..., Any],
     ours: Callable[..., Any],
-    unserved: Callable[[dict[str, Any]], str | None],
+    unsupported: Callable[[dict[str, Any]], str | None],
     strict: bool,
 ) -> Callable[..., Any]:
     """Our function, with the order of the original's arguments, and the original behind it."""
@@ -72,12 +75,12 @@ def with_fallback(
         bound = len(given) == len(arguments) + len(options)
         if not bound or not all(name in given for name in required):
             return original(*arguments, **options)  # raises TypeError
-        reason = unserved(given)
+        reason = unsupported(given)
         if reason is None:
             return ours(**given)
         if strict:
             raise BackendUnavailableError(
-                f"{ours.__name__}: expected a call that flashvar serves (install(strict=True)), "
+                f"{ours.__name__}: expected a call that flashvar supports (install(strict=True)), "
                 f"found that {reason}: leave strict out for flash-linear-attention's own function"
             )
         if not is_compiling():

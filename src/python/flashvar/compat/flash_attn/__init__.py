@@ -27,7 +27,7 @@ from flashvar.compat.flash_attn.flash_attn_interface import (
     flash_attn_varlen_qkvpacked_func,
     flash_attn_with_kvcache,
 )
-from flashvar.compat.not_served import NOT_SERVED, MissingModuleFinder
+from flashvar.compat.not_provided import NOT_PROVIDED, MissingModuleFinder
 from flashvar.compat.stand_in import StandIn
 from flashvar.errors import ConfigurationError
 
@@ -63,7 +63,7 @@ _STAND_IN: Final = StandIn(
     Finder(("flash-attn",), _NAME, __version__),
     MissingModuleFinder(
         _NAME,
-        NOT_SERVED,
+        NOT_PROVIDED,
         "what the table of flashvar's reference lists, or leave the stand-in uninstalled",
     ),
 )

@@ -7,7 +7,7 @@ from typing import NoReturn, cast
 import torch
 
 from flashvar.compat.einops_patterns import rearrange, repeat
-from flashvar.compat.not_served import refuse_name
+from flashvar.compat.not_provided import refuse_name
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, ShapeError
 from flashvar.ops.arguments import check_strided, count, refuses_unknown_kinds
 from flashvar.ops.dispatch_modes import as_list

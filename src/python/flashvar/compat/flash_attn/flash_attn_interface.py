@@ -10,7 +10,7 @@ from typing import NoReturn, TypeAlias
 
 import torch
 
-from flashvar.compat.not_served import refuse_name
+from flashvar.compat.not_provided import refuse_name
 from flashvar.errors import BackendUnavailableError
 from flashvar.flash_attn import (
     flash_attn_func,

@@ -22,7 +22,7 @@ from torch.overrides import handle_torch_function
 
 from flashvar.integrations.call_counts import CallCounts
 from flashvar.integrations.fallback import report_fallback
-from flashvar.integrations.serving import named
+from flashvar.integrations.support import explicit_backend
 from flashvar.integrations.torch import attribute as torch_attribute
 from flashvar.integrations.torch import causal_bias as torch_causal_bias
 from flashvar.integrations.torch import flash as torch_flash
@@ -73,7 +73,7 @@ class Activation:
 
     def __init__(self, backend: BackendName) -> None:
         self.backend = backend
-        self.on_cpu = named(backend) != "auto"
+        self.on_cpu = explicit_backend(backend) != "auto"
 
     def __enter__(self) -> Activation:
         return self

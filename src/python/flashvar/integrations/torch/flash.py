@@ -19,7 +19,7 @@ import torch
 
 from flashvar.errors import BackendUnavailableError
 from flashvar.integrations.call_counts import CallCounts
-from flashvar.integrations.serving import unserved
+from flashvar.integrations.support import unsupported
 from flashvar.ops.attention import plan as plans
 from flashvar.ops.attention.problem import Inputs, Options, Wanted
 from flashvar.selection.request import BackendName
@@ -313,7 +313,7 @@ def _why_not(q: torch.Tensor, v: torch.Tensor, dropout_p: float) -> str | None:
         return "dropout"
     if v.shape[3] != q.shape[3]:  # torch promises an output in the shape of q
         return "a head dim of v that differs"
-    return unserved(q.dtype, q.device, q.shape[3], v.shape[3], True, _backend)
+    return unsupported(q.dtype, q.device, q.shape[3], v.shape[3], True, _backend)
 
 
 def _layout(

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch.autograd import forward_ad
 
-from flashvar.integrations.serving import unserved
+from flashvar.integrations.support import unsupported
 from flashvar.ops.attention.api import Layout, attention
 from flashvar.ops.attention.call import call_plain, run_plan
 from flashvar.ops.attention.options import plain_scale
@@ -80,7 +80,7 @@ def attend_fast(
     if strides[3] != 1 or k.stride(3) != 1 or v.stride(3) != 1:
         return None
     backward = (q.requires_grad or k.requires_grad or v.requires_grad) and _grad_enabled()
-    if unserved(dtype, device, shape[3], shape[3], backward, backend) is not None:
+    if unsupported(dtype, device, shape[3], shape[3], backward, backend) is not None:
         return None
     rows_first = _has_rows_first(shape, strides)
     layout = "bhsd->bshd" if rows_first else "bhsd"
@@ -148,7 +148,7 @@ def why_not(
         if not is_compiling() and forward_ad._current_level >= 0:
             return "forward-mode derivatives may be wanted"
     # index: sizes may be symbols while a graph is traced.
-    return unserved(dtype, q.device, index(q_shape[3]), index(v_shape[3]), backward, backend)
+    return unsupported(dtype, q.device, index(q_shape[3]), index(v_shape[3]), backward, backend)
 
 
 def attend(

@@ -41,8 +41,8 @@ from flashvar.ops.attention.sinks import fill_without_keys, gradient
 from flashvar.ops.attention.spec import BACKWARD, FORWARD
 from flashvar.ops.attention.trace import logged_backward, logged_forward
 from flashvar.ops.attention.validate import check_tensors, inspect, inspect_backward
+from flashvar.ops.backend_choice import choose_backend
 from flashvar.ops.plans import Maker, Plans, maker, prototype
-from flashvar.ops.serving import serving
 from flashvar.selection.candidates import CandidateResult
 from flashvar.selection.request import Overrides
 
@@ -362,7 +362,7 @@ def _make(inputs: Inputs, options: Options) -> Plan:
         launch = None if inner.launch is None else padded_launch(problem, inner.launch)
         chosen = inner.chosen
     else:
-        chosen, backend = serving(FORWARD, q, options.backend, problem)
+        chosen, backend = choose_backend(FORWARD, q, options.backend, problem)
         launch = None
         if not problem.empty and not q.is_meta:
             launch = backend.prepare_forward(problem, chosen)
@@ -388,7 +388,7 @@ def _make_backward(
     pads = needs_padding(forward, options.backend)
     launch = None
     if not forward.empty and not pads and not inputs.q.is_meta:
-        chosen, backend = serving(BACKWARD, inputs.q, options.backend, forward)
+        chosen, backend = choose_backend(BACKWARD, inputs.q, options.backend, forward)
         launch = backend.prepare_backward(problem, chosen)
         if not are_int32(inputs):
             launch = cast_launch(launch)

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import torch
 
+from flashvar.ops.backend_choice import choose_backend
 from flashvar.ops.causal_conv1d.inputs import (
     channels,
     check,
@@ -32,7 +33,6 @@ from flashvar.ops.causal_conv1d.problem import (
 from flashvar.ops.causal_conv1d.spec import BACKWARD, FORWARD, UPDATE
 from flashvar.ops.plans import Maker, Plans, maker
 from flashvar.ops.sequences import check_offsets, check_own_memory, check_state_indices
-from flashvar.ops.serving import serving
 from flashvar.selection.candidates import CandidateResult
 
 Optional: TypeAlias = torch.Tensor | None
@@ -264,11 +264,11 @@ def _make(
     y, final_state = like_forward(x, state, cu_seqlens, columns, layout)
     launch, by_address = None, False
     if (y.numel() or final_state.numel()) and not x.is_meta:
-        chosen, serves = _serving(FORWARD, x, backend)
+        chosen, implementation = _choose(FORWARD, x, backend)
         conv = convolution(x, weight, bias, state, cu_seqlens, silu, layout)
         of_residual = None if residual is None else rows_first(residual, layout)
         of_y = rows_first(y, layout)
-        launch = serves.prepare_forward(chosen, conv, of_residual, of_y, final_state)
+        launch = implementation.prepare_forward(chosen, conv, of_residual, of_y, final_state)
         by_address = chosen.binary is not None
     options = (silu, columns, layout, backend)
     return Plan(launch, by_address, options, maker(y), maker(final_state))
@@ -337,10 +337,10 @@ def _make_backward(
     )
     launch = None
     if (x.numel() or (of_state is not None and of_state.numel())) and not x.is_meta:
-        chosen, serves = _serving(BACKWARD, x, backend)
+        chosen, implementation = _choose(BACKWARD, x, backend)
         conv = convolution(x, weight, bias, state, cu_seqlens, silu, layout)
         grads = Gradients(rows_first(of_x, layout), of_weight, of_bias, of_state)
-        launch = serves.prepare_backward(
+        launch = implementation.prepare_backward(
             chosen, conv, rows_first(grad_y, layout), grad_final, grads
         )
     makers = (
@@ -373,9 +373,9 @@ def _make_update(
     check_own_memory("state", state)
     y, launch, by_address = torch.empty_like(x), None, False
     if x.numel() and not x.is_meta:
-        chosen, serves = _serving(UPDATE, x, backend)
+        chosen, implementation = _choose(UPDATE, x, backend)
         conv, of_residual, of_y = _update_views(x, state, weight, bias, residual, y, silu, layout)
-        launch = serves.prepare_update(
+        launch = implementation.prepare_update(
             chosen, conv, of_residual, state_indices, state_positions, of_y
         )
         by_address = chosen.binary is not None
@@ -424,5 +424,5 @@ def like_backward(
     )
 
 
-def _serving(function: str, x: torch.Tensor, backend: str) -> tuple[CandidateResult, Backend]:
-    return cast("tuple[CandidateResult, Backend]", serving(function, x, backend))
+def _choose(function: str, x: torch.Tensor, backend: str) -> tuple[CandidateResult, Backend]:
+    return cast("tuple[CandidateResult, Backend]", choose_backend(function, x, backend))

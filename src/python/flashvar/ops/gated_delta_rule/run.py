@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 
 import torch
 
+from flashvar.ops.backend_choice import BackendFallback, choose_backend
 from flashvar.ops.dispatch_modes import are_plain, no_dispatch_mode_active
 from flashvar.ops.gated_delta_rule import inputs as checks
 from flashvar.ops.gated_delta_rule.problem import (
@@ -33,7 +34,6 @@ from flashvar.ops.gated_delta_rule.spec import (
 )
 from flashvar.ops.plans import Maker, Plans, maker, prototype
 from flashvar.ops.sequences import check_state_indices
-from flashvar.ops.serving import Takeover, serving
 from flashvar.selection.candidates import CandidateResult
 
 # Bytes: what rows start at multiples of in calls of binaries by chunks.
@@ -263,14 +263,14 @@ def _backward_plan(
     if found is None:
         *rest, layout, backend = options
         inputs = given((*of_inputs, *rest))
-        chosen, serves = _serving(BACKWARD, inputs, backend)
+        chosen, implementation = _choose(BACKWARD, inputs, backend)
         launch: BackwardLaunch
         if inputs.q.is_meta:
             launch = partial(_without_values, layout)
         elif chosen.binary is None:
-            launch = _with_views(serves.backward, inputs[_TENSORS:], layout)
+            launch = _with_views(implementation.backward, inputs[_TENSORS:], layout)
         else:
-            binary: Any = serves
+            binary: Any = implementation
             states = _k_first(initial_state, layout), _k_first(grad_final, layout)
             launch = binary.prepare_backward(chosen, inputs, states[0], grad_out, states[1])
         found = BackwardPlan(launch, layout, alignment)
@@ -367,9 +367,9 @@ def _prepare(
     final_state: torch.Tensor | None,
 ) -> tuple[Launch, bool]:
     """The launch that computes such calls, and whether it may be called without a final state."""
-    chosen, serves = _serving(function, inputs, backend)
+    chosen, implementation = _choose(function, inputs, backend)
     if chosen.binary is not None:
-        binary: Any = serves
+        binary: Any = implementation
         before, after = _k_first(states, layout), _k_first(final_state, layout)
         if function == FORWARD:
             return binary.prepare_forward(chosen, inputs, before, out, after), True
@@ -386,9 +386,9 @@ def _prepare(
         if after is None:
             return
         if indices is None:
-            serves.forward(inputs, _k_first(states, layout), out, after)
+            implementation.forward(inputs, _k_first(states, layout), out, after)
         else:
-            serves.update(inputs, after, indices, out)
+            implementation.update(inputs, after, indices, out)
 
     return launch, False
 
@@ -416,22 +416,24 @@ def _k_first(state: torch.Tensor | None, layout: str) -> torch.Tensor | None:
     return None if state is None else _view(state, layout)
 
 
-def _serving(function: str, inputs: Inputs, backend: str) -> tuple[CandidateResult, Backend]:
+def _choose(function: str, inputs: Inputs, backend: str) -> tuple[CandidateResult, Backend]:
     """The candidate that serves a call, and its module.
 
     Raises:
         BackendUnavailableError: no candidate serves the call, or not the named one.
     """
-    found = serving(function, inputs.q, backend, inputs, partial(_takeover, function, inputs))
+    found = choose_backend(
+        function, inputs.q, backend, inputs, partial(_fallback, function, inputs)
+    )
     return cast("tuple[CandidateResult, Backend]", found)
 
 
-def _takeover(function: str, inputs: Inputs, chosen: str) -> Takeover | None:
+def _fallback(function: str, inputs: Inputs, chosen: str) -> BackendFallback | None:
     """The backend that serves a call instead of the chosen one; None: the chosen one serves it."""
     if chosen == "triton" and function == BACKWARD and inputs.head_dim > MAX_BACKWARD_HEAD_DIM:
         limit, found = MAX_BACKWARD_HEAD_DIM, inputs.head_dim
         reason = f"Triton's kernels take q and k of head dims to {limit}, not {found}"
-        return Takeover("reference", reason, "take a smaller head dim")
+        return BackendFallback("reference", reason, "take a smaller head dim")
     if chosen != "cuda":
         return None
     if function == UPDATE:
@@ -439,14 +441,14 @@ def _takeover(function: str, inputs: Inputs, chosen: str) -> Takeover | None:
         if not any(strided):
             return None
         reason = "binaries take contiguous rows of q, k and v"
-        return Takeover("triton", reason, "make their last dimension contiguous")
+        return BackendFallback("triton", reason, "make their last dimension contiguous")
     dims = inputs.head_dim, inputs.v.shape[3]
     if any(dim % STEP for dim in dims):
         reason = f"binaries take head dims that are multiples of {STEP}, not {dims}"
-        return Takeover("triton", reason, "pad q, k and v with zeros, and pass scale")
+        return BackendFallback("triton", reason, "pad q, k and v with zeros, and pass scale")
     if not all(map(_rows_are_aligned, inputs[:3])):
         reason = "binaries take rows of q, k and v that start at multiples of 16 bytes"
-        return Takeover("triton", reason, "pass contiguous clones of them")
+        return BackendFallback("triton", reason, "pass contiguous clones of them")
     return None
 
 

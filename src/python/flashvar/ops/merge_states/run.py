@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 
+from flashvar.ops.backend_choice import choose_backend
 from flashvar.ops.merge_states.inputs import (
     batched,
     check,
@@ -26,7 +27,6 @@ from flashvar.ops.merge_states.inputs import (
 from flashvar.ops.merge_states.problem import Backend, BackwardLaunch, ForwardLaunch, Wanted
 from flashvar.ops.merge_states.spec import BACKWARD, FORWARD
 from flashvar.ops.plans import Maker, Plans, maker
-from flashvar.ops.serving import serving
 from flashvar.selection.candidates import CandidateResult
 
 Tensors = Sequence[torch.Tensor]
@@ -129,10 +129,10 @@ def _make(outs: Tensors, lses: Tensors, stacked: bool, layout: str, backend: str
     out, lse = like_forward(outs, lses, stacked, layout)
     launch = None
     if lse.numel() and not out.is_meta:
-        chosen, serves = _serving(FORWARD, outs[0], backend)
+        chosen, implementation = _choose(FORWARD, outs[0], backend)
         parts = parts_of(outs, lses, stacked, layout)
         to = rows_first(out, False, output_layout(layout))
-        launch = serves.prepare_forward(chosen, parts, to, batched(lse, False))
+        launch = implementation.prepare_forward(chosen, parts, to, batched(lse, False))
     copies = needs_copies(outs, lses)
     return Plan(launch, copies, maker(out), maker(lse))
 
@@ -152,8 +152,8 @@ def _make_backward(
     grad_outs, grad_lses = like_backward(outs, lses, stacked, wanted)
     launch = None
     if lses[0].numel() and (written.outs or written.lses) and not grad_out.is_meta:
-        chosen, serves = _serving(BACKWARD, outs[0], backend)
-        launch = serves.prepare_backward(
+        chosen, implementation = _choose(BACKWARD, outs[0], backend)
+        launch = implementation.prepare_backward(
             chosen,
             parts_of(outs, lses, stacked, layout),
             grad_out,
@@ -190,5 +190,5 @@ def like_backward(
     return out.new_empty((counts[0], *shapes[0])), lse.new_empty((counts[1], *shapes[1]))
 
 
-def _serving(function: str, out: torch.Tensor, backend: str) -> tuple[CandidateResult, Backend]:
-    return cast("tuple[CandidateResult, Backend]", serving(function, out, backend))
+def _choose(function: str, out: torch.Tensor, backend: str) -> tuple[CandidateResult, Backend]:
+    return cast("tuple[CandidateResult, Backend]", choose_backend(function, out, backend))

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from flashvar.compat.not_served import refuse_name
+from flashvar.compat.not_provided import refuse_name
 from flashvar.errors import ShapeError
 from flashvar.ops.arguments import check_strided
 

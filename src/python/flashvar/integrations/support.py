@@ -1,4 +1,4 @@
-"""Whether a backend of flashvar can serve a kind of call on this machine.
+"""Whether a backend of flashvar supports a kind of call on this machine.
 
 Answers are cached per kind of call, so integrations can ask at every call.
 """
@@ -16,12 +16,12 @@ from flashvar.ops.dtypes import DTYPES
 from flashvar.selection.request import Overrides, Request
 from flashvar.selection.resolve import choose
 
-__all__ = ["named", "unserved"]
+__all__ = ["explicit_backend", "unsupported"]
 
 _kept: dict[tuple[Any, ...], str | None] = {}
 
 
-def unserved(
+def unsupported(
     dtype: torch.dtype,
     device: torch.device,
     head_dim: int,
@@ -29,7 +29,7 @@ def unserved(
     backward: bool,
     backend: str,
 ) -> str | None:
-    """Why no backend can serve attention of such tensors on this machine; None if one can."""
+    """Why no backend can run attention of such tensors on this machine; None if one can."""
     key = (dtype, device, head_dim, head_dim_v, backward, backend)
     try:
         return _kept[key]
@@ -39,7 +39,7 @@ def unserved(
 
 # torch.compile calls the function at trace time and treats the result as a constant. This is what
 # torch.compiler.assume_constant_result sets, without importing the compiler.
-unserved._dynamo_marked_constant = True  # type: ignore[attr-defined]
+unsupported._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _judge(
@@ -54,11 +54,11 @@ def _judge(
     if name is None:
         return f"flashvar does not support {dtype}"
     if device.type not in ("cpu", "cuda"):
-        return f"flashvar serves CUDA devices and the CPU, not {device.type}"
+        return f"flashvar runs on CUDA devices and the CPU, not {device.type}"
     dims, index = (head_dim, head_dim_v), None
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
-        if name not in KERNEL_DTYPES and named(backend) != "reference":
+        if name not in KERNEL_DTYPES and explicit_backend(backend) != "reference":
             return f"flashvar takes bfloat16 and float16 on a CUDA device, not {dtype}"
         # flashvar.attention pads head dims to the step of the kernels.
         head_dim, head_dim_v = (dim + -dim % HEAD_DIM_STEP for dim in dims)
@@ -70,6 +70,6 @@ def _judge(
     return None
 
 
-def named(backend: str) -> str:
+def explicit_backend(backend: str) -> str:
     """The backend that the caller or FLASHVAR_BACKEND names; "auto" if neither does."""
     return Overrides.from_environment(backend).backend

@@ -12,7 +12,7 @@ import pytest
 
 from flashvar.compat import flash_attn as ours
 from flashvar.compat.flash_attn import flash_attn_interface
-from flashvar.compat.not_served import NAMES_NOT_SERVED, NOT_SERVED
+from flashvar.compat.not_provided import NAMES_NOT_PROVIDED, NOT_PROVIDED
 from flashvar.errors import NotProvidedError
 
 
@@ -65,20 +65,20 @@ def test_an_import_names_what_serves_it(statement: str) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("name", NOT_SERVED)
+@pytest.mark.parametrize("name", NOT_PROVIDED)
 def test_every_line_of_the_table_is_refused(name: str) -> None:
     with pytest.raises(NotProvidedError) as caught:
         importlib.import_module(name)
-    assert NOT_SERVED[name] in str(caught.value)
+    assert NOT_PROVIDED[name] in str(caught.value)
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("full", NAMES_NOT_SERVED)
+@pytest.mark.parametrize("full", NAMES_NOT_PROVIDED)
 def test_every_name_of_the_table_is_refused(full: str) -> None:
     module, _, name = full.rpartition(".")
     with pytest.raises(NotProvidedError, match=rf"^{full} is not") as caught:
         exec(f"from {module} import {name}", {})
-    instead = NAMES_NOT_SERVED[full]
+    instead = NAMES_NOT_PROVIDED[full]
     assert str(caught.value).endswith(f"use {instead}")
     if not instead.startswith("torch."):
         assert hasattr(importlib.import_module(module), instead.split()[0])

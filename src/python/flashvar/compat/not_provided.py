@@ -17,7 +17,7 @@ _FA2: Final = "flash_attn.flash_attn_interface, which has FlashAttention 2's fun
 _ENTROPY: Final = "torch.nn.functional.cross_entropy"
 
 # Module -> what to use instead; a line also covers the submodules of its module.
-NOT_SERVED: Final = {
+NOT_PROVIDED: Final = {
     "flash_attn.cute": f"{_ATTENTION} (FlashAttention 4's functions return other values)",
     "flash_attn.flash_attention": _ATTENTION,
     "flash_attn.flash_attn_triton": f"{_ATTENTION} with a bias",
@@ -49,7 +49,7 @@ NOT_SERVED: Final = {
     "flash_attn_interface": _FA2,
 }
 # Name in a module that the replacement has -> what to use instead.
-NAMES_NOT_SERVED: Final = {
+NAMES_NOT_PROVIDED: Final = {
     "flash_attn.bert_padding.IndexFirstAxis": "index_first_axis",
     "flash_attn.bert_padding.IndexFirstAxisResidual": "index_first_axis_residual",
     "flash_attn.bert_padding.IndexPutFirstAxis": "index_put_first_axis",
@@ -104,11 +104,11 @@ class MissingModuleFinder:
             return
         # What `from flash_attn import modules` looks for, as our package has its own name.
         name = name.removeprefix(_HERE)
-        served_by = self._served_by(name)
-        if served_by is not None:
-            raise _refused(self._package, name, served_by)
+        instead = self._replacement(name)
+        if instead is not None:
+            raise _refused(self._package, name, instead)
 
-    def _served_by(self, name: str) -> str | None:
+    def _replacement(self, name: str) -> str | None:
         parent = name
         while parent:
             if parent in self._table:
@@ -120,14 +120,14 @@ class MissingModuleFinder:
 def refuse_name(module: str, name: str) -> NoReturn:
     """Raise the error for a missing name of a module; called by the module's `__getattr__`."""
     full = f"{module.removeprefix(_HERE)}.{name}"
-    if full in NAMES_NOT_SERVED:
-        raise _refused("flash_attn", full, NAMES_NOT_SERVED[full])
+    if full in NAMES_NOT_PROVIDED:
+        raise _refused("flash_attn", full, NAMES_NOT_PROVIDED[full])
     raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
-def _refused(package: str, name: str, served_by: str) -> NotProvidedError:
+def _refused(package: str, name: str, instead: str) -> NotProvidedError:
     return NotProvidedError(
-        f"{name} is not in flashvar's stand-in for {package}: use {served_by}",
+        f"{name} is not in flashvar's stand-in for {package}: use {instead}",
         name=name,
     )
 
