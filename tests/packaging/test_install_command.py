@@ -255,13 +255,13 @@ CHANGED_MEANWHILE = """
 import os, sys, shutil
 from pathlib import Path
 from flashvar.binaries.variant import Architecture
-from flashvar.installing import installer, offers, record, repack, source
+from flashvar.installing import installer, record, repack, source, wheel_requirements
 place = source.find(sys.argv[1], os.environ, extra="sm89")
 tool = installer.find(os.environ)
-offer = offers.Offer(Architecture.parse("89"), "flashvar-sm89", sys.argv[2])
-fetched = tool.fetch(offer, place, Path("fetched"))
+wanted = wheel_requirements.WheelRequirement(Architecture.parse("89"), "flashvar-sm89", sys.argv[2])
+fetched = tool.fetch(wanted, place, Path("fetched"))
 judged = Path("judged").resolve()
-requirement = repack.write(record.read(fetched.tree, offer), offer, judged)
+requirement = repack.write(record.read(fetched.tree, wanted), wanted, judged)
 for path in Path(sys.argv[1]).glob("**/flashvar_sm89-*.whl"):
     path.write_bytes(b"other bytes")
 tool.install([requirement], judged)

@@ -11,7 +11,7 @@ from documented import ROOT, pages
 
 from flashvar.binaries import advice
 from flashvar.errors import InstallError
-from flashvar.installing import offers
+from flashvar.installing import wheel_requirements
 from flashvar.machine import distributions
 from flashvar.selection.request import Overrides, Request
 from flashvar.selection.rules import select
@@ -41,7 +41,7 @@ def test_a_missing_runtime_gets_what_works(
     monkeypatch.setattr(advice, "PUBLISHED", published)
     monkeypatch.setattr(distributions, "find", lambda name: None)
     with pytest.raises(InstallError, match=re.escape(f": {command} first")):
-        offers.of_installed("linux_x86_64")
+        wheel_requirements.of_installed("linux_x86_64")
 
 
 def test_a_release_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

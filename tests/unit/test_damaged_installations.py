@@ -19,7 +19,7 @@ from flashvar.binaries import manifest as manifests
 from flashvar.binaries.extras import NO_EXTRAS
 from flashvar.cli import diagnosis
 from flashvar.errors import BinaryError, InstallError, ManifestError
-from flashvar.installing import offers
+from flashvar.installing import wheel_requirements
 from flashvar.integrations.requirement import unmet
 from flashvar.machine import system
 from flashvar.selection.request import Request
@@ -261,7 +261,7 @@ def test_odd_metadata_of_each_distribution_that_is_asked_for(
     assert system.gather_for_cpu().triton == "unknown"
     assert extras.of_installed("linux_x86_64") == NO_EXTRAS
     with pytest.raises(InstallError, match=r"damaged, cut short, .*; install flashvar here again"):
-        offers.of_installed("linux_x86_64")
+        wheel_requirements.of_installed("linux_x86_64")
     assert "found an unknown version (" in str(unmet("transformers", "5", "old"))
 
 

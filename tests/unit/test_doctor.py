@@ -285,8 +285,8 @@ def test_a_function_that_the_library_does_not_export_is_missed() -> None:
     found = report(fakes.system(fakes.A100), inventory)
     assert not found.healthy
     assert "triton serves attention_bwd (cuda sm_80: expected a function" in found.conclusion
-    (shortfall,) = json.loads(found.to_json())["shortfalls"]
-    assert (shortfall["device"], shortfall["functions"]) == (0, ["attention_bwd"])
+    (fallback,) = json.loads(found.to_json())["fallbacks"]
+    assert (fallback["device"], fallback["functions"]) == (0, ["attention_bwd"])
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_a_function_that_the_library_does_not_export_is_missed() -> None:
 def test_triton_serves_what_no_binary_here_should(machine: Device, inventory: Inventory) -> None:
     found = report(fakes.system(machine), inventory)
     assert found.healthy
-    assert found.shortfalls == ()
+    assert found.fallbacks == ()
 
 
 def test_a_binary_with_every_compiled_function_serves_every_request() -> None:
@@ -320,7 +320,7 @@ def test_dtypes_that_no_release_compiles_are_not_missed() -> None:
     released = replace(full, manifest=replace(full.manifest, kernels=rows))
     found = report(fakes.system(fakes.H100), Inventory((released,)))
     assert found.healthy
-    assert found.shortfalls == ()
+    assert found.fallbacks == ()
     assert "triton" in found.conclusion
 
 
@@ -336,16 +336,16 @@ def test_one_op_without_any_kernel_is_unhealthy() -> None:
 def test_a_device_without_kernels_beside_one_with_them() -> None:
     found = report(fakes.system(fakes.H100, fakes.V100), fakes.inventory("90a"))
     assert not found.healthy
-    assert {one.device for one in found.shortfalls} == {1}
+    assert {one.device for one in found.fallbacks} == {1}
     every = {name for spec in specs() for name in spec.functions}
-    assert {name for one in found.shortfalls for name in one.functions} == every
+    assert {name for one in found.fallbacks for name in one.functions} == every
 
 
 def test_a_dtype_that_a_device_has_not_is_no_fault() -> None:
     """Unlike an op that it has no kernels for, whatever the dtype."""
     found = report(fakes.system(fakes.T4), NOTHING)
     assert any(one.chosen is None for one in found.decisions)
-    unserved = {name for one in found.shortfalls for name in one.functions}
+    unserved = {name for one in found.fallbacks for name in one.functions}
     assert unserved == set(gated_delta_rule.SPEC.functions)
 
 

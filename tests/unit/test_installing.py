@@ -20,7 +20,7 @@ import pytest
 from flashvar.binaries import advice
 from flashvar.binaries.variant import CUDA
 from flashvar.errors import InstallError, NoWheelForGpuError, WheelNotFoundError
-from flashvar.installing import installer, offers, settings, source, temporary
+from flashvar.installing import installer, settings, source, temporary, wheel_requirements
 from flashvar.installing.source import WheelSource
 from flashvar_factory.config import extras, schema
 
@@ -37,7 +37,7 @@ def requirements(*more: str) -> list[str]:
     return found
 
 
-EVERY = offers.read(requirements(), "linux_x86_64")
+EVERY = wheel_requirements.read(requirements(), "linux_x86_64")
 
 
 def test_each_architecture_is_offered_once() -> None:
@@ -49,16 +49,18 @@ def test_each_architecture_is_offered_once() -> None:
 
 
 def test_another_processor_is_offered_what_is_made_for_it() -> None:
-    names = {one.distribution for one in offers.read(requirements(), "linux_aarch64")}
+    names = {one.distribution for one in wheel_requirements.read(requirements(), "linux_aarch64")}
     made = CONFIG.targets.values()
     assert names == {one.distribution for one in made if "aarch64" in one.platforms}
-    assert offers.read(requirements(), "win_amd64") == ()
+    assert wheel_requirements.read(requirements(), "win_amd64") == ()
 
 
 @pytest.mark.parametrize("extra", ["sm89-cu12", "sm-89-cu12", "8-9-cu12", "89-cu12"])
 def test_a_second_binary_of_an_architecture_comes_behind_the_first(extra: str) -> None:
     more = f"flashvar-sm89-cu12==1.2; extra == '{extra}'"
-    found = offers.serving((8, 9), offers.read(requirements(more), "linux_x86_64"))
+    found = wheel_requirements.running_on(
+        (8, 9), wheel_requirements.read(requirements(more), "linux_x86_64")
+    )
     assert [one.distribution for one in found][:2] == ["flashvar-sm89", "flashvar-sm89-cu12"]
 
 
@@ -66,19 +68,19 @@ def test_a_second_binary_of_an_architecture_comes_behind_the_first(extra: str) -
     "other", ["torch>=2.8", "rich>=13.7; extra == 'cli'", "flashvar-x==1; extra == 'all'", "x==1"]
 )
 def test_other_requirements_are_no_offers(other: str) -> None:
-    assert offers.read([other], "linux_x86_64") == ()
+    assert wheel_requirements.read([other], "linux_x86_64") == ()
 
 
 def test_lower_minors_serve_and_other_majors_do_not() -> None:
-    best = [one.architecture.capability for one in offers.serving((8, 8), EVERY)]
+    best = [one.architecture.capability for one in wheel_requirements.running_on((8, 8), EVERY)]
     assert best == sorted(best, reverse=True)
     assert best
     assert {major for major, _ in best} == {8}
-    assert offers.serving((7, 0), EVERY) == ()
+    assert wheel_requirements.running_on((7, 0), EVERY) == ()
 
 
 def named(text: str) -> list[str]:
-    return [kind.name for kind in offers.named(text, EVERY)]
+    return [kind.name for kind in wheel_requirements.kinds_of(text, EVERY)]
 
 
 def test_architectures_can_be_named() -> None:
@@ -90,7 +92,7 @@ def test_architectures_can_be_named() -> None:
 @pytest.mark.parametrize("text", ["hopper", "all-cu99", "sm_89-cu", "sm_89,,sm_90", ""])
 def test_what_names_no_architecture_is_refused(text: str) -> None:
     with pytest.raises(NoWheelForGpuError, match=r"-cu12 for drivers of CUDA 12.*--arch all"):
-        offers.named(text, EVERY)
+        wheel_requirements.kinds_of(text, EVERY)
 
 
 def test_the_named_place_is_asked_before_the_variable(tmp_path: Path) -> None:

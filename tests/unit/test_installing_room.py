@@ -14,10 +14,10 @@ import pytest
 from flashvar.binaries.variant import Architecture
 from flashvar.errors import InstallError
 from flashvar.installing import destination, installer
-from flashvar.installing.offers import Offer
 from flashvar.installing.source import WheelSource
+from flashvar.installing.wheel_requirements import WheelRequirement
 
-OFFER = Offer(Architecture.parse("89"), "flashvar-sm89", "1.2")
+REQUIREMENT = WheelRequirement(Architecture.parse("89"), "flashvar-sm89", "1.2")
 
 
 FULL = {
@@ -39,7 +39,7 @@ def test_no_room_to_download_is_no_fault_of_the_source(tool: str) -> None:
     printed, words = FULL[tool]
     done = subprocess.CompletedProcess([], 2, "", printed)
     with pytest.raises(InstallError, match="found: " + re.escape(words)) as failed:
-        installer._check_fetched(done, OFFER, WheelSource())
+        installer._check_fetched(done, REQUIREMENT, WheelSource())
     assert type(failed.value) is InstallError  # and no WheelNotFoundError
 
 

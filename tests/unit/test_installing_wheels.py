@@ -18,10 +18,10 @@ from flashvar.binaries.manifest import LibraryFile
 from flashvar.binaries.variant import Architecture
 from flashvar.errors import DamagedWheelError
 from flashvar.installing import record, repack, verify
-from flashvar.installing.offers import Offer
+from flashvar.installing.wheel_requirements import WheelRequirement
 
 VERSION = public(__version__)
-OFFER = Offer(Architecture.parse("89"), "flashvar-sm89", VERSION)
+REQUIREMENT = WheelRequirement(Architecture.parse("89"), "flashvar-sm89", VERSION)
 INFO = f"flashvar_sm89-{VERSION}.dist-info"
 LIBRARY = b"\x7fELF"
 STRANGER = b"a file of somebody else"
@@ -59,9 +59,9 @@ def tree(tmp_path: Path) -> Path:
 
 def judge(tree: Path) -> str:
     """What `flashvar install` does with a tree; the requirement."""
-    files = record.read(tree, OFFER)
-    verify.contents(tree, files, OFFER)
-    return repack.write(files, OFFER, tree.parent / "judged")
+    files = record.read(tree, REQUIREMENT)
+    verify.contents(tree, files, REQUIREMENT)
+    return repack.write(files, REQUIREMENT, tree.parent / "judged")
 
 
 def lines(tree: Path) -> Path:
@@ -182,5 +182,5 @@ def test_what_is_packed_is_what_was_judged(tree: Path) -> None:
 def test_a_label_is_a_part_of_the_version_that_is_asked_for(tmp_path: Path) -> None:
     """uv finds no hash for a version with a label where the requirement has none."""
     files = {f"{INFO.replace(VERSION, f'{VERSION}+hdim64')}/RECORD": b""}
-    requirement = repack.write(files, OFFER, tmp_path)
+    requirement = repack.write(files, REQUIREMENT, tmp_path)
     assert requirement.startswith(f"flashvar-sm89=={VERSION}+hdim64 --hash=sha256:")

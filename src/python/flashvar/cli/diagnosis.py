@@ -14,7 +14,7 @@ from flashvar._version import __version__
 from flashvar.binaries import loader
 from flashvar.binaries.manifest import KernelRow, Rule
 from flashvar.binaries.registry import Binary, Inventory, RejectedFolder
-from flashvar.cli.shortfalls import NOTHING, Shortfall, has_kernel, shortfalls
+from flashvar.cli.fallbacks import NOTHING, Fallback, fallbacks, has_kernel
 from flashvar.cli.speed import Speed
 from flashvar.machine.system import System, gather
 from flashvar.ops.op import OpSpec, Value, value_text
@@ -44,14 +44,14 @@ class Report:
         return tuple(dict.fromkeys(one.error for one in self.decisions if one.error is not None))
 
     @property
-    def shortfalls(self) -> tuple[Shortfall, ...]:
-        """The functions of ops that are served worse than what is installed should."""
-        return shortfalls(self.decisions)
+    def fallbacks(self) -> tuple[Fallback, ...]:
+        """The functions of ops that run on a slower backend than installed binaries allow."""
+        return fallbacks(self.decisions)
 
     @property
     def healthy(self) -> bool:
         """Whether every function of every op is served on every device, as it should be."""
-        return self._has_kernels and not self.errors and not self.shortfalls
+        return self._has_kernels and not self.errors and not self.fallbacks
 
     @property
     def _has_kernels(self) -> bool:
@@ -69,7 +69,7 @@ class Report:
 
     @property
     def conclusion(self) -> str:
-        """The whole report in a sentence, and one for each shortfall."""
+        """The whole report in a sentence, and one for each fallback."""
         if self.errors:
             return f"{self._failing}: {self.errors[0]}"
         backends = [one.chosen.backend if one.chosen else "" for one in self.decisions]
@@ -83,7 +83,7 @@ class Report:
             return "Triton serves every kind of call."
         served = ", ".join(map(self._served_by, dict.fromkeys(backends)))
         first = f"Of {len(backends)} kinds of calls: {served}."
-        return " ".join((first, *(f"{one}." for one in self.shortfalls)))
+        return " ".join((first, *(f"{one}." for one in self.fallbacks)))
 
     def _served_by(self, backend: str) -> str:
         """How many requests a backend serves, and of which ops if not of all."""
@@ -114,7 +114,7 @@ class Report:
             "healthy": self.healthy,
             "conclusion": self.conclusion,
             "errors": self.errors,
-            "shortfalls": [asdict(one) for one in self.shortfalls],
+            "fallbacks": [asdict(one) for one in self.fallbacks],
             "fixes": self.fixes,
             "overrides": asdict(self.overrides),
             "system": asdict(self.system),

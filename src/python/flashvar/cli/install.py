@@ -18,16 +18,16 @@ from flashvar.errors import DriverTooOldError, InstallError, NoWheelForGpuError
 from flashvar.installing import (
     destination,
     installer,
-    offers,
     record,
     repack,
     source,
     temporary,
     verify,
+    wheel_requirements,
 )
 from flashvar.installing.installer import Installer
-from flashvar.installing.offers import Offer
 from flashvar.installing.source import WheelSource
+from flashvar.installing.wheel_requirements import WheelRequirement
 from flashvar.machine import driver
 from flashvar.machine.driver import Gpu
 from flashvar.machine.system import System, is_tegra, platform_tag
@@ -39,7 +39,7 @@ _MEGABYTE = 1_000_000
 class Wheel(NamedTuple):
     """A wheel that was fetched and checked."""
 
-    offer: Offer
+    requirement: WheelRequirement
     files: Mapping[str, bytes]
     manifest: Manifest
 
@@ -48,7 +48,7 @@ class Need(NamedTuple):
     """GPUs of one capability, and the binary that is best for them and their driver."""
 
     gpus: Sequence[Gpu]
-    offer: Offer
+    requirement: WheelRequirement
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -57,36 +57,37 @@ def run(chosen: argparse.Namespace) -> int:
     Raises:
         InstallError: nothing was installed, or not everything; its class says which kind.
     """
-    offered = offers.of_installed(platform_tag())
+    known = wheel_requirements.of_installed(platform_tag())
     system: System | None = None  # None: the GPUs that are named are in another machine
     if chosen.arch is None:
         system = System(driver_cuda=driver.cuda_version(), driver_display=driver.display_version())
-        needs = _needs_of_machine(driver.gpus(), system, offered)
+        needs = _needs_of_machine(driver.gpus(), system, known)
     else:
-        needs = _needs_of_names(chosen.arch, offered)
+        needs = _needs_of_names(chosen.arch, known)
     present = {
         binary.manifest.distribution
         for binary in registry.installed().binaries
         if _is_usable(binary, system)
     }
     for need in needs:
-        if need.offer.distribution in present:
-            print(f"installed already: {need.offer}, for {_words(need.gpus)}")
-    missing = [need for need in needs if need.offer.distribution not in present]
+        if need.requirement.distribution in present:
+            print(f"installed already: {need.requirement}, for {_words(need.gpus)}")
+    missing = [need for need in needs if need.requirement.distribution not in present]
     if not missing:
         return 0
-    where = source.find(chosen.source, os.environ, extra=missing[0].offer.kind.extra)
+    where = source.find(chosen.source, os.environ, extra=missing[0].requirement.kind.extra)
     tool = installer.find(os.environ)
     with temporary.folder() as folder:
         judged = folder / "judged"
         wheels: dict[str, Wheel] = {}  # by distribution: GPUs of two capabilities may share one
         for need in missing:
-            name = need.offer.distribution
+            name = need.requirement.distribution
             if name not in wheels:
                 wheels[name] = _fetch(need, where, tool, folder)
             verify.fits(wheels[name].manifest, [gpu.capability for gpu in need.gpus], system)
         requirements = {
-            wheel.offer: repack.write(wheel.files, wheel.offer, judged) for wheel in wheels.values()
+            wheel.requirement: repack.write(wheel.files, wheel.requirement, judged)
+            for wheel in wheels.values()
         }
         files = {name: len(one) for wheel in wheels.values() for name, one in wheel.files.items()}
         destination.require_room(sum(files.values()))
@@ -100,32 +101,36 @@ def run(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _needs_of_names(text: str, offered: tuple[Offer, ...]) -> list[Need]:
+def _needs_of_names(text: str, known: tuple[WheelRequirement, ...]) -> list[Need]:
     """The needs of GPUs that `--arch` names.
 
     Raises:
         NoWheelForGpuError: no binary is made for one of them.
     """
     needs = []
-    for kind in offers.named(text, offered):
+    for kind in wheel_requirements.kinds_of(text, known):
         capability = kind.architecture.capability
-        served = [one for one in offers.serving(capability, offered) if one.kind.cuda == kind.cuda]
-        if not served:
+        fitting = [
+            one
+            for one in wheel_requirements.running_on(capability, known)
+            if one.kind.cuda == kind.cuda
+        ]
+        if not fitting:
             raise NoWheelForGpuError(
                 f"--arch: expected a GPU that a binary is made for, found {kind.extra}; nothing "
-                f"was installed: leave it out ({offers.of_words(offered)})"
+                f"was installed: leave it out ({wheel_requirements.describe(known)})"
             )
-        needs.append(Need([Gpu("a GPU", capability)], served[0]))
+        needs.append(Need([Gpu("a GPU", capability)], fitting[0]))
     return needs
 
 
 def _needs_of_machine(
-    gpus: Sequence[Gpu], system: System, offered: tuple[Offer, ...]
+    gpus: Sequence[Gpu], system: System, known: tuple[WheelRequirement, ...]
 ) -> list[Need]:
-    """The needs of the GPUs of this machine; unserved ones are reported.
+    """The needs of the GPUs of this machine; those without a binary are reported.
 
     Raises:
-        NoWheelForGpuError: there is no GPU, or none is served.
+        NoWheelForGpuError: there is no GPU, or none has a binary.
         DriverTooOldError: the driver is too old for all binaries of one.
     """
     if not gpus:
@@ -134,40 +139,42 @@ def _needs_of_machine(
         why += "" if hidden is None else f", CUDA_VISIBLE_DEVICES={hidden!r}"
         raise NoWheelForGpuError(
             f"expected an NVIDIA GPU, found {why}; nothing was installed: to build an image for "
-            f"another machine, name its GPU with --arch ({offers.of_words(offered)})"
+            f"another machine, name its GPU with --arch ({wheel_requirements.describe(known)})"
         )
     alike: dict[tuple[int, int], list[Gpu]] = {}
     for gpu in gpus:
         alike.setdefault(gpu.capability, []).append(gpu)
-    needs, unserved = [], []
+    needs, without = [], []
     for capability, same in alike.items():
-        served = offers.serving(capability, offered)
+        fitting = wheel_requirements.running_on(capability, known)
         if same[0].integrated and is_tegra():
-            served = tuple(one for one in served if one.architecture.capability == capability)
-        if served:
-            needs.append(Need(same, _best(served, same, system)))
+            fitting = tuple(one for one in fitting if one.architecture.capability == capability)
+        if fitting:
+            needs.append(Need(same, _best(fitting, same, system)))
         else:
-            unserved.append(_words(same))
+            without.append(_words(same))
     if not needs:
         raise NoWheelForGpuError(
-            f"expected a GPU that a binary is made for, found {', '.join(unserved)}; nothing was "
-            f"installed: Triton serves it where it can ({offers.of_words(offered)})"
+            f"expected a GPU that a binary is made for, found {', '.join(without)}; nothing was "
+            f"installed: it uses Triton where it can ({wheel_requirements.describe(known)})"
         )
-    for words in unserved:
-        print(f"no binary for {words}: Triton serves it where it can")
+    for words in without:
+        print(f"no binary for {words}: it uses Triton where it can")
     return needs
 
 
-def _best(served: Sequence[Offer], gpus: Sequence[Gpu], system: System) -> Offer:
-    """The first offer that the driver loads, judged by its name: nothing is fetched in vain.
+def _best(
+    fitting: Sequence[WheelRequirement], gpus: Sequence[Gpu], system: System
+) -> WheelRequirement:
+    """The first wheel whose code the driver loads, by its name: nothing is fetched in vain.
 
     Raises:
         DriverTooOldError: it loads none of them.
     """
-    for offer in served:
-        if offer.kind.runs_with(system.driver_cuda):
-            return offer
-    oldest = min(offer.kind.cuda for offer in served)
+    for requirement in fitting:
+        if requirement.kind.runs_with(system.driver_cuda):
+            return requirement
+    oldest = min(requirement.kind.cuda for requirement in fitting)
     raise DriverTooOldError(
         f"expected driver {driver.BRANCHES[oldest, 0]} or newer (CUDA {oldest}) "
         f"for {_words(gpus)}, found {driver_text(system)}; nothing was installed: update the "
@@ -192,24 +199,24 @@ def _fetch(need: Need, where: WheelSource, tool: Installer, folder: Path) -> Whe
         WheelNotFoundError: the source does not have it.
         DamagedWheelError: it is not what it lists.
     """
-    offer = need.offer
-    print(f"fetching {offer} from {where} for {_words(need.gpus)}", flush=True)
-    fetched = tool.fetch(offer, where, folder / offer.distribution)
-    files = record.read(fetched.tree, offer)
-    manifest = verify.contents(fetched.tree, files, offer)
+    requirement = need.requirement
+    print(f"fetching {requirement} from {where} for {_words(need.gpus)}", flush=True)
+    fetched = tool.fetch(requirement, where, folder / requirement.distribution)
+    files = record.read(fetched.tree, requirement)
+    manifest = verify.contents(fetched.tree, files, requirement)
     size = f"{manifest.library.bytes / _MEGABYTE:.1f} MB unpacked"
     driver = manifest.minimum_driver.display
     print(f"  {fetched.file}, {size}, for driver {driver} or newer")
-    return Wheel(offer, files, manifest)
+    return Wheel(requirement, files, manifest)
 
 
-def _check_found(installed: Iterable[Offer]) -> None:
+def _check_found(installed: Iterable[WheelRequirement]) -> None:
     """Check that the loader finds what was installed."""
     importlib.invalidate_caches()
     registry.installed.cache_clear()
     inventory = registry.installed()
     found = {binary.manifest.distribution for binary in inventory.binaries}
-    lost = [str(offer) for offer in installed if offer.distribution not in found]
+    lost = [str(requirement) for requirement in installed if requirement.distribution not in found]
     if lost:
         reasons = [one.reason for one in inventory.rejected] or ["the installer put it elsewhere"]
         raise InstallError(
@@ -225,5 +232,5 @@ def _words(gpus: Sequence[Gpu]) -> str:
     return f"{times}{names} ({dotted(gpus[0].capability)})"
 
 
-def _listed(chosen: Iterable[Offer]) -> str:
+def _listed(chosen: Iterable[WheelRequirement]) -> str:
     return ", ".join(map(str, chosen))

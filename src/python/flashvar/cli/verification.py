@@ -12,7 +12,7 @@ import torch
 
 from flashvar.cli import progress
 from flashvar.cli.diagnosis import Report
-from flashvar.cli.shortfalls import has_kernel
+from flashvar.cli.fallbacks import has_kernel
 from flashvar.cli.verify import SECONDS, Case, Checked, Verification, verified_ops
 from flashvar.errors import BackendUnavailableError
 from flashvar.selection.candidates import Decision

@@ -26,8 +26,8 @@ from typing import Final, Protocol
 
 from flashvar.errors import DamagedWheelError, InstallError, WheelNotFoundError
 from flashvar.installing import destination, settings, temporary
-from flashvar.installing.offers import Offer
 from flashvar.installing.source import WheelSource
+from flashvar.installing.wheel_requirements import WheelRequirement
 
 # How pip and uv begin when a file has another hash than its source lists.
 _HASHES: Final = ("DO NOT MATCH THE HASHES", "Hash mismatch")
@@ -53,7 +53,7 @@ class Fetched:
 class Installer(Protocol):
     """What installs into the environment of this process."""
 
-    def fetch(self, offer: Offer, source: WheelSource, folder: Path) -> Fetched:
+    def fetch(self, requirement: WheelRequirement, source: WheelSource, folder: Path) -> Fetched:
         """Fetch a wheel into an empty folder and unpack it there; its source's hash is checked.
 
         Raises:
@@ -113,15 +113,15 @@ class Pip:
 
     command: tuple[str, ...]
 
-    def fetch(self, offer: Offer, source: WheelSource, folder: Path) -> Fetched:
+    def fetch(self, requirement: WheelRequirement, source: WheelSource, folder: Path) -> Fetched:
         """Fetch a wheel into an empty folder and unpack it there."""
         wheels, tree = folder / "wheels", folder / "tree"
         with temporary.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         command = [*self.command, "download", "-vv", "--no-deps"]
         command += ["--only-binary=:all:", "--dest", str(wheels)]
-        command += [*_in_folder(source.folder), str(offer)]
-        _check_fetched(_run(command, _variables(source, folder)), offer, source)
+        command += [*_in_folder(source.folder), str(requirement)]
+        _check_fetched(_run(command, _variables(source, folder)), requirement, source)
         (wheel,) = wheels.glob("*.whl")
         try:
             with temporary.writing(tree), zipfile.ZipFile(wheel) as archive:
@@ -146,24 +146,24 @@ class Uv:
 
     command: tuple[str, ...]
 
-    def fetch(self, offer: Offer, source: WheelSource, folder: Path) -> Fetched:
+    def fetch(self, requirement: WheelRequirement, source: WheelSource, folder: Path) -> Fetched:
         """Fetch a wheel into an empty folder and unpack it there."""
         asked, pinned, tree = folder / "asked.txt", folder / "pinned.txt", folder / "tree"
         with temporary.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            asked.write_text(f"{offer}\n", encoding="utf-8")
+            asked.write_text(f"{requirement}\n", encoding="utf-8")
         # uv checks the hashes that its input names: those that the index lists, then.
         command = [*self.command, "pip", "compile", str(asked), "--output-file", str(pinned)]
         command += ["--generate-hashes", "--no-header", "--no-annotate", *self._settings(source)]
         environ = _variables(source, folder)
-        _check_fetched(_run(command, environ), offer, source)
+        _check_fetched(_run(command, environ), requirement, source)
         listed = pinned.read_text(encoding="utf-8")
         hashes = ["--require-hashes"] if "--hash=" in listed else []
         command = [*self.command, "pip", "install", "--target", str(tree), "--link-mode", "copy"]
         command += ["--requirement", str(pinned), *hashes, *self._settings(source)]
-        _check_fetched(_run(command, environ), offer, source)
+        _check_fetched(_run(command, environ), requirement, source)
         digest = listed.partition("--hash=")[2].split("\n")[0].strip(" \\")
-        return Fetched(tree, f"{offer} {digest}".strip())
+        return Fetched(tree, f"{requirement} {digest}".strip())
 
     def install(self, requirements: Sequence[str], folder: Path) -> None:
         """Install the wheels of a folder, in place of other versions of them."""
@@ -234,23 +234,23 @@ def _run(
 
 
 def _check_fetched(
-    done: subprocess.CompletedProcess[str], offer: Offer, source: WheelSource
+    done: subprocess.CompletedProcess[str], requirement: WheelRequirement, source: WheelSource
 ) -> None:
     if done.returncode == 0:
         return
     if any(words in done.stdout + done.stderr for words in _HASHES):
         raise DamagedWheelError(
-            f"{offer}: expected the file whose hash {source} lists, found other bytes; nothing was "
-            "installed: publish the index again, or take another source"
+            f"{requirement}: expected the file whose hash {source} lists, found other bytes; "
+            "nothing was installed: publish the index again, or take another source"
         )
     if any(words in done.stdout + done.stderr for words in _FULL):
         raise InstallError(
-            f"{offer}: expected room to unpack it in {tempfile.gettempdir()}, found: "
+            f"{requirement}: expected room to unpack it in {tempfile.gettempdir()}, found: "
             f"{_last_words(done)}; nothing was installed: free space, or name another folder in "
             "TMPDIR"
         )
     raise WheelNotFoundError(
-        f"{offer}: expected a wheel at {source}, found none that can be fetched "
+        f"{requirement}: expected a wheel at {source}, found none that can be fetched "
         f"({_last_words(done)}); nothing was installed: name another source with --from"
     )
 

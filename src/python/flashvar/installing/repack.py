@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from flashvar.installing import temporary
-from flashvar.installing.offers import Offer
+from flashvar.installing.wheel_requirements import WheelRequirement
 
 
-def write(files: Mapping[str, bytes], offer: Offer, folder: Path) -> str:
-    """Write the wheel of an offer into a folder; the requirement that its bytes alone meet."""
+def write(files: Mapping[str, bytes], requirement: WheelRequirement, folder: Path) -> str:
+    """Write the wheel into a folder; the requirement that its bytes alone meet."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         for name, data in files.items():
@@ -29,4 +29,4 @@ def write(files: Mapping[str, bytes], offer: Offer, folder: Path) -> str:
     # With its label: uv looks for the hash of a whole version, not of the one that was asked for.
     version = info.removesuffix(".dist-info").partition("-")[2]
     digest = hashlib.sha256(content.getvalue()).hexdigest()
-    return f"{offer.distribution}=={version} --hash=sha256:{digest}"
+    return f"{requirement.distribution}=={version} --hash=sha256:{digest}"

@@ -11,12 +11,12 @@ from flashvar.binaries.advice import public
 from flashvar.binaries.manifest import Manifest
 from flashvar.binaries.variant import dotted
 from flashvar.errors import DamagedWheelError, DriverTooOldError, NoWheelForGpuError
-from flashvar.installing.offers import Offer
+from flashvar.installing.wheel_requirements import WheelRequirement
 from flashvar.machine.system import System
 from flashvar.selection.compatibility import driver_rejection
 
 
-def contents(tree: Path, files: Mapping[str, bytes], offer: Offer) -> Manifest:
+def contents(tree: Path, files: Mapping[str, bytes], requirement: WheelRequirement) -> Manifest:
     """The manifest of an unpacked wheel, which describes the library that is beside it.
 
     Raises:
@@ -25,22 +25,22 @@ def contents(tree: Path, files: Mapping[str, bytes], offer: Offer) -> Manifest:
     inventory = registry.list_binaries(registry.in_wheels([str(tree)]))
     for rejected in inventory.rejected:
         raise DamagedWheelError(
-            f"{offer}: {rejected.reason}; nothing was installed: fetch it again"
+            f"{requirement}: {rejected.reason}; nothing was installed: fetch it again"
         )
     if len(inventory.binaries) != 1:
         raise DamagedWheelError(
-            f"{offer}: expected an entry point of one binary, found {len(inventory.binaries)}; "
-            "nothing was installed: fetch it again"
+            f"{requirement}: expected an entry point of one binary, found "
+            f"{len(inventory.binaries)}; nothing was installed: fetch it again"
         )
     (binary,) = inventory.binaries
     manifest = binary.manifest
     described = (manifest.distribution, public(manifest.version), manifest.library.sha256)
-    library = files.get(f"{offer.folder}/{manifest.library.file}", b"")
+    library = files.get(f"{requirement.folder}/{manifest.library.file}", b"")
     digest = hashlib.sha256(library).hexdigest()
-    if described != (offer.distribution, public(offer.version), digest):
+    if described != (requirement.distribution, public(requirement.version), digest):
         raise DamagedWheelError(
-            f"{offer}: expected its manifest to describe it, found {' '.join(described)} there "
-            f"and a library of {digest}; nothing was installed: fetch it again"
+            f"{requirement}: expected its manifest to describe it, found {' '.join(described)} "
+            f"there and a library of {digest}; nothing was installed: fetch it again"
         )
     return manifest
 

@@ -16,37 +16,37 @@ _REFERENCE: Final = "reference"
 
 
 @dataclass(frozen=True)
-class Shortfall:
+class Fallback:
     """Functions of ops that fall back on a device, all for one reason."""
 
     device: int
     functions: tuple[str, ...]
-    candidate: str  # what serves instead, or NOTHING
+    candidate: str  # what runs them instead, or NOTHING
     reason: str  # why the better candidate does not
 
     def __str__(self) -> str:
-        """The shortfall in words."""
+        """The fallback in words."""
         return (
-            f"On cuda:{self.device} {self.candidate} serves {', '.join(self.functions)} "
+            f"On cuda:{self.device} {self.candidate} runs {', '.join(self.functions)} "
             f"({self.reason})"
         )
 
 
-def shortfalls(decisions: Iterable[Decision]) -> tuple[Shortfall, ...]:
-    """The functions that nothing but the reference serves, or that a binary should serve."""
+def fallbacks(decisions: Iterable[Decision]) -> tuple[Fallback, ...]:
+    """The functions that nothing but the reference runs, or that a binary should run."""
     on_device: dict[int, list[Decision]] = {}
     for decision in decisions:
         if decision.request.device is not None:
             on_device.setdefault(decision.request.device, []).append(decision)
     found: dict[tuple[int, str, str], list[str]] = {}
     for device, mine in on_device.items():
-        for decision, better in (*_unserved(mine), *_not_by_binary(mine)):
+        for decision, better in (*_without_kernel(mine), *_not_by_binary(mine)):
             instead = NOTHING if decision.chosen is None else decision.chosen.candidate
             functions = found.setdefault((device, instead, _reason(better)), [])
             if decision.request.function not in functions:
                 functions.append(decision.request.function)
     return tuple(
-        Shortfall(device, tuple(functions), instead, reason)
+        Fallback(device, tuple(functions), instead, reason)
         for (device, instead, reason), functions in found.items()
     )
 
@@ -55,7 +55,7 @@ def _reason(better: CandidateResult) -> str:
     return f"{better.candidate}: {better.reason}"
 
 
-def _unserved(decisions: list[Decision]) -> Iterator[tuple[Decision, CandidateResult]]:
+def _without_kernel(decisions: list[Decision]) -> Iterator[tuple[Decision, CandidateResult]]:
     """Calls of most models that have no kernel in any dtype."""
     kinds: dict[tuple[object, ...], list[Decision]] = {}
     for decision in decisions:
@@ -69,7 +69,7 @@ def _unserved(decisions: list[Decision]) -> Iterator[tuple[Decision, CandidateRe
 
 
 def has_kernel(decision: Decision) -> bool:
-    """Whether something other than the reference serves."""
+    """Whether something other than the reference runs the call."""
     return decision.chosen is not None and decision.chosen.backend != _REFERENCE
 
 
@@ -94,7 +94,7 @@ def _not_by_binary(decisions: list[Decision]) -> Iterator[tuple[Decision, Candid
 
 
 def _is_absent(binary: Binary, request: Request) -> bool:
-    """Whether the binary of a release has no kernel for calls that every release serves."""
+    """Whether the binary of a release has no kernel for calls that every release runs."""
     dtypes = request.spec.compiled.get(request.function, ())
     expected = request.dtype in dtypes and _is_usual(request)
     release = binary.version_mismatch is None and not is_subset(binary)

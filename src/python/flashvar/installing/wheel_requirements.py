@@ -1,4 +1,4 @@
-"""The binaries that the installed flashvar names in its extras, and which of them serve a GPU."""
+"""The binaries that the installed flashvar names in its extras, and which of them run on a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EVERY: Final = re.compile(r"all(?:-cu([1-9][0-9]{0,3}))?")
 
 
 @dataclass(frozen=True, order=True)
-class Offer:
+class WheelRequirement:
     """A binary distribution of exactly one version, for one architecture."""
 
     architecture: Architecture
@@ -41,8 +41,8 @@ class Offer:
         return f"{self.distribution}=={self.version}"
 
 
-def of_installed(platform: str) -> tuple[Offer, ...]:
-    """The offers of the installed flashvar for a platform such as "linux_x86_64".
+def of_installed(platform: str) -> tuple[WheelRequirement, ...]:
+    """The binaries that the installed flashvar names for a platform such as "linux_x86_64".
 
     Raises:
         InstallError: flashvar is not installed here, or its metadata is damaged or cut short.
@@ -62,13 +62,13 @@ def of_installed(platform: str) -> tuple[Offer, ...]:
     return read(required, platform)
 
 
-def read(requirements: Iterable[str], platform: str) -> tuple[Offer, ...]:
-    """The offers among the requirements of a distribution, from high to low architectures.
+def read(requirements: Iterable[str], platform: str) -> tuple[WheelRequirement, ...]:
+    """The binaries among the requirements of a distribution, from high to low architectures.
 
     An architecture may have several, for different drivers; the one whose extra has no further word
     comes first.
     """
-    found: dict[Offer, bool] = {}  # whether an extra is the architecture alone
+    found: dict[WheelRequirement, bool] = {}  # whether an extra is the architecture alone
     for pin in pins(requirements):
         if platform not in (pin.platforms or {platform}):
             continue
@@ -76,8 +76,8 @@ def read(requirements: Iterable[str], platform: str) -> tuple[Offer, ...]:
         for count in range(len(words), 0, -1):
             architecture = _architecture("-".join(words[:count]))
             if architecture is not None:
-                offer = Offer(architecture, pin.distribution, pin.version)
-                found[offer] = found.get(offer, False) or count == len(words)
+                requirement = WheelRequirement(architecture, pin.distribution, pin.version)
+                found[requirement] = found.get(requirement, False) or count == len(words)
                 break
     return tuple(
         sorted(
@@ -92,13 +92,15 @@ def read(requirements: Iterable[str], platform: str) -> tuple[Offer, ...]:
     )
 
 
-def serving(capability: tuple[int, int], offers: Iterable[Offer]) -> tuple[Offer, ...]:
-    """The offers whose machine code runs on a device, the best first."""
-    return tuple(one for one in offers if one.architecture.runs_on(capability))
+def running_on(
+    capability: tuple[int, int], known: Iterable[WheelRequirement]
+) -> tuple[WheelRequirement, ...]:
+    """The requirements whose machine code runs on a device, the best first."""
+    return tuple(one for one in known if one.architecture.runs_on(capability))
 
 
-def named(text: str, offers: tuple[Offer, ...]) -> list[BinaryKind]:
-    """The binaries of `--arch`: `sm_89,9.0-cu12`, or `all`, `all-cu12` that are offered.
+def kinds_of(text: str, known: tuple[WheelRequirement, ...]) -> list[BinaryKind]:
+    """The binaries of `--arch`: `sm_89,9.0-cu12`, or `all`, `all-cu12` that are known.
 
     Raises:
         NoWheelForGpuError: a word is neither.
@@ -107,10 +109,10 @@ def named(text: str, offers: tuple[Offer, ...]) -> list[BinaryKind]:
     for word in (one.strip() for one in text.split(",")):
         every = _EVERY.fullmatch(word)
         try:
-            found += _every(int(every[1] or CUDA), offers) if every else [_kind(word)]
+            found += _every(int(every[1] or CUDA), known) if every else [_kind(word)]
         except ValueError as error:
             raise NoWheelForGpuError(
-                f"--arch: {error}; {of_words(offers)}, or all of them: --arch all"
+                f"--arch: {error}; {describe(known)}, or all of them: --arch all"
             ) from None
     return list(dict.fromkeys(found))
 
@@ -121,22 +123,22 @@ def _kind(word: str) -> BinaryKind:
     return replace(kind, architecture=replace(kind.architecture, specific=False))
 
 
-def _every(cuda: int, offers: tuple[Offer, ...]) -> list[BinaryKind]:
-    """The binaries that are offered for drivers of this CUDA major, one per architecture."""
-    found = [one.kind for one in offers if one.kind.cuda == cuda]
-    if offers and not found:
+def _every(cuda: int, known: tuple[WheelRequirement, ...]) -> list[BinaryKind]:
+    """The binaries that are known for drivers of this CUDA major, one per architecture."""
+    found = [one.kind for one in known if one.kind.cuda == cuda]
+    if known and not found:
         raise ValueError(f"expected binaries for CUDA {cuda}, found none")
     return found
 
 
-def of_words(offers: Iterable[Offer]) -> str:
-    """What is offered, in words."""
-    kinds = [one.kind for one in offers]
-    known = dict.fromkeys(dotted(kind.architecture.capability) for kind in reversed(kinds))
-    if not known:
+def describe(known: Iterable[WheelRequirement]) -> str:
+    """The known binaries, in words."""
+    kinds = [one.kind for one in known]
+    capabilities = dict.fromkeys(dotted(kind.architecture.capability) for kind in reversed(kinds))
+    if not capabilities:
         return "flashvar has no binaries for this platform"
     older = sorted({kind.cuda for kind in kinds if kind.cuda != CUDA}, reverse=True)
-    words = f"flashvar has binaries for compute capability {', '.join(known)}"
+    words = f"flashvar has binaries for compute capability {', '.join(capabilities)}"
     return "".join([words, *(f", with -cu{cuda} for drivers of CUDA {cuda}" for cuda in older)])
 
 
