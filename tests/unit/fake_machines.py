@@ -116,21 +116,21 @@ CUDA_80, CUDA_86, CUDA_89, CUDA_90 = "cuda sm_80", "cuda sm_86", "cuda sm_89", "
 
 MACHINES = {
     "A100": Machine(fakes.system(fakes.A100), (CUDA_80,), (CUDA_86, "this GPU is 8.0")),
-    "A100 MIG slice": Machine(fakes.system(fakes.A100_MIG), (CUDA_80,), (CUDA_80, "serves")),
+    "A100 MIG slice": Machine(fakes.system(fakes.A100_MIG), (CUDA_80,), (CUDA_80, "runs it")),
     "RTX 3090": Machine(fakes.system(fakes.RTX_3090), (CUDA_86,), (CUDA_89, "this GPU is 8.6")),
     "RTX 4090": Machine(fakes.system(fakes.RTX_4090), (CUDA_89,), (CUDA_86, "compiled for 8.6")),
     "L40S": Machine(fakes.system(fakes.L40S), (CUDA_89,), ("triton", "compiled at the first call")),
     "H100": Machine(fakes.system(fakes.H100), (CUDA_90,), (CUDA_89, "this GPU is 9.0")),
-    "H200": Machine(fakes.system(fakes.H200), (CUDA_90,), (CUDA_90, "serves")),
+    "H200": Machine(fakes.system(fakes.H200), (CUDA_90,), (CUDA_90, "runs it")),
     "GH200, aarch64": Machine(
-        fakes.system(fakes.GH200, platform="linux_aarch64"), (CUDA_90,), (CUDA_90, "serves")
+        fakes.system(fakes.GH200, platform="linux_aarch64"), (CUDA_90,), (CUDA_90, "runs it")
     ),
     "GB200": Machine(
         fakes.system(fakes.GB200, **AARCH64), ("cuda sm_100",), (CUDA_90, "9.0 alone"), wheels=ARM
     ),
     "B200": Machine(fakes.system(fakes.B200), ("cuda sm_100",), (CUDA_90, "capability 9.0 alone")),
     "B300": Machine(
-        fakes.system(fakes.B300), ("cuda sm_100",), ("cuda sm_100", "serves, compiled for 10.0")
+        fakes.system(fakes.B300), ("cuda sm_100",), ("cuda sm_100", "runs it, compiled for 10.0")
     ),
     "RTX 5090": Machine(
         fakes.system(fakes.RTX_5090), ("cuda sm_120",), (CUDA_90, "9.0 alone; this GPU is 12.0")
@@ -138,7 +138,7 @@ MACHINES = {
     "Spark": Machine(
         fakes.system(fakes.SPARK, **AARCH64),
         ("cuda sm_120",),
-        ("cuda sm_120", "serves, compiled for 12.0"),
+        ("cuda sm_120", "runs it, compiled for 12.0"),
         wheels=ARM,
     ),
     "Spark, nothing installed": Machine(
@@ -158,11 +158,14 @@ MACHINES = {
         fakes.system(fakes.ORIN, **JETPACK_6),
         ("triton",),
         ("cuda sm_87", "needs driver 580 or newer (CUDA 13.0), found 540.4.0 (CUDA 12.6)"),
-        fixes=("update JetPack to one that serves CUDA 13.0",),
+        fixes=("update JetPack to one that supports CUDA 13.0",),
         wheels=ARM,
     ),
     "Thor": Machine(
-        fakes.system(fakes.THOR, **AARCH64), ("cuda sm_110",), ("cuda sm_110", "serves"), wheels=ARM
+        fakes.system(fakes.THOR, **AARCH64),
+        ("cuda sm_110",),
+        ("cuda sm_110", "runs it"),
+        wheels=ARM,
     ),
     "a card of 8.9 beside an Arm processor": Machine(
         fakes.system(fakes.L40S, **AARCH64),
@@ -210,14 +213,14 @@ MACHINES = {
     "driver 570, both wheels": Machine(
         fakes.system(fakes.L40S, **DRIVER_570),
         (f"{CUDA_89}-cu12",),
-        (f"{CUDA_89}-cu12", "serves"),
+        (f"{CUDA_89}-cu12", "runs it"),
         fixes=(UPDATE,),
         wheels=BOTH,
     ),
     "driver 580, both wheels": Machine(
         fakes.system(fakes.L40S, fakes.H100),
         (CUDA_89, CUDA_90),
-        (f"{CUDA_89}-cu12", "serves"),
+        (f"{CUDA_89}-cu12", "runs it"),
         wheels=BOTH,
     ),
     "driver 570, the wheel for newer ones": Machine(
@@ -236,7 +239,7 @@ MACHINES = {
         ("reference",),
         (CUDA_90, "runs only CUDA tensors"),
         fixes=(
-            "update the NVIDIA driver to one that serves CUDA 13.0, "
+            "update the NVIDIA driver to one that supports CUDA 13.0, "
             "or install a torch built for CUDA 12",
         ),
         exit_code=1,
@@ -272,7 +275,7 @@ MACHINES = {
     "A100 and H100, only the sm_80 wheel": Machine(
         fakes.system(fakes.A100, fakes.H100),
         (CUDA_80, "triton"),
-        (CUDA_80, "serves"),
+        (CUDA_80, "runs it"),
         fixes=(pip("sm90"),),
         wheels=SM80_WHEEL,
     ),
@@ -286,7 +289,7 @@ MACHINES = {
     "only the sm_80 wheel on 8.9, a tile that fits": Machine(
         fakes.system(fakes.L40S),
         (CUDA_80,),
-        (CUDA_80, "serves, compiled for 8.0"),
+        (CUDA_80, "runs it, compiled for 8.0"),
         fixes=(pip("sm89"),),
         wheels=BIG_TILE_WHEEL,
         head_dim=128,
@@ -309,7 +312,7 @@ MACHINES = {
     "an older wheel without backward kernels": Machine(
         fakes.system(fakes.A100, fakes.H100),
         (CUDA_80, CUDA_90),
-        (CUDA_80, "serves"),
+        (CUDA_80, "runs it"),
         fixes=("reinstall it",),
         wheels=OLDER_WHEEL,
         backward=("triton", CUDA_90),
@@ -318,7 +321,7 @@ MACHINES = {
     "a build of the forward alone": Machine(
         fakes.system(fakes.A100),
         (CUDA_80,),
-        (CUDA_80, "serves"),
+        (CUDA_80, "runs it"),
         fixes=("nox -s build-dev -- arch=sm_80 hdim=32,64,128,256",),
         wheels=PARTIAL_BUILD,
         backward=("triton",),
@@ -327,7 +330,7 @@ MACHINES = {
     "a build of the forward alone, no triton": Machine(
         fakes.system(fakes.A100, triton=None),
         (CUDA_80,),
-        (CUDA_80, "serves"),
+        (CUDA_80, "runs it"),
         fixes=("nox -s build-dev -- arch=sm_80 hdim=32,64,128,256", "pip install triton"),
         wheels=PARTIAL_BUILD,
         backward=(None,),

@@ -23,7 +23,7 @@ from flashvar.selection.candidates import CandidateResult
 
 KERNEL = fakes.kernel(dtype="bf16", head_dim=64)
 BINARY = CandidateResult(
-    *("cuda sm_90", "cuda", True, "serves"), kernel=KERNEL, binary=cast("Binary", object())
+    *("cuda sm_90", "cuda", True, "runs it"), kernel=KERNEL, binary=cast("Binary", object())
 )
 
 
@@ -93,7 +93,7 @@ def test_the_same_shape_at_another_address_is_another_outcome_once(
 
 def test_triton_says_that_it_copies(caplog: pytest.LogCaptureFixture) -> None:
     q, moved = aligned(2, 32, 4, 64), aligned(2, 32, 4, 64, offset=1)
-    result = CandidateResult("triton", "triton", True, "serves")
+    result = CandidateResult("triton", "triton", True, "runs it")
     with caplog.at_level(logging.DEBUG, "flashvar"):
         forward(result, Inputs(q, q, q), Inputs(moved, q, q))
     first, second = lines(caplog)

@@ -160,7 +160,7 @@ def test_torchs_function_of_dtensors(case: str, sharded: list[dict[str, Any]]) -
     for found in sharded:
         assert max(found[case]["errors"]) < 1e-12
         assert set(found[case]["places"]) == {PLACES_OF_TORCHS[case]}
-        assert found[case]["report"] == {"served by flashvar below torch's dispatcher": 1}
+        assert found[case]["report"] == {"run by flashvar below torch's dispatcher": 1}
 
 
 @pytest.mark.skipif(

@@ -45,12 +45,12 @@ def rendered(found: Report, width: int | None = None) -> str:
 @pytest.mark.parametrize(
     ("system", "inventory", "healthy", "conclusion"),
     [
-        pytest.param(fakes.system(fakes.H100), ALL, True, "Compiled kernels serve", id="H100"),
+        pytest.param(fakes.system(fakes.H100), ALL, True, "Compiled kernels run", id="H100"),
         pytest.param(
-            fakes.system(fakes.GB200), ALL, True, "Triton serves every kind of call", id="GB200"
+            fakes.system(fakes.GB200), ALL, True, "Triton runs every kind of call", id="GB200"
         ),
         pytest.param(
-            fakes.system(fakes.H100), NOTHING, True, "Triton serves every kind of call", id="bare"
+            fakes.system(fakes.H100), NOTHING, True, "Triton runs every kind of call", id="bare"
         ),
         pytest.param(fakes.system(), ALL, False, "torch sees no CUDA device", id="no GPU"),
         pytest.param(
@@ -63,7 +63,7 @@ def rendered(found: Report, width: int | None = None) -> str:
             fakes.system(problem="the driver is too old"), ALL, False, "too old", id="problem"
         ),
         pytest.param(
-            fakes.system(fakes.GB200, triton=None), ALL, False, "No backend", id="nothing serves"
+            fakes.system(fakes.GB200, triton=None), ALL, False, "No backend", id="nothing runs"
         ),
         pytest.param(
             fakes.system(fakes.H100, fakes.GB200),
@@ -138,16 +138,16 @@ def test_text_of_a_machine_with_two_devices() -> None:
     of_attention = [one for one in of_ops if re.match(r"  cuda:\d  attention", one)]
     assert "\n".join(of_attention).splitlines() == [
         "  cuda:0  attention_fwd, attention_bwd bf16, fp16, head dims 32, 64, 128, 256: cuda sm_89",
-        "      cuda sm_89  chosen     serves",
+        "      cuda sm_89  chosen     runs it",
         "      cuda sm_89  no         wheel b: replaced by wheel a",
-        "      triton      available  serves, compiled at the first call",
+        "      triton      available  runs it, compiled at the first call",
         '      reference   no         runs CUDA tensors only when named: backend="reference"',
         "  cuda:1  attention_fwd, attention_bwd bf16, fp16, head dims 32, 64, 128, 256: triton",
         "      cuda sm_100  no      flashvar has no wheel for it, only for "
         "sm_80, sm_86, sm_89, sm_90",
         "      cuda sm_89   no      runs on compute capability 8.9 and later 8.x; this GPU is 10.0",
         "      cuda sm_89   no      wheel b: replaced by wheel a",
-        "      triton       chosen  serves, compiled at the first call",
+        "      triton       chosen  runs it, compiled at the first call",
         '      reference    no      runs CUDA tensors only when named: backend="reference"',
     ]
 
@@ -237,7 +237,7 @@ def test_json_holds_the_whole_trace() -> None:
 @pytest.mark.parametrize(
     ("system", "code"),
     [(fakes.system(fakes.H100), 0), (fakes.system(), 1)],
-    ids=["Triton serves", "no GPU"],
+    ids=["Triton runs", "no GPU"],
 )
 @pytest.mark.parametrize("form", [[], ["--json"]], ids=["text", "json"])
 def test_exit_code(
@@ -274,7 +274,7 @@ def test_an_op_that_a_release_should_serve_is_missed() -> None:
     found = report(fakes.system(fakes.A100), lacking("merge_states_fwd"))
     assert not found.healthy
     assert (
-        "triton 3 (merge_states). On cuda:0 triton serves merge_states_fwd "
+        "triton 3 (merge_states). On cuda:0 triton runs merge_states_fwd "
         "(cuda sm_80: holds no kernel for merge_states_fwd)." in found.conclusion
     )
 
@@ -284,7 +284,7 @@ def test_a_function_that_the_library_does_not_export_is_missed() -> None:
     inventory = Inventory((replace(fakes.binary("80"), missing=missing),))
     found = report(fakes.system(fakes.A100), inventory)
     assert not found.healthy
-    assert "triton serves attention_bwd (cuda sm_80: expected a function" in found.conclusion
+    assert "triton runs attention_bwd (cuda sm_80: expected a function" in found.conclusion
     (fallback,) = json.loads(found.to_json())["fallbacks"]
     assert (fallback["device"], fallback["functions"]) == (0, ["attention_bwd"])
 
@@ -309,7 +309,7 @@ def test_a_binary_with_every_compiled_function_serves_every_request() -> None:
         name for spec in specs() for name in spec.compiled
     }
     assert found.healthy
-    assert found.conclusion == "Compiled kernels serve every kind of call."
+    assert found.conclusion == "Compiled kernels run every kind of call."
 
 
 def test_dtypes_that_no_release_compiles_are_not_missed() -> None:
@@ -328,7 +328,7 @@ def test_one_op_without_any_kernel_is_unhealthy() -> None:
     found = report(fakes.system(fakes.A100, triton=None), lacking("causal_conv1d_update"))
     assert not found.healthy
     assert (
-        "On cuda:0 nothing serves causal_conv1d_update (triton: triton is not installed)"
+        "On cuda:0 nothing runs causal_conv1d_update (triton: triton is not installed)"
         in found.conclusion
     )
 

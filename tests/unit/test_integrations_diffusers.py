@@ -200,7 +200,7 @@ def test_what_it_does_not_serve(attention_dispatch: Any, monkeypatch: pytest.Mon
     with attention_dispatch.attention_backend("flashvar"):
         torch.testing.assert_close(dispatched(attention_dispatch, attn_mask=mask), expected)
         monkeypatch.setenv("FLASHVAR_STRICT", "1")
-        with pytest.raises(BackendUnavailableError, match="expected a call that flashvar serves"):
+        with pytest.raises(BackendUnavailableError, match="expected a call that flashvar supports"):
             dispatched(attention_dispatch, attn_mask=mask)
     assert not calls
 

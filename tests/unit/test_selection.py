@@ -310,8 +310,8 @@ def test_explanation_has_a_line_per_candidate_with_the_fix() -> None:
     lines = select(BF16_64, fakes.system(fakes.L40S), fakes.inventory("80")).explain().splitlines()
     assert lines == [
         f"cuda sm_89: no: not installed -> {advice.install('sm89')}",
-        "cuda sm_80: chosen: serves, compiled for 8.0",
-        "triton: serves, compiled at the first call, but cuda sm_80 is preferred",
+        "cuda sm_80: chosen: runs it, compiled for 8.0",
+        "triton: runs it, compiled at the first call, but cuda sm_80 is preferred",
         'reference: no: runs CUDA tensors only when named: backend="reference"',
     ]
 

@@ -129,7 +129,7 @@ def test_calls_are_timed_as_the_benchmarks_time_them(monkeypatch: pytest.MonkeyP
 def test_the_reference_is_not_timed() -> None:
     named = examine(H200, fakes.inventory("90a"), Overrides("reference"))
     found = bench.check(named, 0, quiet=True, timer=lambda calls, _: dict.fromkeys(calls, 1.0))
-    assert [one.failures["flashvar"] for one in found.results] == ["reference serves it"] * 4
+    assert [one.failures["flashvar"] for one in found.results] == ["reference runs it"] * 4
 
 
 def test_no_such_device() -> None:
@@ -149,7 +149,7 @@ def test_rates_stand_beside_the_record() -> None:
         result(cell, record.cells["attention"][cell.name]["flashvar"]) for cell in CELLS
     )
     heading, first, *_ = lines = shown(Speed(0, "NVIDIA H200", results, record))
-    assert " ".join(heading.split()) == ("flashvar recorded SDPA flash SDPA cuDNN served by")
+    assert " ".join(heading.split()) == ("flashvar recorded SDPA flash SDPA cuDNN runs with")
     rate = f"{record.cells['attention'][CELLS[0].name]['flashvar']:.0f}"
     assert " ".join(first.split()) == f"forward, head dim 64 {rate} {rate} (100%) 250 - cuda sm_90"
     assert "  Recorded on NVIDIA H200 on 2026-" in "\n".join(lines)

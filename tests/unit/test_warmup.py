@@ -171,7 +171,7 @@ def test_everything_asked_for_is_compiled_where_triton_serves(
 def test_what_compiled_kernels_serve_is_left_alone(run: Run, made: list[tuple[Kind, int]]) -> None:
     code, document = run(ASKED, fakes.system(fakes.L40S), fakes.inventory("89"))
     assert (code, made) == (0, [])
-    assert {one["detail"] for one in document["calls"]} == {"cuda sm_89 serves it"}
+    assert {one["detail"] for one in document["calls"]} == {"cuda sm_89 runs it"}
 
 
 def test_a_binary_that_raises_is_no_reason_to_compile(
@@ -309,7 +309,7 @@ def test_words_that_make_no_sense(words: list[str], capsys: pytest.CaptureFixtur
 
 def test_every_outcome_fits_80_columns() -> None:
     kind = Kind("bf16", 192, 128, False, True, frozenset(FEATURES))
-    states = [("ready", "12.3 s"), ("served", "cuda sm_90 serves it"), ("failed", "no " * 40)]
+    states = [("ready", "12.3 s"), ("not needed", "cuda sm_90 runs it"), ("failed", "no " * 40)]
     outcomes = [warmup.Outcome(kind, *one) for one in states]
     for some in (outcomes, outcomes[:1], outcomes[1:2]):
         report = warmup.Report("cuda:0, NVIDIA H200", "/root/.triton/cache", some, 3)

@@ -46,7 +46,7 @@ class LayoutError(InvalidInputError):
 
 
 class BackendUnavailableError(FlashvarError, RuntimeError):
-    """The named backend cannot serve the request, or no backend can."""
+    """The named backend cannot run the call, or no backend can."""
 
 
 class IntegrationError(FlashvarError, ImportError):

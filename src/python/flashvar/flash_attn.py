@@ -3,7 +3,7 @@
 Import them from here instead of from `flash_attn`; nothing else changes. Tensors are bfloat16 or
 float16. Intended differences:
 
-* CPU tensors are served too, also in float32 and float64.
+* CPU tensors are supported too, also in float32 and float64.
 * A query that sees no key has log-sum-exp -inf, not +inf.
 * With ALiBi the log-sum-exp is exact, also under a causal mask.
 * The log-sum-exp has a gradient.

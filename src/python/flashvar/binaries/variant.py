@@ -149,7 +149,7 @@ class BinaryKind:
         return "" if self.cuda == CUDA else f"-cu{self.cuda}"
 
     def runs_with(self, driver: tuple[int, int] | None) -> bool:
-        """Whether a driver that serves this CUDA version loads machine code of the binary."""
+        """Whether a driver that supports this CUDA version loads machine code of the binary."""
         return driver is not None and driver >= (self.cuda, 0)
 
 

@@ -66,7 +66,7 @@ def _calls(
     failures: dict[str, str] = {}
     # The reference takes minutes, and more memory than most GPUs have.
     if candidate in (_NOTHING, "reference"):
-        failures[OURS] = f"{candidate} serves it"
+        failures[OURS] = f"{candidate} runs it"
     for name in (one for one in (OURS, *op.PEERS) if one not in failures):
         try:
             call = op.call(cell, name, device)

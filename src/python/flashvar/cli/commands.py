@@ -124,9 +124,7 @@ def _warmup(parser: Parser, op: str) -> None:
     where.add_argument(
         "--device", type=int, default=0, metavar="N", help="CUDA device (default: 0)"
     )
-    where.add_argument(
-        "--all", action="store_true", help="include calls that compiled kernels serve"
-    )
+    where.add_argument("--all", action="store_true", help="include calls that compiled kernels run")
     where.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -202,7 +200,7 @@ _COMMANDS: Final[dict[str, tuple[str, str, Callable[[Parser, str], None]]]] = {
     ),
     "warmup": (
         "compile a model's Triton kernels before its first request",
-        "Compiles the kernels of calls that Triton serves here. Exit code 0 when all are\n"
+        "Compiles the kernels of calls that Triton runs here. Exit code 0 when all are\n"
         "ready, 1 when some cannot be compiled.",
         _warmup,
     ),

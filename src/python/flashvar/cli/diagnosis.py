@@ -76,16 +76,16 @@ class Report:
         if not self.system.devices and not self._has_kernels:
             return f"Only the CPU reference runs: {_why_no_device(self.system)}."
         if not self._has_kernels:
-            return "No backend but the reference serves this machine."
+            return "No backend but the reference runs on this machine."
         if all(backend == "cuda" for backend in backends):
-            return "Compiled kernels serve every kind of call."
+            return "Compiled kernels run every kind of call."
         if all(backend == "triton" for backend in backends):
-            return "Triton serves every kind of call."
-        served = ", ".join(map(self._served_by, dict.fromkeys(backends)))
-        first = f"Of {len(backends)} kinds of calls: {served}."
+            return "Triton runs every kind of call."
+        shares = ", ".join(map(self._runs_with, dict.fromkeys(backends)))
+        first = f"Of {len(backends)} kinds of calls: {shares}."
         return " ".join((first, *(f"{one}." for one in self.fallbacks)))
 
-    def _served_by(self, backend: str) -> str:
+    def _runs_with(self, backend: str) -> str:
         """How many requests a backend serves, and of which ops if not of all."""
         mine = [
             one.request
@@ -193,12 +193,12 @@ def _fix_of_machine(system: System) -> str | None:
         return None
     if system.torch_cuda is None:
         return f"install a torch built for CUDA; torch {system.torch} is CPU-only"
-    major, served = int(system.torch_cuda.split(".")[0]), system.driver_cuda[0]
-    if major <= served:
+    major, supported = int(system.torch_cuda.split(".")[0]), system.driver_cuda[0]
+    if major <= supported:
         return None if system.visible_devices is None else "unset CUDA_VISIBLE_DEVICES"
     return (
-        f"update the NVIDIA driver to one that serves CUDA {system.torch_cuda}, "
-        f"or install a torch built for CUDA {served}"
+        f"update the NVIDIA driver to one that supports CUDA {system.torch_cuda}, "
+        f"or install a torch built for CUDA {supported}"
     )
 
 

@@ -43,7 +43,7 @@ def _system(report: Report) -> Table:
     system, overrides = report.system, report.overrides
     driver = None
     if system.driver_cuda is not None:
-        driver = f"{system.driver_display or '?'}, serves CUDA {dotted(system.driver_cuda)}"
+        driver = f"{system.driver_display or '?'}, supports CUDA {dotted(system.driver_cuda)}"
     built_for = (
         f"ROCm {system.torch_hip}" if system.torch_hip else f"CUDA {system.torch_cuda or 'none'}"
     )
@@ -225,7 +225,7 @@ def _speed(speed: Speed) -> Iterator[Section]:
             yield Section(op.TITLE, otherwise=f"not measured: {speed.why}")
             continue
         results = [one for one in speed.results if one.op == name]
-        heading = ("", OURS, "recorded", *op.PEERS.values(), "served by")
+        heading = ("", OURS, "recorded", *op.PEERS.values(), "runs with")
         found = [_rates(speed, one, tuple(op.PEERS)) for one in results]
         table = Table(rows(found), heading, numbers=frozenset(range(1, len(heading) - 1)))
         notes = (op.NOTE, *_record(speed, results), *_failures(results, op.PEERS))
@@ -258,7 +258,7 @@ def _record(speed: Speed, results: Sequence[Result]) -> Iterator[str]:
     if ratios and min(ratios) < _SLOW:
         yield (
             "Slower than recorded: look for other work on this GPU, for its clocks and power "
-            "limit (nvidia-smi -q -d CLOCK,POWER), and check which candidate serves above."
+            "limit (nvidia-smi -q -d CLOCK,POWER), and check above which candidate runs the calls."
         )
 
 

@@ -25,8 +25,8 @@ from flashvar.selection.rules import select
 
 _SCHEMA: Final = 1
 _KIND, _KINDS = "kind of call", "kinds of calls"
-_READY, _SERVED, _FAILED = "ready", "served", "failed"
-_TONES: Final = {_READY: GOOD, _SERVED: QUIET, _FAILED: BAD}
+_READY, _NOT_NEEDED, _FAILED = "ready", "not needed", "failed"
+_TONES: Final = {_READY: GOOD, _NOT_NEEDED: QUIET, _FAILED: BAD}
 
 
 class Kind(Protocol):
@@ -82,7 +82,7 @@ class WarmupOptions:
     op: str
     architecture: str | None = None  # of a GPU that is not in this machine
     device: int = 0
-    everything: bool = False  # also calls that compiled kernels serve
+    everything: bool = False  # also calls that compiled kernels run
 
 
 @dataclass
@@ -160,17 +160,17 @@ def run(options: WarmupOptions, *, as_json: bool, system: System | None = None) 
 
 def page(report: Report) -> Page:
     """The page of the outcomes."""
-    failed, ready, served = map(report.count, (_FAILED, _READY, _SERVED))
+    failed, ready, not_needed = map(report.count, (_FAILED, _READY, _NOT_NEEDED))
     if failed:
         summary = f"Of {counted(len(report.outcomes), _KIND, _KINDS)} {failed} cannot be compiled."
     elif not ready:
-        summary = "Nothing to compile: compiled kernels serve every kind of call asked for."
+        summary = "Nothing to compile: compiled kernels run every kind of call asked for."
     else:
         summary = f"Ready: {counted(ready, _KIND, _KINDS)}, after {report.seconds:.1f} s."
     rows = tuple(Row((str(one.kind), one.detail), _TONES[one.state]) for one in report.outcomes)
     notes = [
         *([f"Added to {report.folder}: {counted(report.added, 'kernel')}."] if ready else []),
-        *(["With --all Triton also compiles the kernels of these calls."] if served else []),
+        *(["With --all Triton also compiles the kernels of these calls."] if not_needed else []),
     ]
     calls = Section(f"Calls on {report.target}", (Table(rows),), notes=tuple(notes))
     return Page(summary, BAD if failed else GOOD, (calls,))
@@ -204,7 +204,7 @@ def _target(options: WarmupOptions, device: Device) -> str:
 
 
 def _judge(kind: Kind, options: WarmupOptions, system: System, device: Device) -> Outcome:
-    """Whether Triton serves a kind of call, a compiled kernel does, or nothing can."""
+    """Whether Triton runs a kind of call, a compiled kernel does, or nothing can."""
     overrides, inventory = Overrides.from_environment(), Inventory()
     if options.architecture is not None:
         # The C launcher is compiled at the first call, on the machine with the GPU.
@@ -225,7 +225,7 @@ def _judge(kind: Kind, options: WarmupOptions, system: System, device: Device) -
         if decision.chosen.backend == "triton":
             return Outcome(kind, _READY, "")
         server = decision.chosen.candidate
-    return Outcome(kind, _SERVED, f"{server} serves it")
+    return Outcome(kind, _NOT_NEEDED, f"{server} runs it")
 
 
 def _compile(outcome: Outcome, options: WarmupOptions, device: Device) -> None:

@@ -114,7 +114,7 @@ class Attend(nn.Module):  # type: ignore[misc]
 
         Raises:
             InvalidInputError: q, k or v is not a tensor.
-            BackendUnavailableError: FLASHVAR_STRICT=1, and flashvar does not serve the call.
+            BackendUnavailableError: FLASHVAR_STRICT=1, and flashvar does not support the call.
         """
         _check(q, k, v)
         dropout = self.dropout if self.training else 0.0

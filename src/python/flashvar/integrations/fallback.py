@@ -22,7 +22,7 @@ def report_fallback(where: str, reason: str, instead: str) -> None:
     """
     if Overrides.from_environment().strict:
         raise BackendUnavailableError(
-            f"{where}: expected a call that flashvar serves (FLASHVAR_STRICT=1), found {reason}: "
+            f"{where}: expected a call that flashvar supports (FLASHVAR_STRICT=1), found {reason}: "
             f"leave FLASHVAR_STRICT out for {instead}"
         )
     if (where, reason) not in _logged:

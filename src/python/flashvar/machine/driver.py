@@ -45,7 +45,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 def cuda_version() -> tuple[int, int] | None:
-    """The newest CUDA version the driver serves (cuDriverGetVersion); None without a driver."""
+    """The newest CUDA version the driver supports (cuDriverGetVersion); None without a driver."""
     library = _library()
     version = ctypes.c_int(0)
     if library is None or library.cuDriverGetVersion(ctypes.byref(version)) != 0:

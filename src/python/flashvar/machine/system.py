@@ -41,7 +41,7 @@ class System:
     """Devices and software of one machine; None means not present."""
 
     devices: tuple[Device, ...] = ()
-    driver_cuda: tuple[int, int] | None = None  # the newest CUDA version the driver serves
+    driver_cuda: tuple[int, int] | None = None  # the newest CUDA version the driver supports
     driver_display: str | None = None  # e.g. "580.82.07"
     torch: str | None = None
     torch_cuda: str | None = None  # the CUDA version torch was compiled with

@@ -1,1 +1,1 @@
-"""Selection: finds the kernel that serves a request, with a reason for every other candidate."""
+"""Selection: finds the kernel that runs a request, with a reason for every other candidate."""

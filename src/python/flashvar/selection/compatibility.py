@@ -51,7 +51,7 @@ def rejections(
     overrides: Overrides,
     kernel: KernelRow | None,
 ) -> Iterator[Rejection]:
-    """The reasons why a binary cannot serve, the most fundamental first."""
+    """The reasons why a binary cannot run a request, the most fundamental first."""
     manifest, architecture, forced = binary.manifest, binary.architecture, overrides.architecture
     if forced is not None and forced not in (architecture.name, binary.kind.name):
         yield Rejection(f"FLASHVAR_FORCE_ARCH={forced} was set")
@@ -107,7 +107,7 @@ def driver_rejection(manifest: Manifest, system: System, tegra: bool = False) ->
     return Rejection(
         f"needs driver {minimum.display} or newer (CUDA {dotted(minimum.cuda)}), "
         f"found {driver_text(system)}",
-        f"update JetPack to one that serves CUDA {dotted(minimum.cuda)}"
+        f"update JetPack to one that supports CUDA {dotted(minimum.cuda)}"
         if tegra
         else f"update the NVIDIA driver to {minimum.display} or newer",
     )

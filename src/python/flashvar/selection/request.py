@@ -18,7 +18,7 @@ BACKENDS: Final[tuple[str, ...]] = get_args(BackendName)
 
 @dataclass(frozen=True)
 class Request:
-    """One kind of call: the properties that decide which kernel can serve it."""
+    """One kind of call: the properties that decide which kernel can run it."""
 
     function: str  # of an op, e.g. "<op>_fwd"
     dtype: str  # "bf16", "fp16", "fp32" or "fp64"

@@ -20,15 +20,15 @@ _logged: set[tuple[str, str, str]] = set()
 
 @cache
 def choose(request: Request, backend: str = "auto") -> CandidateResult:
-    """The candidate that serves `request`, with its library open if it is a binary.
+    """The candidate that runs `request`, with its library open if it is a binary.
 
     Decided once per process for a request. FLASHVAR_BACKEND and FLASHVAR_FORCE_ARCH apply where
-    `backend` is "auto". If a fallback serves,
+    `backend` is "auto". If a fallback runs it,
     the log says why no better candidate does, and how to change that.
 
     Raises:
         InvalidInputError: no op has the function, or `backend` is not the name of a backend.
-        BackendUnavailableError: no candidate serves the request; the message lists them all.
+        BackendUnavailableError: no candidate runs the request; the message lists them all.
         ConfigurationError: an environment variable has no valid value.
         ManifestError: FLASHVAR_STRICT=1 and the chosen binary has another version.
     """
@@ -82,13 +82,13 @@ def _no_backend(decision: Decision, backend: str, is_argument: bool) -> str:
 
 
 def _report(decision: Decision, chosen: CandidateResult) -> None:
-    """Log which candidate serves, and the reason and fix of the best one that could not."""
+    """Log which candidate runs a request, and the reason and fix of the best one that could not."""
     better = decision.results[: decision.results.index(chosen)]
     lost = next((result for result in better if result.fix is not None), None)
-    # A compiled kernel for a lower architecture serves: that the device's own binary is not
+    # A compiled kernel for a lower architecture runs it: that the device's own binary is not
     # installed is no reason for a warning.
     if lost is None or (chosen.backend == "cuda" and lost.reason == NOT_INSTALLED):
-        _log.debug("%s: %s serves", decision.request, chosen.candidate)
+        _log.debug("%s: runs on %s", decision.request, chosen.candidate)
         return
     log_fallback(decision.request, chosen, lost.candidate, lost.reason, lost.fix)
 

@@ -4,7 +4,7 @@ Every candidate gets a result with a reason, in order of preference; the first a
 chosen. Errors, the log and `flashvar doctor` print the same results.
 
 The order is: the binary of the device's own architecture, binaries of lower minors of the same
-major, of each the one for newer drivers first; Triton; and the reference, which serves CPU tensors,
+major, of each the one for newer drivers first; Triton; and the reference, which runs CPU tensors,
 and CUDA tensors when it is named or the function has no kernels.
 """
 
@@ -81,11 +81,11 @@ def _other_backend_named(backend: str, overrides: Overrides) -> Rejection | None
 
 
 def _no_cuda(request: Request, device: Device | None, system: System) -> Rejection | None:
-    """The reason why no binary at all can serve, or None."""
+    """The reason why no binary at all can run a call, or None."""
     if request.device is None:
         return Rejection("runs only CUDA tensors, found CPU tensors")
     if system.torch_hip is not None:
-        return Rejection(f"serves NVIDIA devices, torch is built for ROCm {system.torch_hip}")
+        return Rejection(f"runs on NVIDIA devices, torch is built for ROCm {system.torch_hip}")
     if device is None:
         return Rejection(f"expected a device cuda:{request.device}, found {len(system.devices)}")
     if not system.platform.startswith("linux_"):
@@ -160,7 +160,7 @@ def _judge_binary(
     made_for = binary.architecture.capability
     if device is not None and made_for != device.capability:
         detail += f", compiled for {dotted(made_for)}"
-    return CandidateResult(candidate, "cuda", True, f"serves{detail}", None, binary, kernel)
+    return CandidateResult(candidate, "cuda", True, f"runs it{detail}", None, binary, kernel)
 
 
 def _larger_axes(request: Request, kernel: KernelRow | None) -> str:
@@ -180,7 +180,7 @@ def _judge_triton(
     rejection = next(_triton_rejections(request, device, system, overrides), None)
     if rejection is not None:
         return CandidateResult("triton", "triton", False, rejection.reason, rejection.fix)
-    return CandidateResult("triton", "triton", True, "serves, compiled at the first call")
+    return CandidateResult("triton", "triton", True, "runs it, compiled at the first call")
 
 
 def _triton_rejections(
@@ -200,7 +200,7 @@ def _triton_rejections(
         return
     lowest = dtypes.get(request.dtype)
     if lowest is None:
-        yield Rejection(f"serves {', '.join(dtypes)}, not {request.dtype}")
+        yield Rejection(f"runs {', '.join(dtypes)}, not {request.dtype}")
         return
     if device is None and request.dtype == "bf16":
         yield Rejection("its interpreter computes with the raw bits of bf16")
@@ -211,7 +211,7 @@ def _triton_rejections(
         )
     for axis, asked in request.by_axis:
         if axis.off_step(asked) or axis.too_large(asked):
-            yield Rejection(f"serves {axis.label}s {axis.limits}, not {value_text(asked)}")
+            yield Rejection(f"runs {axis.label}s {axis.limits}, not {value_text(asked)}")
     if system.triton is None:
         yield Rejection("triton is not installed", "pip install triton")
     if device is None:  # the interpreter compiles nothing
@@ -239,7 +239,7 @@ def _judge_reference(request: Request, overrides: Overrides) -> CandidateResult:
     if rejection is None and unnamed and spec.has_kernels(request.function):
         rejection = Rejection('runs CUDA tensors only when named: backend="reference"')
     if rejection is None and request.dtype not in spec.reference:
-        rejection = Rejection(f"serves {', '.join(spec.reference)}, not {request.dtype}")
+        rejection = Rejection(f"runs {', '.join(spec.reference)}, not {request.dtype}")
     if rejection is not None:
         return CandidateResult("reference", "reference", False, rejection.reason, rejection.fix)
-    return CandidateResult("reference", "reference", True, "serves everything, slowly")
+    return CandidateResult("reference", "reference", True, "runs everything, slowly")

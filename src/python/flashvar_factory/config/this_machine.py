@@ -34,8 +34,9 @@ def resolve(found: Sequence[Capability], config: Config) -> tuple[str, ...]:
     if not served:
         devices = listed(f"{major}.{minor}" for major, minor in found)
         raise ConfigurationError(
-            f"arch=native: expected a GPU that {listed(config.targets)} serves, found compute "
-            f"capability {devices}; name an architecture (arch=...) or add one to variants.toml"
+            f"arch=native: expected a GPU that code for {listed(config.targets)} runs on, found "
+            f"compute capability {devices}; name an architecture (arch=...) or add one to "
+            "variants.toml"
         )
     return tuple(dict.fromkeys(served))
 

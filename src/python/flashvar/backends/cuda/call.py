@@ -86,7 +86,7 @@ def function_of(name: str, chosen: CandidateResult, device: int | None) -> tuple
     """The function of the binary that was chosen, and the device."""
     if chosen.binary is None or device is None:
         raise BackendUnavailableError(
-            "the cuda backend serves CUDA tensors through an installed binary, found "
+            "the cuda backend runs CUDA tensors through an installed binary, found "
             f"{chosen.candidate}: run `flashvar doctor` to see what is installed"
         )
     return loader.load(chosen.binary).function(name), device

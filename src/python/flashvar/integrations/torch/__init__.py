@@ -1,4 +1,4 @@
-"""Serves torch's scaled_dot_product_attention with flashvar: `activate` and `deactivate`."""
+"""Runs torch's scaled_dot_product_attention with flashvar: `activate` and `deactivate`."""
 
 from flashvar.integrations.torch.activation import (
     SERVED,

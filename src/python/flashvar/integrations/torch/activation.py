@@ -1,13 +1,13 @@
-"""Serves torch.nn.functional.scaled_dot_product_attention with flashvar.
+"""Runs torch.nn.functional.scaled_dot_product_attention with flashvar.
 
     import flashvar.integrations.torch
 
     with flashvar.integrations.torch.activate():    # or activate() ... deactivate()
         model(batch)
 
-Calls that flashvar does not serve go to torch's own function, and `last_reason` has the reason. So
-do calls that a mode, a tensor subclass or another replacement of the function must see; of these,
-flashvar still serves the ones for which torch chooses flash attention, below the dispatcher
+Calls that flashvar does not support go to torch's own function, and `last_reason` has the reason.
+So do calls that a mode, a tensor subclass or another replacement of the function must see; of
+these, flashvar still runs the ones for which torch chooses flash attention, below the dispatcher
 (`flash`).
 """
 
@@ -43,8 +43,8 @@ __all__ = [
     "report",
 ]
 
-SERVED: Final = "served by flashvar"
-SERVED_BELOW: Final = "served by flashvar below torch's dispatcher"
+SERVED: Final = "run by flashvar"
+SERVED_BELOW: Final = "run by flashvar below torch's dispatcher"
 _ON_CPU: Final = (
     "CPU tensors, where torch's own is faster; activate(backend='reference') takes them"
 )
@@ -90,22 +90,22 @@ class Activation:
 
 
 def activate(backend: BackendName = "auto") -> Activation:
-    """Serve torch.nn.functional.scaled_dot_product_attention with flashvar, in this process.
+    """Run torch.nn.functional.scaled_dot_product_attention with flashvar, in this process.
 
-    Every call is checked separately. Calls that flashvar does not serve go to torch's own function,
-    with one line in the log for each reason; with FLASHVAR_STRICT=1 they raise. CPU tensors go
-    there without a log line, unless a backend is named. The fused inference path of
+    Every call is checked separately. Calls that flashvar does not support go to torch's own
+    function, with one line in the log for each reason; with FLASHVAR_STRICT=1 they raise. CPU
+    tensors go there without a log line, unless a backend is named. The fused inference path of
     torch.nn.MultiheadAttention and TransformerEncoder does not call the function, and is switched
     off while flashvar is active.
 
     Modules that imported the function by name before keep torch's own. Calls that a mode, a tensor
     subclass (DTensor) or another replacement of the function must see also go to torch's own. Torch
     2.11 and newer has a registry of flash attentions: there flashvar becomes the active one and
-    serves all of these calls without dropout on CUDA devices, also where torch would choose cuDNN,
+    runs all of these calls without dropout on CUDA devices, also where torch would choose cuDNN,
     unless flash attention is switched off.
 
     Args:
-        backend: As in `flashvar.attention`; "reference" serves on the CPU too.
+        backend: As in `flashvar.attention`; "reference" runs on the CPU too.
 
     Returns:
         A context manager that undoes the activation on exit; without `with`, the activation lasts
@@ -133,7 +133,7 @@ def active() -> bool:
 
 
 def last_reason() -> str | None:
-    """Why this thread's last call went to torch's own function; None if flashvar served it.
+    """Why this thread's last call went to torch's own function; None if flashvar ran it.
 
     Also None before the first call. Calls in code that torch.compile compiled do not count.
     """
@@ -181,7 +181,7 @@ def _scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """scaled_dot_product_attention, served by flashvar where possible."""
+    """scaled_dot_product_attention, run by flashvar where possible."""
     if attn_mask is None and dropout_p == 0.0 and _active and not _flash_is_off():
         out = attend_fast(query, key, value, is_causal, scale, _backend, _on_cpu)
         if out is not None:
@@ -266,7 +266,7 @@ def _observer(query: Any, key: Any, value: Any, mask: Any) -> str | None:
 
 
 def _call_observed(observer: str, query: Any, key: Any, value: Any, *given: Any) -> Any:
-    """Call torch's own function, for modes and subclasses to see; flashvar may serve its steps."""
+    """Call torch's own function, for modes and subclasses to see; flashvar may run its steps."""
     torch_flash.serve_dtensors()
     before = torch_flash.SERVED.of_this_thread()
     ours, mode = _scaled_dot_product_attention, active_mode()

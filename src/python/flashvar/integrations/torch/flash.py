@@ -1,10 +1,10 @@
 """Flashvar as torch's flash attention, below the dispatcher.
 
 Needs the registry of torch 2.11 and newer (torch.nn.attention.register_flash_attention_impl).
-Flashvar serves every call for which torch chooses flash attention on a CUDA device, also from C++,
+Flashvar runs every call for which torch chooses flash attention on a CUDA device, also from C++,
 in the steps of torch.distributed's context_parallel and for the parts of a DTensor. It also
 replaces cuDNN's attention, which torch prefers on newer devices, unless flash attention is switched
-off. Calls that flashvar does not serve go to the kernel that was registered before.
+off. Calls that flashvar does not support go to the kernel that was registered before.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def switch_off() -> None:
 
 
 def serve_dtensors() -> None:
-    """Serve DTensors on the CPU if requested, once the DTensor module is imported."""
+    """Run DTensors on the CPU if requested, once the DTensor module is imported."""
     requested = _wants_cpu and _DTENSORS in sys.modules
     if requested and not _on_cpu:
         _on_cpu.append(Implementation("CPU"))

@@ -87,7 +87,7 @@ def attention(
         instead of the weights, unless the fallback returns weights that the model requested.
 
     Raises:
-        BackendUnavailableError: FLASHVAR_STRICT=1, and flashvar does not serve the call; or the
+        BackendUnavailableError: FLASHVAR_STRICT=1, and flashvar does not support the call; or the
             call is inside torch's context_parallel, which does not support it.
         ShapeError: the mask has another rank.
         DtypeError: a mask of 4 dimensions is of integers.

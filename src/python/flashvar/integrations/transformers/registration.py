@@ -27,7 +27,7 @@ _OLDEST: Final = "5.6"
 def register(name: str = "flashvar") -> None:
     """Let models be loaded with `attn_implementation=name`, in this process.
 
-    A second call does nothing. Calls that flashvar does not serve fall back to the model's own
+    A second call does nothing. Calls that flashvar does not support fall back to the model's own
     attention, with one warning; FLASHVAR_STRICT=1 makes a fallback an error.
 
     Args:

@@ -167,7 +167,7 @@ def plan(
 
     Raises:
         InvalidInputError: an argument is not supported.
-        BackendUnavailableError: no backend can serve the call.
+        BackendUnavailableError: no backend can run the call.
     """
     try:
         key = _key(q, k, v, optional, options)

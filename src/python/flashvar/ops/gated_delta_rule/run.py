@@ -177,7 +177,7 @@ def _plan(
 
     Raises:
         InvalidInputError: an argument is not supported.
-        BackendUnavailableError: no backend can serve the call.
+        BackendUnavailableError: no backend can run the call.
     """
     key = _key(states, indices, arguments)
     found = _plans.get(key)
@@ -417,10 +417,10 @@ def _k_first(state: torch.Tensor | None, layout: str) -> torch.Tensor | None:
 
 
 def _choose(function: str, inputs: Inputs, backend: str) -> tuple[CandidateResult, Backend]:
-    """The candidate that serves a call, and its module.
+    """The candidate that runs a call, and its module.
 
     Raises:
-        BackendUnavailableError: no candidate serves the call, or not the named one.
+        BackendUnavailableError: no candidate runs the call, or not the named one.
     """
     found = choose_backend(
         function, inputs.q, backend, inputs, partial(_fallback, function, inputs)
@@ -429,7 +429,7 @@ def _choose(function: str, inputs: Inputs, backend: str) -> tuple[CandidateResul
 
 
 def _fallback(function: str, inputs: Inputs, chosen: str) -> BackendFallback | None:
-    """The backend that serves a call instead of the chosen one; None: the chosen one serves it."""
+    """The backend that runs a call instead of the chosen one; None: the chosen one runs it."""
     if chosen == "triton" and function == BACKWARD and inputs.head_dim > MAX_BACKWARD_HEAD_DIM:
         limit, found = MAX_BACKWARD_HEAD_DIM, inputs.head_dim
         reason = f"Triton's kernels take q and k of head dims to {limit}, not {found}"
