@@ -70,7 +70,7 @@ def package(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_name_and_manifest_are_of_the_target(wheel: Path, package: Path) -> None:
     assert wheel.name == (
-        f"flashvar_sm90-{VERSION}+attention.fwd.bf16.hdim32-py3-none-manylinux_2_28_aarch64.whl"
+        f"flashvar_sm90-{VERSION}+attentionfwd.bf16.hdim32-py3-none-manylinux_2_28_aarch64.whl"
     )
     described = manifest.read(package / manifest.FILE_NAME)
     assert described.platform == "linux_aarch64"

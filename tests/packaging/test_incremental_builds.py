@@ -177,5 +177,5 @@ def test_ptx_is_added_on_request(factory: Factory, tree: Path, built: Path) -> N
     assert done.returncode == 0, done.stdout
     read = manifest.read(built / manifest.FILE_NAME)
     assert read.code_kinds == ("sass", "ptx")
-    assert read.version.endswith("+merge.states.fwd.bf16.ptx")
+    assert read.version.endswith("+mergestatesfwd.bf16.ptx")
     assert len(list(built.parent.glob("*.dist-info"))) == 1

@@ -54,7 +54,7 @@ OLDER_WHEEL = replace(
     NO_WHEEL, binaries=(fakes.binary("80", kernels=FORWARD, version="0.0.9"), fakes.binary("90a"))
 )
 PARTIAL_BUILD = replace(
-    NO_WHEEL, binaries=(fakes.binary("80", kernels=FORWARD, version="0.1.0+attention.fwd"),)
+    NO_WHEEL, binaries=(fakes.binary("80", kernels=FORWARD, version="0.1.0+attentionfwd"),)
 )
 DAMAGED_WHEEL = replace(
     NO_WHEEL,

@@ -298,7 +298,7 @@ OF_MANIFEST: Mapping[str, Fault] = {
     ),
     "subset without a label": (
         Wheel(replace(described(), kernels=KERNELS[:2])),
-        "expected version with the label of its kernels 0.1.0+attention.fwd",
+        "expected version with the label of its kernels 0.1.0+attentionfwd",
     ),
     "label of a subset on everything": (
         Wheel(replace(described(), version="0.1.0+hdim64")),

@@ -44,11 +44,14 @@ def of_build(version: str, build: Build, config: Config) -> str:
 
 
 def _parts(kernels: tuple[Kernel, ...], full: tuple[Kernel, ...]) -> list[str]:
-    """Parts of a label: the values there are of each axis, and the ops, where some are missing."""
+    """Parts of a label: the values there are of each axis, and the ops, where some are missing.
+
+    Each is one part, so without the underscores of its name: attentionfwd.
+    """
     label: list[str] = []
     ops = sorted({kernel.op for kernel in kernels})
     if set(ops) != {kernel.op for kernel in full}:
-        label += [op.replace("_", ".") for op in ops]
+        label += [op.replace("_", "") for op in ops]
     for axis in dict.fromkeys(axis for kernel in full for axis in kernel.words):
         there = _labels(kernels, axis)
         if there and set(there) != set(_labels(full, axis)):
@@ -59,4 +62,4 @@ def _parts(kernels: tuple[Kernel, ...], full: tuple[Kernel, ...]) -> list[str]:
 def _labels(kernels: tuple[Kernel, ...], axis: str) -> list[str]:
     """The values of `axis` as kernel names write them, e.g. hdim64, without repetition."""
     labels = (kernel.words[axis] for kernel in kernels if axis in kernel.words)
-    return list(dict.fromkeys(word.replace("_", ".") for word in labels))
+    return list(dict.fromkeys(word.replace("_", "") for word in labels))
