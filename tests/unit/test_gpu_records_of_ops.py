@@ -74,7 +74,7 @@ OF_MERGE = replace(
 
 
 def since(*common: str, **own: tuple[str, ...]) -> Since:
-    return Since(touched=True, own=own, common=common, tests=TESTS, tests_now=(*TESTS, NEW))
+    return Since(touched=True, by_op=own, common=common, tests=TESTS, tests_now=(*TESTS, NEW))
 
 
 CHANGED = {"whole": since(causal_conv1d=(CONV,)), "part": since()}
@@ -112,7 +112,7 @@ def test_a_later_record_of_all_tests_stands_for_those_of_an_op() -> None:
 def test_every_op_that_changed_needs_a_record() -> None:
     both = since(causal_conv1d=(CONV,), merge_states=(MERGE,))
     found = judge(PART, whole=both)
-    assert found.again == ("merge_states",)
+    assert found.ops_to_rerun == ("merge_states",)
     assert found.reason == (
         f"since its commit changed {MERGE} of merge_states alone, for which a record of its tests "
         "would do, found none"
@@ -171,7 +171,7 @@ def test_record_of_an_op_that_is_none(fault: str) -> None:
     found = judge(replace(PART, **changes))
     assert found.reason is not None
     assert f"found part.json: {words}" in found.reason or words in found.reason
-    assert found.again == ("causal_conv1d",)
+    assert found.ops_to_rerun == ("causal_conv1d",)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_sources_changed_since_the_record_of_an_op(changed: Since | None, words:
 def test_other_changes_make_a_record_stale() -> None:
     found = judge(PART, whole=since("variants.toml", causal_conv1d=(CONV,)))
     assert found.reason == "since its commit whole changed variants.toml"
-    assert found.again == ()
+    assert found.ops_to_rerun == ()
 
 
 @pytest.mark.parametrize(

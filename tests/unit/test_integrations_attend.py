@@ -35,7 +35,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fallback, "_logged", set())
 
 
-def on_paper(device: Device, dtype: str, head_dim: int, named: bool = False) -> str | None:
+def decided(device: Device, dtype: str, head_dim: int, named: bool = False) -> str | None:
     """What is decided for a call on a device, from what selection says of it."""
     decision = select(
         Request.of("attention_fwd", dtype, 0, head_dim=head_dim), fakes.system(device), WHEELS
@@ -48,7 +48,7 @@ def on_paper(device: Device, dtype: str, head_dim: int, named: bool = False) -> 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
 def test_every_capability(device: Device, dtype: str) -> None:
     for head_dim in (32, 40, 64, 128, 256):
-        reason = on_paper(device, dtype, head_dim)
+        reason = decided(device, dtype, head_dim)
         if device.capability >= (8, 0):
             assert reason is None
         else:
@@ -58,12 +58,12 @@ def test_every_capability(device: Device, dtype: str) -> None:
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
 def test_what_no_device_serves(device: Device) -> None:
     for dtype, head_dim in (("fp64", 64), ("bf16", 264), ("bf16", 20)):
-        assert on_paper(device, dtype, head_dim) is not None
+        assert decided(device, dtype, head_dim) is not None
 
 
 def test_a_named_backend_is_taken_on_old_devices_too() -> None:
-    assert on_paper(fakes.T4, "fp16", 64, named=True) is None
-    assert "needs capability 8.0" in str(on_paper(fakes.T4, "bf16", 64, named=True))
+    assert decided(fakes.T4, "fp16", 64, named=True) is None
+    assert "needs capability 8.0" in str(decided(fakes.T4, "bf16", 64, named=True))
 
 
 @pytest.mark.parametrize(

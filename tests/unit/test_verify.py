@@ -130,7 +130,7 @@ def test_every_op_is_checked_on_what_serves_it() -> None:
     assert {op for op, _ in served} == set(verify.verified_ops())
     assert ("attention", "cuda sm_90") in served
     assert ("causal_conv1d", "triton") in served
-    assert (found.passed, found.left, found.unserved) == (True, 0, ())
+    assert (found.passed, found.left, found.unchecked) == (True, 0, ())
 
 
 @pytest.mark.usefixtures("on_paper")
@@ -146,7 +146,7 @@ def test_what_there_is_no_time_for_is_counted() -> None:
 def test_ops_that_nothing_serves_are_named() -> None:
     system = fakes.system(fakes.H200, triton=None)
     found = verification.check(report(system, ATTENTION), 0)
-    assert found.unserved == tuple(name for name in verify.verified_ops() if name != "attention")
+    assert found.unchecked == tuple(name for name in verify.verified_ops() if name != "attention")
     assert "not checked: merge_states, " in verify.line(found, system, WHEEL)
 
 

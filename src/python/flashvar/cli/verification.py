@@ -40,7 +40,7 @@ def check(report: Report, number: int, *, seconds: float = SECONDS) -> Verificat
     kinds = _kinds(mine)
     modules = verified_ops()
     names = list(dict.fromkeys(one.request.spec.name for one in mine))
-    unserved = tuple(name for name in names if name not in {op for op, _ in kinds})
+    unchecked = tuple(name for name in names if name not in {op for op, _ in kinds})
     checked, left, start = [], 0, time.monotonic()
     with torch.cuda.device(number):
         for op, decision in progress.follow(kinds, _words):
@@ -52,7 +52,7 @@ def check(report: Report, number: int, *, seconds: float = SECONDS) -> Verificat
                     continue
                 candidate = decision.chosen.candidate if decision.chosen else ""
                 checked.append(judge(op, case, candidate, torch.device("cuda", number)))
-    return Verification(device, tuple(checked), left, unserved)
+    return Verification(device, tuple(checked), left, unchecked)
 
 
 def _kinds(decisions: list[Decision]) -> list[tuple[str, Decision]]:

@@ -71,7 +71,7 @@ class Verification:
     device: Device
     checked: tuple[Checked, ...]
     left: int = 0  # calls that there was no time for
-    unserved: tuple[str, ...] = ()  # ops of which no call was checked
+    unchecked: tuple[str, ...] = ()  # ops of which no call was checked
 
     @property
     def passed(self) -> bool:
@@ -94,12 +94,12 @@ def line(found: Verification, system: System, inventory: Inventory) -> str:
     wrong = [one for one in found.checked if not one.passed]
     outcome = "passed" if found.passed else f"FAILED {len(wrong)}" if wrong else "FAILED"
     served = dict.fromkeys(one.candidate for one in found.checked)
-    by = ", ".join(_served_by(name, inventory) for name in served) or "nothing"
+    by = ", ".join(_described(name, inventory) for name in served) or "nothing"
     names = ", ".join(dict.fromkeys(one.op for one in found.checked)) or "no op"
     parts = [
         f"flashvar verify: {outcome}: {len(found.checked)} calls of {names} by {by}",
         *([f"{found.left} calls left out after {SECONDS:.0f} s"] if found.left else []),
-        *([f"not checked: {', '.join(found.unserved)}"] if found.unserved else []),
+        *([f"not checked: {', '.join(found.unchecked)}"] if found.unchecked else []),
         *map(_failure, wrong[:3]),
         *([] if wrong or not found.checked else [_nearest(found.checked)]),
         f"flashvar {__version__}",
@@ -110,7 +110,7 @@ def line(found: Verification, system: System, inventory: Inventory) -> str:
     return "; ".join(parts)
 
 
-def _served_by(candidate: str, inventory: Inventory) -> str:
+def _described(candidate: str, inventory: Inventory) -> str:
     """A candidate; of a binary also its version and commit."""
     for binary in inventory.binaries:
         if candidate == f"cuda {binary.kind.name}":

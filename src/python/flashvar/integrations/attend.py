@@ -35,19 +35,19 @@ class Facts(NamedTuple):
 
     device: str  # "cuda", "cpu", ...
     capability: tuple[int, int] | None  # of an NVIDIA device
-    named: bool  # whether the caller or FLASHVAR_BACKEND names a backend
-    unserved: str | None = None  # why no backend serves the dtype and head dims on the device
+    explicit: bool  # whether the caller or FLASHVAR_BACKEND names a backend
+    unsupported: str | None = None  # why no backend runs the dtype and head dims on the device
 
 
 def decide(facts: Facts) -> str | None:
     """Why flashvar does not serve a call; None if it does."""
-    if facts.device == "cpu" and not facts.named:
+    if facts.device == "cpu" and not facts.explicit:
         return _ON_CPU
     capability = facts.capability
-    if capability is not None and capability < LOWEST_CAPABILITY and not facts.named:
+    if capability is not None and capability < LOWEST_CAPABILITY and not facts.explicit:
         found, needed = (".".join(map(str, pair)) for pair in (capability, LOWEST_CAPABILITY))
         return f"a device of capability {found}, below {needed}"
-    return facts.unserved
+    return facts.unsupported
 
 
 class Attend(nn.Module):  # type: ignore[misc]

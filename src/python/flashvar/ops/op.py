@@ -36,13 +36,15 @@ class Axis:
     # their own. 0: no limit.
     cheap: int = 0
     usual: tuple[Value, ...] = ()  # the values of most models
-    named: bool = False  # values are names, not integers
+    has_names: bool = False  # values are names, not integers
 
     def takes(self, given: object) -> bool:
         """Whether something is a value of the axis, in its normal form or not."""
         if isinstance(given, tuple):
-            return not self.named and len(given) == 1 + self.pairs and all(map(_is_count, given))
-        return isinstance(given, str) if self.named else _is_count(given)
+            return (
+                not self.has_names and len(given) == 1 + self.pairs and all(map(_is_count, given))
+            )
+        return isinstance(given, str) if self.has_names else _is_count(given)
 
     def value(self, given: str | int | tuple[int, ...]) -> Value:
         """The normal form of a value: 64 becomes (64, 64) where the axis has pairs, else (64,)."""

@@ -79,7 +79,7 @@ def _entries(library: Library) -> Iterator[str]:
             yield f"expected one dynamic entry {tag:#x}, found {count}"
     if len(set(found.needed)) < len(found.needed):
         yield f"expected each needed library once (DT_NEEDED), found {', '.join(found.needed)}"
-    strange = sorted(set(found.asked) - set(found.needed))
+    strange = sorted(set(found.verneed) - set(found.needed))
     if strange:
         yield f"expected symbol versions of needed libraries alone, found {', '.join(strange)}"
     rows, _ = dynamic.tags(library.file)

@@ -30,7 +30,7 @@ def build_all(selection: Selected) -> list[Path]:
         print(f"{one.kind.name}: {', '.join(kernel.name for kernel in one.kernels)}")
         packages.append(
             development.build(
-                selection.config, one, compiler, root=selection.root, jobs=selection.given.jobs
+                selection.config, one, compiler, root=selection.root, jobs=selection.arguments.jobs
             )
         )
     return packages

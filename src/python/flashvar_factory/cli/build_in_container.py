@@ -28,10 +28,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """A self-contained project for each wheel, and cibuildwheel in it."""
     selection = selected.read(arguments)
-    if selection.given.platform not in (None, this_machine.PROCESSOR):
+    if selection.arguments.platform not in (None, this_machine.PROCESSOR):
         raise ConfigurationError(
-            f"platform={selection.given.platform}: expected {this_machine.PROCESSOR}, found another"
-            " processor: containers run on this machine's; `wheels` cross-compiles"
+            f"platform={selection.arguments.platform}: expected {this_machine.PROCESSOR}, "
+            "found another processor: containers run on this machine's; `wheels` cross-compiles"
         )
     choice = container.choose(container.gather(os.environ))
     if choice.why_not:

@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> None:
     selection = selected.read(arguments)
     config = selection.config
     if arguments.matrix:
-        print(json.dumps(matrix(config, selection.given)))
+        print(json.dumps(matrix(config, selection.arguments)))
         return
     release = version.read(config, arguments.root)
     builds = selection.for_release()
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> None:
             print(f"  {kernel.name}")
 
 
-def matrix(config: Config, given: SelectionArguments) -> dict[str, list[dict[str, str]]]:
+def matrix(config: Config, arguments: SelectionArguments) -> dict[str, list[dict[str, str]]]:
     """The strategy matrix of a GitHub workflow; every platform unless the selection names one."""
     return {
         "include": [
@@ -57,7 +57,7 @@ def matrix(config: Config, given: SelectionArguments) -> dict[str, list[dict[str
                 "wheel": f"{build.stem}-*_{build.platform}.whl",
                 "runner": RUNNERS[build.platform],
             }
-            for build in expand_platforms(given, config)
+            for build in expand_platforms(arguments, config)
         ]
     }
 

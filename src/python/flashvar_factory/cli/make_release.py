@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> None:
         members=expected,
         selection=_selection(arguments.selection, selection),
         pythons=pythons.named(asked) if asked else pythons.find(os.environ),
-        jobs=selection.given.jobs,
+        jobs=selection.arguments.jobs,
     )
     output = root / arguments.output
     publish.prepare(output, expected)
@@ -72,13 +72,13 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _refuse_what_no_release_is(selection: Selected) -> None:
-    part, of = selection.given.shard
+    part, of = selection.arguments.shard
     if of != 1:
         raise ConfigurationError(
             f"shard={part}/{of}: expected a whole release, found a shard; build shards with "
             "`wheels`, and `merge-shards` them"
         )
-    if selection.given.ptx:
+    if selection.arguments.ptx:
         raise ConfigurationError(
             "ptx=1: expected a release, found PTX, which is compiled at first use on devices that "
             "nobody tried; use `wheels`"
@@ -91,17 +91,17 @@ def _selection(given: list[str], selection: Selected) -> dict[str, tuple[str, ..
     return {
         platform: (*rest, f"platform={platform}")
         for platform in dict.fromkeys(
-            (this_machine.PROCESSOR, selection.given.platform or this_machine.PROCESSOR)
+            (this_machine.PROCESSOR, selection.arguments.platform or this_machine.PROCESSOR)
         )
     }
 
 
 def _platforms(selection: Selected) -> list[Selected]:
     """This machine's own platform and, where another was named, that one too."""
-    if selection.given.platform in (None, this_machine.PROCESSOR):
+    if selection.arguments.platform in (None, this_machine.PROCESSOR):
         return [selection]
-    own = dataclasses.replace(selection.given, platform=None)
-    return [dataclasses.replace(selection, given=own), selection]
+    own = dataclasses.replace(selection.arguments, platform=None)
+    return [dataclasses.replace(selection, arguments=own), selection]
 
 
 def _builds(selection: Selected) -> list[tuple[Build, Toolchain]]:

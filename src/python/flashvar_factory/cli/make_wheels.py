@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> None:
     if selection.first_shard():
         made += [make(output) for make in wheel.makers(selection.config, root).values()]
     if compiler is not None:
-        jobs = selection.given.jobs
+        jobs = selection.arguments.jobs
         made += [
             wheel.binary(selection.config, one, compiler, root=root, output=output, jobs=jobs)
             for one in builds

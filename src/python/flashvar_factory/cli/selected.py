@@ -32,21 +32,21 @@ class Selected:
 
     root: Path
     config: Config
-    given: SelectionArguments
+    arguments: SelectionArguments
 
     def compiler(self) -> nvcc.Toolchain:
         """The nvcc that compiles, behind the cache that was asked for."""
-        cache = compiler_cache.launcher(self.given.cache, self.root)
-        found = nvcc.find(self.given.toolkit, os.environ, self.root)
-        platform = self.given.platform or this_machine.PROCESSOR
+        cache = compiler_cache.launcher(self.arguments.cache, self.root)
+        found = nvcc.find(self.arguments.toolkit, os.environ, self.root)
+        platform = self.arguments.platform or this_machine.PROCESSOR
         other = cross.find(platform, found.nvcc, found.version, environ=os.environ, root=self.root)
         return dataclasses.replace(found, cross=other, launcher=cache)
 
     def for_development(self) -> tuple[Build, ...]:
         """What is built where nothing more is given: variants.toml's [dev]."""
-        given, config = self.given, self.config
-        here = self._devices(given.architectures or (selection_arguments.NATIVE,))
-        return self._shard(expand(config, select_dev(given, config, here)))
+        arguments, config = self.arguments, self.config
+        here = self._devices(arguments.architectures or (selection_arguments.NATIVE,))
+        return self._shard(expand(config, select_dev(arguments, config, here)))
 
     def for_release(self) -> tuple[Build, ...]:
         """What is built where nothing more is given: everything."""
@@ -54,17 +54,17 @@ class Selected:
 
     def whole_release(self) -> tuple[Build, ...]:
         """The same of all shards."""
-        given, config = self.given, self.config
-        here = self._devices(given.architectures or ())
-        return expand(config, select_all(given, config, here))
+        arguments, config = self.arguments, self.config
+        here = self._devices(arguments.architectures or ())
+        return expand(config, select_all(arguments, config, here))
 
     def first_shard(self) -> bool:
         """Whether this shard also builds the pure wheels."""
-        return self.given.shard[0] == 1
+        return self.arguments.shard[0] == 1
 
     def _shard(self, builds: tuple[Build, ...]) -> tuple[Build, ...]:
         """Every n-th build: a binary distribution is of one shard."""
-        part, of = self.given.shard
+        part, of = self.arguments.shard
         return builds[part - 1 :: of]
 
     def _devices(self, named: Sequence[str]) -> tuple[this_machine.Capability, ...]:

@@ -57,12 +57,12 @@ class Build:
 
 
 def select_all(
-    given: SelectionArguments, config: Config, found: Sequence[this_machine.Capability] = ()
+    arguments: SelectionArguments, config: Config, found: Sequence[this_machine.Capability] = ()
 ) -> Selection:
     """The selection of a release: what was not given is everything."""
-    platform = given.platform or this_machine.PROCESSOR
+    platform = arguments.platform or this_machine.PROCESSOR
     there = [name for name, target in config.targets.items() if platform in target.platforms]
-    asked = given.architectures or tuple(config.targets)
+    asked = arguments.architectures or tuple(config.targets)
     everything = asked == tuple(config.targets)
     chosen = tuple(there) if everything else _architectures(asked, config, found)
     lacking = [name for name in chosen if name not in there]
@@ -74,27 +74,27 @@ def select_all(
         )
     return Selection(
         chosen,
-        given.ops or config.default_ops,
-        given.axes,
-        given.ptx,
+        arguments.ops or config.default_ops,
+        arguments.axes,
+        arguments.ptx,
         platform,
     )
 
 
 def select_dev(
-    given: SelectionArguments, config: Config, found: Sequence[this_machine.Capability]
+    arguments: SelectionArguments, config: Config, found: Sequence[this_machine.Capability]
 ) -> Selection:
     """What a development build takes: this machine's GPUs, and [dev] where nothing was given."""
-    if given.platform not in (None, this_machine.PROCESSOR):
+    if arguments.platform not in (None, this_machine.PROCESSOR):
         raise ConfigurationError(
-            f"platform={given.platform}: expected {this_machine.PROCESSOR}, found another processor"
-            ": development builds run where they are made; wheels are cross-compiled"
+            f"platform={arguments.platform}: expected {this_machine.PROCESSOR}, found another "
+            "processor: development builds run where they are made; wheels are cross-compiled"
         )
     return Selection(
-        _architectures(given.architectures or (NATIVE,), config, found),
-        given.ops or config.default_ops,
-        {**config.dev.axes, **given.axes},
-        given.ptx,
+        _architectures(arguments.architectures or (NATIVE,), config, found),
+        arguments.ops or config.default_ops,
+        {**config.dev.axes, **arguments.axes},
+        arguments.ptx,
     )
 
 
@@ -137,10 +137,10 @@ def expand(config: Config, selection: Selection) -> tuple[Build, ...]:
     )
 
 
-def expand_platforms(given: SelectionArguments, config: Config) -> tuple[Build, ...]:
+def expand_platforms(arguments: SelectionArguments, config: Config) -> tuple[Build, ...]:
     """The builds of a release for every platform, or for the one that was given."""
-    platforms = PLATFORMS if given.platform is None else (given.platform,)
-    selections = (select_all(replace(given, platform=one), config) for one in platforms)
+    platforms = PLATFORMS if arguments.platform is None else (arguments.platform,)
+    selections = (select_all(replace(arguments, platform=one), config) for one in platforms)
     return tuple(build for one in selections for build in expand(config, one))
 
 

@@ -50,7 +50,7 @@ class Dynamic:
     bind_now: bool  # all functions are resolved when the library is loaded
     symbols: tuple[elf.Symbol, ...]  # exported
     undefined: tuple[Undefined, ...]
-    asked: tuple[str, ...]  # the libraries whose versions of symbols it needs
+    verneed: tuple[str, ...]  # the libraries whose versions of symbols it needs
     versioned: tuple[str, ...]  # what is exported otherwise than as the one version of its name
 
     @property
@@ -73,7 +73,7 @@ def _read(file: elf.Elf, where: str) -> Dynamic:
     elf.limit(len(file.sections), "sections", where, _SECTIONS)
     elf.limit(len(file.segments), "segments", where, _SEGMENTS)
     rows, strings = tags(file)
-    names, asked = _needs(file)
+    names, verneed = _needs(file)
     symbols, undefined, versioned = _symbols(file, names)
 
     def texts(*kinds: int) -> tuple[str, ...]:
@@ -90,7 +90,7 @@ def _read(file: elf.Elf, where: str) -> Dynamic:
         bind_now=bool(BIND_NOW in kinds or flags & _NOW or flags_1 & _NOW_1),
         symbols=symbols,
         undefined=undefined,
-        asked=asked,
+        verneed=verneed,
         versioned=versioned,
     )
 

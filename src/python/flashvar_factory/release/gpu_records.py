@@ -80,7 +80,7 @@ class Since:
     """What differs between a commit and HEAD, of the sources of a need."""
 
     touched: bool  # comments too
-    own: Mapping[str, tuple[str, ...]]  # files with other code that are one op's alone, by op
+    by_op: Mapping[str, tuple[str, ...]]  # files with other code that are one op's alone, by op
     common: tuple[str, ...]  # the others with other code
     tests: tuple[str, ...]  # the files of tests of the commit
     tests_now: tuple[str, ...]  # and of HEAD
@@ -93,7 +93,7 @@ class Judged:
     record: GpuRun
     reason: str | None  # why it does not count; None: it counts
     parts: tuple[GpuRun, ...] = ()  # those of single ops that it counts with
-    again: tuple[str, ...] = ()  # ops whose own tests are all that has to run again
+    ops_to_rerun: tuple[str, ...] = ()  # ops whose own tests are all that has to run again
 
 
 def choose(root: Path, wanted: Sequence[Need]) -> dict[str, list[GpuRun]]:
@@ -128,7 +128,7 @@ def _since(root: Path, need: Need, revision: str) -> Since | None:
     ops = {own_of[name] for name in other if name in own_of}
     return Since(
         touched=bool(touched),
-        own={op: tuple(name for name in other if own_of.get(name) == op) for op in sorted(ops)},
+        by_op={op: tuple(name for name in other if own_of.get(name) == op) for op in sorted(ops)},
         common=tuple(name for name in other if name not in own_of),
         tests=tuple(source.files(root, revision, gpu_runs.TESTS)),
         tests_now=tuple(source.files(root, "HEAD", gpu_runs.TESTS)),
@@ -160,9 +160,9 @@ def judge(
     changed: dict[str, tuple[str, ...]] = {}
     for binary in need.binaries(record):
         found = since[binary.revision or ""]
-        changed |= found.own if found else {}
+        changed |= found.by_op if found else {}
     others = [one for one in records if one is not record]
-    parts, again, said = list[GpuRun](), [], []
+    parts, rerun, said = list[GpuRun](), [], []
     for op, files in changed.items():
         tried = [
             (one, next(_reasons_of_part(need, one, op, record, since), None))
@@ -172,13 +172,13 @@ def judge(
         counted = [one for one, why in tried if why is None]
         parts += counted
         if not counted:
-            again.append(op)
+            rerun.append(op)
             why_not = "; ".join(f"{one.file}: {why}" for one, why in tried) or "none"
             said.append(
                 f"since its commit changed {_shown(files)} of {op} alone, for which a record of "
                 f"its tests would do, found {why_not}"
             )
-    return Judged(record, "; ".join(said) or None, tuple(parts), tuple(again))
+    return Judged(record, "; ".join(said) or None, tuple(parts), tuple(rerun))
 
 
 def _reasons(need: Need, record: GpuRun, since: Mapping[str, Since | None]) -> Iterator[str]:
@@ -242,7 +242,7 @@ def _reasons_of_run(
         found = since[one.revision]
         if found is None:
             yield f"commit {one.revision} is not in this clone (git fetch --unshallow)"
-        elif files := [*found.common, *itertools.chain(*(found.own.get(op, ()) for op in ops))]:
+        elif files := [*found.common, *itertools.chain(*(found.by_op.get(op, ()) for op in ops))]:
             yield f"since its commit {one.revision[:12]} changed {_shown(files)}"
         other_comments = found is not None and found.touched
         for described in need.released:
@@ -279,11 +279,11 @@ def _differences(
 def _lacking(root: Path, need: Need, every: Sequence[Judged]) -> str:
     found = "; ".join(f"{one.record.file}: {one.reason}" for one in every) or "none"
     what = "Triton kernels" if need.name == TRITON else f"the binary of {need.name}"
-    partly = next((one for one in every if one.again), None)
+    partly = next((one for one in every if one.ops_to_rerun), None)
     if partly is None:
         renewed = _renewal(root, need, every[0].record if every else None)
     else:
-        renewed = "; ".join(_renewal(root, need, partly.record, op) for op in partly.again)
+        renewed = "; ".join(_renewal(root, need, partly.record, op) for op in partly.ops_to_rerun)
     return (
         f"{what}: expected a record in {FOLDER.as_posix()} of a GPU run of what is released, found "
         f"{found}; {renewed}, then commit the record and tag that commit"
