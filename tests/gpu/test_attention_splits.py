@@ -212,8 +212,8 @@ def test_each_key_belongs_to_one_part(head_dim: int, keys: int, backend: str) ->
     seen = torch.cat([edges, edges - 1]).clamp(0, keys - 1).unique()
     call = split(head_dim, FP16, lengths=(len(seen), keys), heads=(1, 1), batch=1)
     k = torch.nn.functional.normalize(call.k.float(), dim=-1).half()
-    # P is rounded to 16 bits, its sum is not, so out may be off by 2^-11 of itself. Of 1 that is one
-    # unit in the last place, which the budget allows; of a value such as 1.5 it rounds to more.
+    # P is rounded to 16 bits, its sum is not, so out may be off by 2^-11 of itself. Of 1 that is
+    # one unit in the last place, which the budget allows; of a value such as 1.5 it rounds to more.
     v = torch.where(call.v > 0, 1.0, -1.0).half()
     found = Call(k[:, seen], k, v, scale=60.0)
     check(found, backend)

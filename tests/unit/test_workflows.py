@@ -126,7 +126,9 @@ def test_an_index_gets_what_it_lacks_of_the_checked(name: str) -> None:
     (taken,) = steps(maker, "download-artifact")
     assert taken["with"]["name"] == "checked"
     (compared,) = (one for one in RELEASE[maker]["steps"] if "nox -s" in one.get("run", ""))
-    assert "nox -s select-unpublished -- dist --checked build/checked/release.json" in compared["run"]
+    assert (
+        "nox -s select-unpublished -- dist --checked build/checked/release.json" in compared["run"]
+    )
 
 
 @pytest.mark.parametrize("name", TRUSTED)
