@@ -1,0 +1,123 @@
+"""What tests without a GPU share, for their conftest: how a worker runs, and a Python in forks."""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import gc
+import logging
+import os
+import signal
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+# Lines of sources in compiled kernels take a tenth of their compilation.
+os.environ.setdefault("TRITON_DISABLE_LINE_INFO", "1")
+
+# Garbage is looked for after each file, and not in what was there before it: to look through torch
+# again and again took a tenth of all tests.
+gc.disable()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """End a worker of pytest-xdist once it is done: Python takes seconds to take modules apart."""
+    if hasattr(config, "workerinput"):
+        atexit.register(os._exit, 0)  # called last, as what is registered first
+
+
+def pytest_collection_finish() -> None:
+    """Leave out of account what was imported and collected, and what torch does beside its work.
+
+    Pytest adds a handler, six times a test, to each logger that keeps its records to itself. Torch
+    has fifty, and one of them describes all graphs in full as soon as it has a handler.
+    """
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch.") and isinstance(logger, logging.Logger):
+            logger.handlers.clear()
+            logger.propagate = True
+    guards = sys.modules.get("torch._dynamo.guards")
+    if guards:
+        # Dynamo times the guards of each graph, and empties the caches of the CPU before: 20 ms.
+        guards.profile_guard_manager = lambda *_: 0.0  # type: ignore[attr-defined]
+        # And it looks for garbage after each: 17 ms.
+        sys.modules["torch._dynamo.config"].run_gc_after_compile = False  # type: ignore[attr-defined]
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _collected() -> Iterator[None]:
+    yield
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _seeded(request: pytest.FixtureRequest) -> None:
+    """Give each test random inputs of its own: the same alone, in any order and on any worker."""
+    if "torch" in sys.modules:
+        # torch.manual_seed seeds GPUs too, and formats the stack once for each kind of them.
+        generator = sys.modules["torch"].default_generator
+        generator.manual_seed(zlib.crc32(request.node.nodeid.encode()))
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """While no other worker of pytest-xdist is in the folder."""
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def served(python: str, folder: Path, *modules: str) -> Iterator[str]:
+    """A program that is Python with modules loaded already (forked.py), the same for all workers.
+
+    The first worker that needs it starts its server, the last that is done with it ends that.
+    """
+    folder.mkdir(exist_ok=True)
+    script, address = Path(__file__).with_name("forked.py"), folder / "socket"
+    program, server, users = folder / "python", folder / "server", folder / "users"
+    with alone(folder):
+        count = int(users.read_text()) if users.is_file() else 0
+        if count == 0:
+            address.unlink(missing_ok=True)
+            command = [python, str(script), str(address), *modules]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            server.write_text(done.stdout)
+            line = f'exec "{sys.executable}" -IS "{script}" "{address}" ask "$@"\n'
+            program.write_text(f"#!/bin/sh\n{line}", encoding="utf-8")
+            program.chmod(0o755)
+        users.write_text(str(count + 1))
+    yield str(program)
+    with alone(folder):
+        count = int(users.read_text()) - 1
+        users.write_text(str(count))
+        if count == 0:
+            os.kill(int(server.read_text()), signal.SIGTERM)
+
+
+def of_all_workers(factory: pytest.TempPathFactory) -> Path:
+    """A folder that workers share: a worker's own is in it."""
+    own = factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Python with torch and pytest loaded already."""
+    folder = of_all_workers(tmp_path_factory) / "python"
+    yield from served(sys.executable, folder, "torch", "pytest")
+
+
+@pytest.fixture(scope="session")
+def python_with_models(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Python with torch's compiler loaded already, and transformers where it is installed."""
+    models = ["transformers.modeling_utils"] if find_spec("transformers") else []
+    folder = of_all_workers(tmp_path_factory) / "python_with_models"
+    yield from served(python, folder, "torch._dynamo", *models)
