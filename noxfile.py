@@ -46,7 +46,7 @@ SMALL_EXAMPLES = {
     "train_gpt": ["--steps", "3", "--batch", "4", "--length", "128"],
     "unet_diffusion": ["--steps", "40", "--backend", "reference"],
 }
-# The unit tests, by name, of what depends on torch's internals; the others need more packages.
+# The tests, by name, of what depends on torch's internals; the others need more packages.
 FLOOR = [
     "any_argument",
     "attention_*",
@@ -70,6 +70,8 @@ FLOOR = [
     "reference*",
     "torch_*",
 ]
+# Those of the Triton kernels.
+TRITON = ["*_triton", "triton_*"]
 
 
 @nox.session(name="build-dev", reuse_venv=True)
@@ -109,12 +111,13 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def tests(session: nox.Session) -> None:
-    """Test without a GPU: the unit tests, and the wheels; pytest's own arguments after `--`."""
+    """Test without a GPU: wheels, kernels on the CPU, units; after `--` come pytest's arguments."""
     refuse_selection(session)
     install(session, "test")
     install_toolkit(session)
     # One worker runs a whole file, because its tests share what they build. The files that take
-    # minutes, those of tests/packaging, start first, so that both workers end about together.
+    # minutes, those of tests/packaging, start first, and those of tests/kernels next, so that both
+    # workers end about together.
     dist = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
     # pytest stores its compiled test modules; otherwise each worker compiles all of them.
     env = {"PYTHONDONTWRITEBYTECODE": None}
@@ -134,7 +137,7 @@ def every_wheel(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def floor(session: nox.Session) -> None:
     """Test what depends on torch's internals, with the oldest supported torch."""
-    run_unit_tests(session, "floor", FLOOR)
+    run_by_name(session, "floor", FLOOR)
 
 
 @nox.session(reuse_venv=True)
@@ -142,13 +145,13 @@ def ceiling(session: nox.Session) -> None:
     """Test the same, and the Triton kernels, with the newest torch and its Triton."""
     if sys.version_info < (3, 11):
         session.skip("expected Python 3.11 or newer for the newest torch, found an older one")
-    run_unit_tests(session, "ceiling", [*FLOOR, "*_triton", "triton_*"])
+    run_by_name(session, "ceiling", [*FLOOR, *TRITON])
 
 
 @nox.session(reuse_venv=True)
 def fla(session: nox.Session) -> None:
     """Test compat.fla with flash-linear-attention, whose functions it replaces."""
-    run_unit_tests(session, "fla", ["compat_fla_real"])
+    run_by_name(session, "fla", ["compat_fla_real"])
 
 
 @nox.session(venv_backend="none")
@@ -312,12 +315,18 @@ def foreign_wheels(session: nox.Session) -> None:
     session.run("python", "tests/foreign/wheels.py", *arguments, env=WITH_SOURCES)
 
 
-def run_unit_tests(session: nox.Session, group: str, names: list[str]) -> None:
-    """Run the unit tests of these names in the environment of a group."""
+def run_by_name(session: nox.Session, group: str, names: list[str]) -> None:
+    """Run the tests of these names in the environment of a group."""
     refuse_selection(session)
     install(session, group)
-    files = [str(file) for name in names for file in ROOT.glob(f"tests/unit/test_{name}.py")]
+    files = [file for name in names for file in files_named(name)]
     session.run("python", "-m", "pytest", *files, *session.posargs)
+
+
+def files_named(name: str) -> list[str]:
+    """The files of tests/kernels and tests/unit that a name stands for."""
+    folders = (ROOT / "tests" / folder for folder in ("kernels", "unit"))
+    return [str(file) for folder in folders for file in folder.glob(f"test_{name}.py")]
 
 
 def run_with_toolkit(session: nox.Session, group: str, command: str) -> None:

@@ -40,7 +40,7 @@ OF_EVERY_OP = (
 # Likewise of every op that binaries have: of its C functions, and of its records of GPU tests.
 OF_EVERY_COMPILED_OP = (
     "docs/abi.md",
-    "tests/unit/test_abi_calls.py",
+    "tests/kernels/test_abi_calls.py",
     *(
         f"tests/packaging/{name}.py"
         for name in ("fake_release", "test_audit", "test_check_release")
@@ -175,5 +175,6 @@ def test_what_is_of_every_compiled_op_has_each(file: str) -> None:
 @pytest.mark.parametrize("op", TABLE)
 def test_an_op_has_tests_of_its_own(op: str) -> None:
     """A release needs a record of those on a GPU."""
-    for folder in ("unit", "gpu"):
-        assert [*(ROOT / "tests" / folder).glob(f"test_{op}*.py")] != []
+    for folders in (("kernels", "unit"), ("gpu",)):
+        paths = (ROOT / "tests" / folder for folder in folders)
+        assert [file for path in paths for file in path.glob(f"test_{op}*.py")] != []

@@ -35,6 +35,12 @@ def noxfile() -> Any:
     return loaded_noxfile.load(ROOT / "noxfile.py")
 
 
+def test_every_name_of_a_list_is_that_of_a_file(noxfile: Any) -> None:
+    names = [*noxfile.FLOOR, *noxfile.TRITON]
+    assert [name for name in names if not noxfile.files_named(name)] == []
+    assert noxfile.files_named("no_such_*") == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [

@@ -8,9 +8,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from interpreter import SOURCES, TESTS
 from linear_transformers import CHECKS, MODELS
 
+TESTS = Path(__file__).parents[1]
+SOURCES = TESTS.parent / "src" / "python"
 PROGRAM = Path(__file__).with_name("linear_transformers.py")
 
 

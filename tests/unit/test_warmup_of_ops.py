@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from interpreter import SOURCES
 
 from flashvar.cli import main, warmup
 from flashvar.ops.causal_conv1d.warmup import Kind as Convolution
 from flashvar.ops.gated_delta_rule.warmup import Kind as DeltaRule
+
+SOURCES = Path(__file__).parents[2] / "src" / "python"
 
 
 def kinds_of(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Any, ...]:

@@ -117,7 +117,7 @@ def test_an_environment_without_the_project_has_nothing_of_it(prefix: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [
-        (["tests/packaging", "tests/unit"], True),
+        (["tests/packaging", "tests/kernels", "tests/unit"], True),
         (["tests/unit/test_registry.py::test_development_build_is_built_again"], True),
         (["tests/gpu"], False),
         (["tests/gpu/test_attention.py::test_of_a_device"], False),

@@ -1,0 +1,16 @@
+"""Kernels on the CPU: importable helpers beside the tests, and what tests without a GPU share."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from without_gpu import (  # noqa: F401 (pytest finds them here)
+    _collected,
+    _seeded,
+    pytest_collection_finish,
+    pytest_configure,
+    python,
+)
+
+sys.path.insert(0, str(Path(__file__).parent))
