@@ -119,7 +119,7 @@ def test_the_page_quotes_the_project(block: str) -> None:
 
 def test_development_build_holds_what_was_selected(project: Path) -> None:
     read = manifest.read(project / "build" / "dev" / "site" / "vecadd_sm75" / manifest.FILE_NAME)
-    assert read.version == "0.1.0+per.thread4"
+    assert read.version == "0.1.0+perthread4"
     assert [row.name for row in read.kernels] == [
         "vector_add_fp32_per_thread4",
         "vector_add_fp16_per_thread4",

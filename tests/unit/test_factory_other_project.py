@@ -37,7 +37,7 @@ def test_word_of_an_axis_that_the_project_lacks_is_unknown() -> None:
     ("words", "label"),
     [
         (["sm75"], ""),
-        (["sm75", "per_thread=4"], "+per.thread4"),
+        (["sm75", "per_thread=4"], "+perthread4"),
         (["sm75", "dtype=fp16", "ptx=1"], "+fp16.ptx"),
     ],
     ids=" ".join,
