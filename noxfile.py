@@ -100,7 +100,8 @@ def lint(session: nox.Session) -> None:
     files = [file for folder in folders for file in sorted(folder.rglob("*.*"))]
     cpp = [str(file) for file in files if file.suffix in {".cu", ".cuh", ".cc", ".h"}]
     session.run("clang-format", "--dry-run", "--Werror", *cpp)
-    workflows = [str(file) for file in sorted((ROOT / ".github" / "workflows").glob("*.yml"))]
+    places = (ROOT / ".github" / "workflows", example.TEMPLATE / "github" / "workflows")
+    workflows = [str(file) for folder in places for file in sorted(folder.glob("*.yml"))]
     session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)
     issue_forms = [
         str(file) for file in sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 from matrix import CONFIG, project
 
+from flashvar.binaries import advice
 from flashvar_factory.__main__ import main
+from flashvar_factory.build import example
 from flashvar_factory.config import this_machine
 
 ROOT = Path(__file__).parents[2]
@@ -143,15 +146,52 @@ def test_as_a_module_outside_a_project(tmp_path: Path) -> None:
 def test_what_is_to_be_done_next_works_behind_a_space(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, said, _ = run(capsys, "init", "mine", "--output", str(tmp_path / "a folder"))
+    wheel = tmp_path / "flashvar_factory-0.1.0-py3-none-any.whl"
+    wheel.write_bytes(b"its content")
+    words = ("--output", str(tmp_path / "a folder"), "--factory", str(wheel))
+    code, said, _ = run(capsys, "init", "mine", *words)
     assert code == 0
     assert said.splitlines()[-1].startswith(f"cd '{tmp_path / 'a folder'}' && ")
+    assert (tmp_path / "a folder" / "vendor" / wheel.name).read_bytes() == b"its content"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), "expected --factory with a wheel of flashvar-factory, which is not on PyPI yet"),
+        (("--factory", "no.whl"), "no.whl: expected a wheel of flashvar-factory"),
+        (("--factory", "mine-1.0-py3-none-any.whl"), "expected a wheel of flashvar-factory"),
+    ],
+    ids=["none", "no wheel", "another wheel"],
+)
+def test_a_new_project_has_the_factory_that_builds_it(
+    words: tuple[str, ...], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine-1.0-py3-none-any.whl").touch()
+    code, _, said = run(capsys, "--root", str(tmp_path), "init", "mine", *words)
+    assert (code, expected in said) == (2, True), said
+    assert not (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize("form", [(), ("--json",), ("--matrix",), ("--projects",)], ids=str)
+def test_a_selection_of_nothing_is_said_in_words(
+    form: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The project of `init` is for x86-64 alone."""
+    root = shutil.copytree(example.TEMPLATE, tmp_path / "project")
+    code, _, said = run(capsys, "--root", str(root), "list", "platform=aarch64", *form)
+    assert code == 2
+    assert "platform=aarch64: expected architectures with wheels for it, found none" in said
 
 
 @pytest.mark.parametrize("words", [["list"], ["init", "mine", "--output", "loop"]], ids=" ".join)
 def test_a_loop_of_links_is_said_in_words(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(advice, "PUBLISHED", True)  # `init` needs no file then
     (tmp_path / "loop").symlink_to("loop")
     root = tmp_path if "init" in words else tmp_path / "loop"
     code, _, said = run(capsys, "--root", str(root), *words)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
+import loaded_noxfile
 import pytest
+from packaging.requirements import Requirement
 
+from flashvar._version import __version__
+from flashvar.binaries.advice import public
 from flashvar.errors import ConfigurationError
 from flashvar_factory.build import example, render, source, wheel
 from flashvar_factory.config import schema, version
@@ -86,3 +91,55 @@ def test_hash_is_of_the_project_and_of_the_cmake_that_builds_it(
     assert source.gather(tmp_path, "").hash == before
     (tmp_path / changed).write_text("after", encoding="utf-8")
     assert source.gather(tmp_path, "").hash != before
+
+
+class Session:
+    """Of nox: what a session installs, and the commands it runs."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.posargs = list(arguments)
+        self.installed: list[tuple[str, ...]] = []
+        self.commands: list[tuple[str, ...]] = []
+
+    def install(self, *arguments: str) -> None:
+        self.installed.append(arguments)
+
+    def run(self, *command: str) -> None:
+        self.commands.append(command)
+
+
+@pytest.fixture
+def noxfile(tmp_path: Path) -> Any:
+    """Of a project with a wheel that is built."""
+    example.write("mine", tmp_path / "mine")
+    (tmp_path / "mine" / "dist").mkdir()
+    (tmp_path / "mine" / "dist" / "mine_sm75-0.1.0-py3-none-any.whl").touch()
+    return loaded_noxfile.load(tmp_path / "mine" / "noxfile.py")
+
+
+def test_its_sessions_install_the_factory_of_the_project(noxfile: Any, tmp_path: Path) -> None:
+    session = Session()
+    noxfile.wheels(session)
+    folder = tmp_path / "mine" / "vendor"
+    folder.mkdir()
+    wheel_of_the_factory = folder / "flashvar_factory-0.1.0-py3-none-any.whl"
+    wheel_of_the_factory.touch()
+    noxfile.wheels(session)
+    first, second = session.installed
+    assert Requirement(*first).specifier.contains(public(__version__))
+    found = Requirement(*second)
+    assert (found.name, found.extras) == ("flashvar-factory", {"audit", "cuda"})
+    assert found.url == wheel_of_the_factory.as_uri()
+
+
+def test_its_tests_find_torch_before_the_index_is_asked(noxfile: Any) -> None:
+    """The index has nothing but the project's wheels."""
+    noxfile.ALSO.append("torch>=2.13")
+    session = Session("numpy")
+    noxfile.tests(session)
+    before, wheels = session.installed
+    assert {"torch>=2.13", "numpy"} < set(before)
+    assert wheels[0] == "--index-url"
+    assert wheels[2:] == ("mine_sm75",)
+    noxfile.wheels(session)
+    assert "torch>=2.13" in session.installed[-1]

@@ -148,9 +148,18 @@ def test_each_sbom_is_of_one_proved_wheel() -> None:
         f"{build.stem}-1.2.3-{wheel.tag(build.platform)}.whl"
         for build in expand_platforms(SelectionArguments(), config)
     ]
-    rows = list_builds.matrix(config, SelectionArguments())["include"]
+    rows = list_builds.matrix(expand_platforms(SelectionArguments(), config))["include"]
     found = [[name for name in names if fnmatch(name, row["wheel"])] for row in rows]
     assert sorted(name for (name,) in found) == sorted(names)
+
+
+def test_projects_are_those_of_a_release() -> None:
+    """Also of wheels for older drivers, which have no line of their own in variants.toml."""
+    config = schema.read(ROOT / "variants.toml")
+    builds = expand_platforms(SelectionArguments(), config)
+    found = list_builds.projects(config, builds, ROOT)
+    assert {"flashvar", "flashvar-factory", "flashvar-sm87", "flashvar-sm90-cu12"} < set(found)
+    assert len(found) == len({build.distribution for build in builds}) + 2
 
 
 def test_flashvar_is_published_last() -> None:

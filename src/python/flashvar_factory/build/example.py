@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +12,8 @@ from flashvar.binaries.advice import public
 from flashvar.errors import ConfigurationError
 from flashvar_factory.build import global_names
 from flashvar_factory.config import names
+from flashvar_factory.errors import PackagingError
+from flashvar_factory.inspect import archive
 
 # A whole project. Its files spell its name as `_NAME`, which `renamed` replaces.
 TEMPLATE: Final = Path(__file__).parents[1] / "data" / "project"
@@ -19,15 +22,21 @@ _NAME: Final = "vecadd"
 _DOTTED: Final = frozenset({"gitignore", "github"})
 # flashvar's loader takes every library in the entry-point group `flashvar.binaries`.
 _LOADER: Final = "flashvar"
+# Where a project keeps the wheel of the factory that builds it.
+VENDOR: Final = "vendor"
+FACTORY: Final = "flashvar_factory"
 # A namespace of C++, the beginning of functions in C, of distributions and of files.
 _VALID: Final = re.compile(r"[a-z][a-z0-9]*")
 
 
-def write(name: str, folder: Path) -> list[Path]:
+def write(name: str, folder: Path, factory: Path | None = None) -> list[Path]:
     """Write the project `name` into a folder that is empty or missing; returns its files.
 
+    The project gets a copy of `factory`, the wheel of flashvar-factory, and installs that.
+
     Raises:
-        ConfigurationError: the name is not one, or something is in the folder.
+        ConfigurationError: the name is not one, something is in the folder, or `factory` is another
+            file.
     """
     if not _VALID.fullmatch(name) or names.why_not(name) or global_names.is_taken(name):
         raise ConfigurationError(
@@ -44,6 +53,10 @@ def write(name: str, folder: Path) -> list[Path]:
             f"{folder}: expected an empty folder or none, found something; name another with "
             "--output"
         )
+    if factory is not None and not _is_factory(factory):
+        raise ConfigurationError(
+            f"{factory}: expected a wheel of flashvar-factory, found another file"
+        )
     made = []
     for source in sorted(TEMPLATE.rglob("*")):
         relative = source.relative_to(TEMPLATE)
@@ -55,7 +68,17 @@ def write(name: str, folder: Path) -> list[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(renamed(source.read_text(encoding="utf-8"), name), encoding="utf-8")
         made.append(path)
+    if factory is not None:
+        (folder / VENDOR).mkdir()
+        made.append(Path(shutil.copy(factory, folder / VENDOR)))
     return made
+
+
+def _is_factory(file: Path) -> bool:
+    try:
+        return file.is_file() and archive.parse_name(file.name).distribution == FACTORY
+    except PackagingError:
+        return False
 
 
 def renamed(text: str, name: str) -> str:

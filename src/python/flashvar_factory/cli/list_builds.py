@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Final
 
 from flashvar_factory.cli import selected
 from flashvar_factory.config import version
 from flashvar_factory.config.expand import Build, expand_platforms
 from flashvar_factory.config.schema import Config
-from flashvar_factory.config.selection_arguments import SelectionArguments
+from flashvar_factory.release import members
 
 # GitHub's own machines: each wheel is built and loaded on its processor.
 RUNNERS: Final = {"x86_64": "ubuntu-24.04", "aarch64": "ubuntu-24.04-arm"}
@@ -23,7 +24,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument(
-        "--matrix", action="store_true", help="print a GitHub matrix: a job for each wheel"
+        "--matrix",
+        action="store_true",
+        help="print a GitHub matrix, a job for each binary wheel, of all processors",
+    )
+    form.add_argument(
+        "--projects",
+        action="store_true",
+        help="print the names of all projects that a release has files of, as JSON",
     )
 
 
@@ -32,7 +40,12 @@ def run(arguments: argparse.Namespace) -> None:
     selection = selected.read(arguments)
     config = selection.config
     if arguments.matrix:
-        print(json.dumps(matrix(config, selection.arguments)))
+        builds = selection.require(expand_platforms(selection.arguments, config))
+        print(json.dumps(matrix(builds)))
+        return
+    if arguments.projects:
+        builds = selection.require(expand_platforms(selection.arguments, config))
+        print(json.dumps(projects(config, builds, arguments.root)))
         return
     release = version.read(config, arguments.root)
     builds = selection.for_release()
@@ -46,8 +59,8 @@ def run(arguments: argparse.Namespace) -> None:
             print(f"  {kernel.name}")
 
 
-def matrix(config: Config, arguments: SelectionArguments) -> dict[str, list[dict[str, str]]]:
-    """The strategy matrix of a GitHub workflow; every platform unless the selection names one."""
+def matrix(builds: Iterable[Build]) -> dict[str, list[dict[str, str]]]:
+    """The strategy matrix of a GitHub workflow."""
     return {
         "include": [
             {
@@ -57,9 +70,14 @@ def matrix(config: Config, arguments: SelectionArguments) -> dict[str, list[dict
                 "wheel": f"{build.stem}-*_{build.platform}.whl",
                 "runner": RUNNERS[build.platform],
             }
-            for build in expand_platforms(arguments, config)
+            for build in builds
         ]
     }
+
+
+def projects(config: Config, builds: Sequence[Build], root: Path) -> list[str]:
+    """The names under which an index has the files of a release."""
+    return sorted({member.distribution for member in members.expected(config, builds, root)})
 
 
 def document(config: Config, release: str, builds: Sequence[Build]) -> dict[str, object]:

@@ -46,6 +46,7 @@ def run(arguments: argparse.Namespace) -> None:
     builds = tuple(
         (one, compiler) for part in _platforms(selection) for one, compiler in _builds(part)
     )
+    selection.require(tuple(one for one, _ in builds))
     expected = members.expected(selection.config, [one for one, _ in builds], root)
     release = Release(
         config=selection.config,
@@ -106,4 +107,4 @@ def _platforms(selection: Selected) -> list[Selected]:
 
 def _builds(selection: Selected) -> list[tuple[Build, Toolchain]]:
     compiler = selection.compiler()
-    return [(one, compiler) for one in selection.for_release()]
+    return [(one, compiler) for one in selection.whole_release()]

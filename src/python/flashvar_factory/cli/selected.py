@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from flashvar.errors import ConfigurationError
 from flashvar_factory.config import schema, selection_arguments, this_machine
 from flashvar_factory.config.expand import Build, expand, select_all, select_dev
 from flashvar_factory.config.schema import Config
@@ -49,14 +50,26 @@ class Selected:
         return self._shard(expand(config, select_dev(arguments, config, here)))
 
     def for_release(self) -> tuple[Build, ...]:
-        """What is built where nothing more is given: everything."""
-        return self._shard(self.whole_release())
+        """What is built where nothing more is given: everything for one processor.
+
+        ConfigurationError where that is nothing.
+        """
+        return self._shard(self.require(self.whole_release()))
 
     def whole_release(self) -> tuple[Build, ...]:
         """The same of all shards."""
         arguments, config = self.arguments, self.config
         here = self._devices(arguments.architectures or ())
         return expand(config, select_all(arguments, config, here))
+
+    def require(self, builds: tuple[Build, ...]) -> tuple[Build, ...]:
+        """The builds; ConfigurationError where no architecture has wheels for the processor."""
+        if not builds:
+            raise ConfigurationError(
+                f"platform={self.arguments.platform or this_machine.PROCESSOR}: expected "
+                "architectures with wheels for it, found none; `platforms` in variants.toml adds one"
+            )
+        return builds
 
     def first_shard(self) -> bool:
         """Whether this shard also builds the pure wheels."""

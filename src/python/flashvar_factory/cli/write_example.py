@@ -7,18 +7,32 @@ import os
 import shlex
 from pathlib import Path
 
+from flashvar.binaries import advice
+from flashvar.errors import ConfigurationError
 from flashvar_factory.build import example
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The name, and the folder."""
+    """The name, the folder, and the factory that builds the project."""
     parser.add_argument("project", help="lower-case letters and digits: mykernels")
     parser.add_argument("--output", type=Path, help="a new or an empty folder (default: the name)")
+    parser.add_argument(
+        "--factory",
+        type=Path,
+        metavar="WHEEL",
+        help="the wheel of flashvar-factory, copied into the project (default: it comes from PyPI)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Write it, and say how to build it."""
+    factory = None if arguments.factory is None else arguments.root / arguments.factory
+    if factory is None and not advice.PUBLISHED:
+        raise ConfigurationError(
+            "expected --factory with a wheel of flashvar-factory, which is not on PyPI yet; in a "
+            "checkout of flashvar: python -m build packages/factory --wheel --outdir factory-wheel"
+        )
     folder = Path(os.path.realpath(arguments.root / (arguments.output or arguments.project)))
-    for path in example.write(arguments.project, folder):
+    for path in example.write(arguments.project, folder, factory):
         print(path)
     print(f"cd {shlex.quote(str(folder))} && nox -s wheels && nox -s tests")

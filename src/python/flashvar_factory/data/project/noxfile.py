@@ -6,7 +6,9 @@ import nox
 
 ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
-FACTORY = "flashvar-factory[audit,cuda]==@version@"
+FACTORY = "flashvar-factory[audit,cuda]"
+# What both sessions install besides: ["torch>=2.13"] if the library calls torch.
+ALSO: list[str] = []
 
 nox.options.sessions = ["wheels", "tests"]
 
@@ -14,7 +16,7 @@ nox.options.sessions = ["wheels", "tests"]
 @nox.session(reuse_venv=True)
 def wheels(session: nox.Session) -> None:
     """Build a wheel per architecture, audit each, and make an index: `-- sm_90` for one."""
-    session.install(FACTORY)
+    session.install(factory(), *ALSO)
     session.run("wheel-factory", "wheels", *(session.posargs or ["all"]))
     session.run("wheel-factory", "audit", *map(str, sorted(DIST.glob("*.whl"))))
     session.run("wheel-factory", "index")
@@ -22,9 +24,18 @@ def wheels(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Install every wheel from the index into a fresh environment, and test what is installed."""
+    """Install every wheel from the index into a fresh environment, and test it: `-- torch`.
+
+    The arguments are more packages; torch is for the test that calls the kernels on a GPU.
+    """
     names = sorted({path.name.split("-")[0] for path in DIST.glob("*.whl")})
-    session.install("pytest==9.2.0")
+    session.install("pytest==9.2.0", *ALSO, *session.posargs)
     index = (ROOT / "build" / "index").as_uri() + "/"
     session.install("--index-url", index, *names)
     session.run("python", "-m", "pytest")
+
+
+def factory() -> str:
+    """The factory's wheel in vendor/ if it is there, else its release on PyPI."""
+    found = sorted((ROOT / "vendor").glob("flashvar_factory-*.whl"))
+    return f"{FACTORY} @ {found[-1].as_uri()}" if found else f"{FACTORY}==@version@"
