@@ -73,10 +73,11 @@ def run(scripts: Path, *command: str, cwd: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def project(scripts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(scripts: Path, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `init` writes, with half of the kernels, built by its first session."""
     folder = tmp_path_factory.mktemp("new")
-    shown = run(scripts, "wheel-factory", "init", "mykernels", cwd=folder)
+    words = ("init", "mykernels", "--factory", str(wheel))
+    shown = run(scripts, "wheel-factory", *words, cwd=folder)
     assert "nox -s wheels && nox -s tests" in shown
     share_toolkit(folder / "mykernels")
     config = folder / "mykernels" / "variants.toml"
@@ -170,17 +171,18 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_bad_name_is_refused(name: str, scripts: Path, tmp_path: Path) -> None:
-    command = [str(scripts / "wheel-factory"), "init", name]
+def test_a_bad_name_is_refused(name: str, scripts: Path, wheel: Path, tmp_path: Path) -> None:
+    command = [str(scripts / "wheel-factory"), "init", name, "--factory", str(wheel)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert repr(name) in done.stderr
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_there_stays(scripts: Path, tmp_path: Path) -> None:
+def test_what_is_there_stays(scripts: Path, wheel: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("x")
-    command = [str(scripts / "wheel-factory"), "init", "mine"]
+    command = [str(scripts / "wheel-factory"), "init", "mine", "--factory", str(wheel)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
     assert "expected an empty folder" in done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import venv
@@ -25,13 +26,17 @@ ROOT = Path(__file__).parents[2]
 PROJECT = example.TEMPLATE
 PAGE = (ROOT / second_project.PAGE).read_text(encoding="utf-8")
 BLOCK = second_project.typed()
-# What a section adds to the project is tried by test_torch_coupled.py.
-BEFORE, _, BEHIND = PAGE.partition("## Libraries that call torch")
-QUOTED = re.findall(
-    r"^```(?:cmake|cpp|toml)\n(.*?)^```$",
-    BEFORE + BEHIND.partition("\n## ")[2],
-    re.MULTILINE | re.DOTALL,
-)
+SECTIONS = {part.partition("\n")[0]: part for part in PAGE.split("\n## ")}
+PACKAGE = "A package that picks the wheel"
+# Sections that add to the project: test_torch_coupled.py tries the one, a test below the other.
+ADDED = {"Libraries that call torch", PACKAGE}
+BLOCK_OF = re.compile(r"^```(cmake|cpp|python|toml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+QUOTED = [
+    text
+    for name, part in SECTIONS.items()
+    if name not in ADDED
+    for _, text in BLOCK_OF.findall(part)
+]
 
 # What a loader of that project would do, with nothing but its wheel and the standard library.
 ASK = """
@@ -112,7 +117,7 @@ def test_the_page_has_a_command_for_each_step() -> None:
 
 @pytest.mark.parametrize("block", QUOTED, ids=lambda block: block.splitlines()[0])
 def test_the_page_quotes_the_project(block: str) -> None:
-    cuda = [*PROJECT.rglob("CMakeLists.txt"), *PROJECT.rglob("*.cuh")]
+    cuda = [*PROJECT.rglob("CMakeLists.txt"), *PROJECT.rglob("*.cuh"), *PROJECT.rglob("*.h")]
     files = [PROJECT / "variants.toml", *cuda]
     assert any(block in file.read_text(encoding="utf-8") for file in files)
 
@@ -178,6 +183,44 @@ def test_calls_without_a_gpu_say_what_happened(
 
 def test_message_of_cuda_is_passed_on(answers: dict[str, Any]) -> None:
     assert re.search("CUDA", answers["no device"][1])
+
+
+LOAD = """
+import vecadd
+print(vecadd.load(9, 0).vecadd_abi_version(), vecadd.load(9, 3).vecadd_abi_version())
+try:
+    vecadd.load(7, 5)
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_a_package_brings_the_wheel_and_loads_it(project: Path, tmp_path: Path) -> None:
+    """The two files of the page, in the project: pip finds the wheel by an extra."""
+    files = {"toml": Path("pyproject.toml"), "python": Path("src", "vecadd", "__init__.py")}
+    folder = shutil.copytree(
+        project, tmp_path / "vecadd", symlinks=True, ignore=shutil.ignore_patterns("build")
+    )
+    for language, text in BLOCK_OF.findall(SECTIONS[PACKAGE]):
+        path = folder / files.pop(language)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    assert files == {}
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "src" / "python")}
+    for words in (["wheels", "--project-only"], ["index"]):
+        command = [sys.executable, "-m", "flashvar_factory", *words]
+        done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    site = (folder / "build" / "index").as_uri() + "/"
+    pip = [sys.executable, "-m", "pip", "--isolated", "install", "--quiet", "--index-url", site]
+    subprocess.run([*pip, "--target", str(tmp_path / "site"), "vecadd[sm90]"], check=True)
+    command = [sys.executable, "-c", LOAD]
+    environ["PYTHONPATH"] = str(tmp_path / "site")
+    said = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert said.stdout.splitlines() == [
+        "1 1",
+        "no kernels for 7.5: pip install 'vecadd[sm75]'",
+    ], said.stderr
 
 
 # What is hidden, how, and the command that refuses it with its exit code.
