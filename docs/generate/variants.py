@@ -2,8 +2,9 @@
 
 The strict reader says in its errors which keys a table may have and what each of them takes. So it
 is given this project's file again and again, every time with one value made wrong, one key left
-out, or one key too many, and its answers are the reference. MEANING adds what a key is for; a key
-that the reader has and MEANING lacks, or the other way round, is an error.
+out, or one key too many, and its answers are the reference. MEANING adds what a key is for, DEFAULT
+what holds without an optional one; a key that the reader has and they lack, or the other way round,
+is an error.
 """
 
 from __future__ import annotations
@@ -36,28 +37,33 @@ MEANING: Final = {
     "project.abi": "What the libraries' `<name>_abi_version()` returns.",
     "project.version_file": 'Holds `__version__ = "..."`: the version of every wheel.',
     "project.license": "The license of the binary wheels.",
-    "project.smoke": "A script that `nox -s smoke` runs on what it installed.",
+    "project.smoke": "A script that `smoke` runs in each environment.",
     "project.torch": "The oldest torch whose stable ABI the libraries call.",
     "defaults.ops": "The ops that are built where a command names none.",
     "defaults.<axis>": "The values an axis is compiled for, in every op that has it.",
     "defaults.<op>.<axis>": "Other values for one op.",
-    "ops.<op>.launcher": "The header in a family's folder that launches it; else `<op>_launch`.",
+    "ops.<op>.launcher": "The header in a family's folder that launches the op; its folder is a C++ namespace.",
     "ops.<op>.axes.<axis>.choices": "The values of an axis of names, C++ types `<axis>::<name>`.",
     "ops.<op>.axes.<axis>.min": "The smallest value of an axis of integers.",
     "ops.<op>.axes.<axis>.max": "The largest.",
     "ops.<op>.axes.<axis>.step": "From one value to the next.",
     "ops.<op>.axes.<axis>.pairs": 'Whether `"192x128"` is a value too: two template arguments.',
-    "ops.<op>.spill_bytes": "Bytes that a thread of a released kernel may spill; else 0.",
-    "ops.<op>.spill_bytes.<axis>.<value>": "The same for kernels of one value; 0 for others.",
+    "ops.<op>.spill_bytes": "Bytes that a thread of a released kernel may spill.",
+    "ops.<op>.spill_bytes.<axis>.<value>": "The same for kernels of one value.",
     "architectures.<architecture>.code": "What nvcc compiles for.",
     "architectures.<architecture>.family": "The folder of `src/cuda` that serves it.",
-    "architectures.<architecture>.shared_memory": "Bytes that a block may have there.",
-    "architectures.<architecture>.distribution": "The wheel.",
+    "architectures.<architecture>.shared_memory": "Bytes of shared memory that a block may have there.",
+    "architectures.<architecture>.distribution": "The name of the wheel.",
     "architectures.<architecture>.platforms": "The processors that a wheel is made for.",
-    "architectures.<architecture>.also": "Other architectures that the wheel is for.",
-    "architectures.<architecture>.ran": "Where its tests have run; `doctor` and Support show it.",
+    "architectures.<architecture>.also": (
+        "Other architectures whose GPUs run the wheel's code; they get its extras."
+    ),
+    "architectures.<architecture>.ran": (
+        "Where its tests have run. `own`: on a GPU of the architecture; `ptx`: as PTX on another "
+        "GPU; `never`. A release needs a GPU record unless it is `never`."
+    ),
     "architectures.<architecture>.toolkits.<toolkit>": (
-        "A second wheel with that machine code, and where its tests have run."
+        "One more wheel, made with that toolkit for older drivers; the value is its `ran`."
     ),
     "families.<family>.min": "The lowest code that its sources compile for.",
     "families.<family>.only": "The one code that its sources compile for.",
@@ -68,6 +74,27 @@ MEANING: Final = {
     "dev.architecture": "What a development build takes on a machine without a GPU.",
     "dev.<axis>": "The values of a development build where none are named.",
 }
+# What holds without a key that is not required.
+DEFAULT: Final = {
+    "project.smoke": "none",
+    "project.torch": "none",
+    "defaults.<op>.<axis>": "`defaults.<axis>`",
+    "ops.<op>.launcher": "`<op>_launch`",
+    "ops.<op>.axes.<axis>.choices": "an axis of integers",
+    "ops.<op>.axes.<axis>.pairs": "false",
+    "ops.<op>.spill_bytes": "0",
+    "ops.<op>.spill_bytes.<axis>.<value>": "0",
+    "architectures.<architecture>.platforms": '`["x86_64"]`',
+    "architectures.<architecture>.also": "none",
+    "architectures.<architecture>.ran": "`never`",
+    "architectures.<architecture>.toolkits.<toolkit>": "none",
+    "families.<family>.min": "no limit",
+    "families.<family>.only": "no limit",
+    "families.<family>.largest.<axis>": "no limit",
+    "dev.<axis>": "`defaults.<axis>`",
+}
+# What the reader says of these is about an axis of this project.
+_VALUES: Final = frozenset({"defaults.<axis>", "defaults.<op>.<axis>", "dev.<axis>"})
 # No key of the format takes a fraction; of the other three, the one of the right type is answered
 # with more than the type.
 _IMPOSSIBLE: Final = (0.5, 7, "!", ["!"])
@@ -86,13 +113,19 @@ _NAMES: Final = {
 
 
 def keys(root: Path) -> str:
-    """Every key: whether it must be there, what it takes, and what it is for."""
+    """Every key: what holds without it, what it takes, and what it is for."""
     document = _document(root)
     found = {name: row for path in _paths(document) for name, row in _asked(document, path)}
     if differing := set(found).symmetric_difference(MEANING):
         raise ValueError(f"expected a MEANING for each key of the reader: {sorted(differing)}")
-    rows = [(f"`{name}`", *found[name], MEANING[name]) for name in MEANING]
-    return table(("key", "required", "value", "meaning"), rows)
+    optional = {name for name, (needed, _) in found.items() if not needed}
+    if differing := optional.symmetric_difference(DEFAULT):
+        raise ValueError(f"expected a DEFAULT for each optional key: {sorted(differing)}")
+    rows = [
+        (f"`{name}`", DEFAULT.get(name, "required"), found[name][1], MEANING[name])
+        for name in MEANING
+    ]
+    return table(("key", "default", "value", "meaning"), rows)
 
 
 def _document(root: Path) -> dict[str, Any]:
@@ -115,7 +148,7 @@ def _paths(table_: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tupl
 
 def _asked(
     document: dict[str, Any], path: tuple[str, ...]
-) -> Iterator[tuple[str, tuple[str, str]]]:
+) -> Iterator[tuple[str, tuple[bool, str]]]:
     """The keys of one table that are values, as the reader knows them."""
     here = _at(document, path)
     tables = {_general(document, one) for one in _paths(document)}
@@ -125,7 +158,9 @@ def _asked(
             continue
         if key in document["ops"] and path == ("defaults",):
             continue  # another op, which the file does not mention
-        yield name, (_needed(document, path, key), _taken(document, path, key))
+        taken = "the axis's values" if name in _VALUES else _taken(document, path, key)
+        listed = isinstance(here.get(key), list) and not taken.startswith("a list")
+        yield name, (_needed(document, path, key), f"a list: {taken}" if listed else taken)
 
 
 def _general(document: dict[str, Any], path: tuple[str, ...]) -> str:
@@ -171,13 +206,12 @@ def _valid_keys(document: dict[str, Any], path: tuple[str, ...]) -> list[str]:
     return re.findall(r"[\w-]+", match[1].replace(" or ", " ")) if match else []
 
 
-def _needed(document: dict[str, Any], path: tuple[str, ...], key: str) -> str:
+def _needed(document: dict[str, Any], path: tuple[str, ...], key: str) -> bool:
     changed = copy.deepcopy(document)
     if key not in _at(changed, path):
-        return "no"
+        return False
     del _at(changed, path)[key]
-    answer = _answer(changed)
-    return "yes" if answer and f"{key}: expected this key" in answer else "no"
+    return f"{key}: expected this key" in (_answer(changed) or "")
 
 
 def _taken(document: dict[str, Any], path: tuple[str, ...], key: str) -> str:
