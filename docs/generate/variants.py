@@ -42,7 +42,7 @@ MEANING: Final = {
     "defaults.ops": "The ops that are built where a command names none.",
     "defaults.<axis>": "The values an axis is compiled for, in every op that has it.",
     "defaults.<op>.<axis>": "Other values for one op.",
-    "ops.<op>.launcher": "The header in a family's folder that launches the op; its folder is a C++ namespace.",
+    "ops.<op>.launcher": "The header in a family's folder that launches the op.",
     "ops.<op>.axes.<axis>.choices": "The values of an axis of names, C++ types `<axis>::<name>`.",
     "ops.<op>.axes.<axis>.min": "The smallest value of an axis of integers.",
     "ops.<op>.axes.<axis>.max": "The largest.",
@@ -52,7 +52,7 @@ MEANING: Final = {
     "ops.<op>.spill_bytes.<axis>.<value>": "The same for kernels of one value.",
     "architectures.<architecture>.code": "What nvcc compiles for.",
     "architectures.<architecture>.family": "The folder of `src/cuda` that serves it.",
-    "architectures.<architecture>.shared_memory": "Bytes of shared memory that a block may have there.",
+    "architectures.<architecture>.shared_memory": "Bytes of it that a block may have there.",
     "architectures.<architecture>.distribution": "The name of the wheel.",
     "architectures.<architecture>.platforms": "The processors that a wheel is made for.",
     "architectures.<architecture>.also": (

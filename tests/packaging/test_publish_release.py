@@ -21,6 +21,8 @@ from flashvar_factory.cli import main
 from flashvar_factory.index import serve
 from flashvar_factory.release import checks, steps
 
+FACTORY = "flashvar-factory"
+
 pytestmark = pytest.mark.usefixtures("on_paper")
 
 
@@ -106,10 +108,12 @@ def test_what_an_index_lacks_is_uploaded(
     with published(earlier) as address:
         assert unpublished(checked, address, output) == 0, capsys.readouterr().err
     assert f"there already: {STEM}" in capsys.readouterr().out
-    assert {path.name for path in output.iterdir()} == {
-        checked.names[name] for name in (SDIST, PURE, "factory")
+    files = {path for path in output.rglob("*") if path.is_file()}
+    assert {str(path.relative_to(output)) for path in files} == {
+        f"{project}/{checked.names[name]}"
+        for name, project in ((SDIST, "flashvar"), (PURE, "flashvar"), ("factory", FACTORY))
     }
-    for path in output.iterdir():
+    for path in files:
         assert path.read_bytes() == (checked.one / path.name).read_bytes()
 
 

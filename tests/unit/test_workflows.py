@@ -73,6 +73,17 @@ def before(job: str, every: dict[str, Any]) -> set[str]:
     return {*direct, *(one for name in direct for one in before(name, every))}
 
 
+def test_records_of_a_gpu_are_uploaded() -> None:
+    """Of a selection, which a release needs; under the names that its tests and benchmarks write."""
+    every = jobs("gpu.yml")["test"]["steps"]
+    (upload,) = (one for one in every if "upload-artifact" in one.get("uses", ""))
+    before_it = every[every.index(upload) - 1]
+    assert upload["if"] == before_it["if"] == "inputs.selection"
+    written = re.findall(r"--(?:results|json) (\S+)", before_it["run"])
+    assert upload["with"]["path"].split() == written
+    assert len(written) == 2
+
+
 RELEASE = jobs("wheels.yml")
 # What may write anything outside of the run.
 TRUSTED = [name for name, job in RELEASE.items() if "write" in job.get("permissions", {}).values()]
@@ -85,7 +96,7 @@ def steps(job: str, action: str) -> list[dict[str, Any]]:
 def test_the_search_sees_what_publishes() -> None:
     publishing = {name for name in RELEASE if "steps" in RELEASE[name]}
     publishing = {name for name in publishing if steps(name, "gh-action-pypi-publish")}
-    assert publishing == {"rehearse", "publish-binary", "publish"}
+    assert publishing == {"publish-testpypi", "publish-others", "publish"}
     assert {*publishing, "attest", "attest-sbom", "notes"} == set(TRUSTED)
 
 
@@ -113,16 +124,17 @@ def test_the_release_is_checked_with_its_tag_and_both_indexes() -> None:
     assert [RELEASE["check"]["steps"].index(one) > after for one in uploaded] == [True]
 
 
-@pytest.mark.parametrize("name", ["rehearse", "publish-binary", "publish"])
+@pytest.mark.parametrize("name", ["publish-testpypi", "publish-others", "publish"])
 def test_an_index_gets_what_it_lacks_of_the_checked(name: str) -> None:
     (publish,) = steps(name, "gh-action-pypi-publish")
     assert "skip-existing" not in publish["with"]
     assert publish["with"]["attestations"] is True
     (download,) = steps(name, "download-artifact")
-    maker = "compare-testpypi" if name == "rehearse" else "compare-pypi"
+    maker = "compare-testpypi" if name == "publish-testpypi" else "compare-pypi"
     assert maker in before(name, RELEASE)
     made = {one["with"]["name"] for one in steps(maker, "upload-artifact")}
-    assert download["with"]["pattern"] in made
+    assert {download["with"]["pattern"]} == made
+    assert publish["with"]["packages-dir"].startswith(f"{download['with']['path']}/")
     (taken,) = steps(maker, "download-artifact")
     assert taken["with"]["name"] == "checked"
     (compared,) = (one for one in RELEASE[maker]["steps"] if "nox -s" in one.get("run", ""))
@@ -134,7 +146,7 @@ def test_an_index_gets_what_it_lacks_of_the_checked(name: str) -> None:
 @pytest.mark.parametrize("name", TRUSTED)
 def test_what_leaves_is_of_the_checked(name: str) -> None:
     """No artifact of a build is attested, sent or released: it was not compared with anything."""
-    wanted = {"checked", "to-testpypi", "to-pypi-binary", "to-pypi-own"}
+    wanted = {"checked", "to-testpypi", "to-pypi"}
     taken = [one["with"] for one in steps(name, "download-artifact")]
     assert {one.get("name", one.get("pattern")) for one in taken} <= wanted
     subjects = [one["with"]["subject-path"] for one in steps(name, "actions/attest")]
@@ -163,8 +175,23 @@ def test_projects_are_those_of_a_release() -> None:
 
 
 def test_flashvar_is_published_last() -> None:
-    assert {"publish-binary", "rehearse", "attest", "attest-sbom"} <= before("publish", RELEASE)
-    assert "rehearse" in before("publish-binary", RELEASE)
+    others = {"publish-others", "publish-testpypi", "attest", "attest-sbom"}
+    assert others <= before("publish", RELEASE)
+    assert "publish-testpypi" in before("publish-others", RELEASE)
+
+
+@pytest.mark.parametrize(
+    ("name", "exclude"), [("publish-testpypi", None), ("publish-others", [{"project": "flashvar"}])]
+)
+def test_each_project_has_a_job_that_uploads_it(name: str, exclude: object) -> None:
+    """The failure of one, such as one that does not exist yet, stops no other."""
+    strategy = RELEASE[name]["strategy"]
+    assert strategy["fail-fast"] is False
+    assert strategy["matrix"].get("exclude") == exclude
+    assert strategy["matrix"]["project"] == "${{ fromJSON(needs.check.outputs.projects) }}"
+    (publish,) = steps(name, "gh-action-pypi-publish")
+    assert publish["with"]["packages-dir"] == "upload/${{ matrix.project }}"
+    assert publish["if"] == "hashFiles(format('upload/{0}/*', matrix.project)) != ''"
 
 
 def test_the_jobs_that_publish_run_no_code_of_the_checkout() -> None:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from flashvar_factory.errors import PackagingError
+from flashvar_factory.index.entries import project_of
 from flashvar_factory.release import checks, publish, published
 
 
@@ -16,7 +17,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--checked", type=Path, required=True, metavar="FILE", help="what check-release wrote"
     )
     parser.add_argument("--index", required=True, metavar="URL")
-    parser.add_argument("--output", type=Path, required=True, help="an empty or a new folder")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        help="a new or empty folder; it gets one of each project",
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -33,5 +39,7 @@ def run(arguments: argparse.Namespace) -> None:
     output.mkdir(parents=True, exist_ok=True)
     for file in files:
         if file in missing:
-            publish.copy(file, output, hashes[file.name])
+            folder = output / project_of(file.name)
+            folder.mkdir(exist_ok=True)
+            publish.copy(file, folder, hashes[file.name])
         print(f"{'to upload' if file in missing else 'there already'}: {file.name}")
