@@ -212,7 +212,7 @@ def wheels(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def release(session: nox.Session) -> None:
-    """Build, check and report a release in dist/, from a clean checkout: `-- sm80 hdim=32`."""
+    """Build and check a release in dist/, from a clean checkout: `-- sm80 hdim=32` for a part."""
     run_with_toolkit(session, "release", "release")
     session.run("twine", "check", "--strict", *distributions(ROOT / "dist"))
 
@@ -260,7 +260,7 @@ def reproduce(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def audit(session: nox.Session) -> None:
-    """Check that dist/ is what it claims to be, or `-- X.whl --json --budget BYTES`."""
+    """Audit the files in dist/, or those named: `-- X.whl --json --budget BYTES`."""
     run_on_files(session, "audit", "audit", "*.whl", "*.tar.gz")
 
 
@@ -274,7 +274,7 @@ def smoke(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def sbom(session: nox.Session) -> None:
-    """Check and print what the wheels of dist/ are made of, or `-- X.whl --json`."""
+    """Check and print the SBOMs of the wheels in dist/, or of those named: `-- X.whl --json`."""
     run_on_files(session, "build", "sbom", "*.whl")
 
 

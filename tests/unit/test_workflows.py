@@ -74,7 +74,7 @@ def before(job: str, every: dict[str, Any]) -> set[str]:
 
 
 def test_records_of_a_gpu_are_uploaded() -> None:
-    """Of a selection, which a release needs; under the names that its tests and benchmarks write."""
+    """Of a selection: under the names that its tests and benchmarks write."""
     every = jobs("gpu.yml")["test"]["steps"]
     (upload,) = (one for one in every if "upload-artifact" in one.get("uses", ""))
     before_it = every[every.index(upload) - 1]

@@ -38,8 +38,8 @@ def requirements_of(torch: str | None) -> list[str]:
 def readme_of(project: str, distribution: str, architecture: Architecture) -> str:
     """What an index shows of it."""
     return (
-        f"# {distribution}\n\n{summary_of(project, architecture)}. They are found and called by "
-        f"`{project}`, which names this distribution in an extra: there is nothing to import.\n"
+        f"# {distribution}\n\n{summary_of(project, architecture)}. It has no Python code. The "
+        f"entry point in the group `{project}.binaries` names the folder of its library.\n"
     )
 
 

@@ -20,7 +20,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--budget",
         type=int,
         metavar="BYTES",
-        help=f"largest size of a wheel; {expectations.BUDGET:,} for wheels of this factory",
+        help="largest size of a wheel in bytes "
+        f"(default: {expectations.BUDGET:,} for binary wheels)",
     )
 
 

@@ -12,7 +12,7 @@ from flashvar_factory.cli.selected import Selected
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Selection arguments."""
-    selected.add_arguments(parser)
+    selected.add_arguments(parser, selected.DEVELOPMENT)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -22,7 +22,9 @@ FOLDER: Final = "build/cibuildwheel"
 def configure(parser: argparse.ArgumentParser) -> None:
     """Selection arguments, and where the wheels go."""
     selected.add_arguments(parser)
-    parser.add_argument("--output", type=Path, default=Path("dist"), help="default: dist")
+    parser.add_argument(
+        "--output", type=Path, default=Path("dist"), help="folder of the files (default: dist)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -37,7 +37,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="install into this one, instead of each Python 3.10 or newer found; may be repeated",
     )
     parser.add_argument(
-        "--output", type=Path, default=Path("build/checked"), help="for the notes and the hashes"
+        "--output",
+        type=Path,
+        default=Path("build/checked"),
+        help="folder for the notes and the hashes",
     )
 
 

@@ -17,10 +17,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     selected.add_arguments(parser)
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument(
-        "--development", action="store_true", help="of a development build, not of wheels"
+        "--development", action="store_true", help="check it as a development build would"
     )
     kind.add_argument(
-        "--tests", metavar="SESSION", help="of this session, whose arguments are pytest's"
+        "--tests",
+        metavar="SESSION",
+        help="check that the arguments of this pytest session contain no selection",
     )
 
 

@@ -12,11 +12,13 @@ from flashvar_factory.release import checks, publish, published
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The files, the hashes of what was checked, the index, and where the copies go."""
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, help="every file of the release")
     parser.add_argument(
         "--checked", type=Path, required=True, metavar="FILE", help="what check-release wrote"
     )
-    parser.add_argument("--index", required=True, metavar="URL")
+    parser.add_argument(
+        "--index", required=True, metavar="URL", help="the index, such as https://pypi.org/simple"
+    )
     parser.add_argument(
         "--output",
         type=Path,

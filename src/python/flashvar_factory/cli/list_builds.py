@@ -1,4 +1,4 @@
-"""List what a selection builds (everything, when none is given)."""
+"""List what a selection builds: without one, every wheel for this machine's processor."""
 
 from __future__ import annotations
 

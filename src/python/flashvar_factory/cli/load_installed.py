@@ -12,7 +12,7 @@ from flashvar_factory.build import development
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Which distribution."""
-    parser.add_argument("distribution", help="its name, e.g. that of a wheel")
+    parser.add_argument("distribution", help="name of an installed distribution, e.g. vecadd-sm90")
 
 
 def run(arguments: argparse.Namespace) -> None:

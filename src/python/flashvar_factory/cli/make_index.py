@@ -12,7 +12,9 @@ from flashvar_factory.index import yanks
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Where the wheels are, and where the pages go."""
-    parser.add_argument("--wheels", type=Path, default=Path("dist"), help="default: dist")
+    parser.add_argument(
+        "--wheels", type=Path, default=Path("dist"), help="folder of wheels (default: dist)"
+    )
     parser.add_argument(
         "--extra-wheels",
         type=Path,

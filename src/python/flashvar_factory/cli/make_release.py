@@ -1,4 +1,4 @@
-"""Build, check and report a release: if a stage fails, there is no release."""
+"""Build and check a release, and write a report: if a stage fails, there is no release."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=Path(pipeline.FOLDER),
         help=f"where it works (default: {pipeline.FOLDER})",
     )
-    parser.add_argument("--output", type=Path, default=Path("dist"), help="default: dist")
+    parser.add_argument(
+        "--output", type=Path, default=Path("dist"), help="folder of the files (default: dist)"
+    )
     parser.add_argument(
         "--python",
         type=Path,

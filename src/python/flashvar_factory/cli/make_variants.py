@@ -12,7 +12,9 @@ from flashvar_factory.release import variants
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Where the wheels are, where the variants go, and that one knows what this is."""
-    parser.add_argument("--wheels", type=Path, default=Path("dist"), help="default: dist")
+    parser.add_argument(
+        "--wheels", type=Path, default=Path("dist"), help="folder of wheels (default: dist)"
+    )
     parser.add_argument(
         "--output", type=Path, default=Path("build/variants"), help="default: build/variants"
     )

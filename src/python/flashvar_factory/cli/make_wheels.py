@@ -12,11 +12,13 @@ from flashvar_factory.cli import selected
 def configure(parser: argparse.ArgumentParser) -> None:
     """Selection arguments, and where the wheels go."""
     selected.add_arguments(parser)
-    parser.add_argument("--output", type=Path, default=Path("dist"), help="default: dist")
+    parser.add_argument(
+        "--output", type=Path, default=Path("dist"), help="folder of the files (default: dist)"
+    )
     parser.add_argument(
         "--project-only",
         action="store_true",
-        help="the project's own sdist and wheel alone: no compiler",
+        help="sdist and pure wheels only: no compiler",
     )
 
 

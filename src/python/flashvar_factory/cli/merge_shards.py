@@ -20,7 +20,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="a folder with the files of one shard; repeat it for each",
     )
-    parser.add_argument("--output", type=Path, default=Path("dist"), help="default: dist")
+    parser.add_argument(
+        "--output", type=Path, default=Path("dist"), help="folder of the files (default: dist)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -16,15 +16,19 @@ from flashvar_factory.config.schema import Config
 from flashvar_factory.config.selection_arguments import SelectionArguments
 from flashvar_factory.toolchain import compiler_cache, cross, nvcc
 
-HELP = (
-    "sm_XY all AXIS=VALUE,... (e.g. hdim=64,128) arch=native op=... ptx=1 platform=aarch64 jobs=N "
-    "toolkit=pypi|system cache=sccache|ccache shard=i/n"
-)
+EVERYTHING = "every wheel for this machine's processor"
+DEVELOPMENT = "what [dev] of variants.toml says"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give a command selection arguments."""
-    parser.add_argument("selection", nargs="*", help=HELP)
+def add_arguments(parser: argparse.ArgumentParser, default: str = EVERYTHING) -> None:
+    """Give a command selection arguments; `default` is what it does without."""
+    parser.add_argument(
+        "selection",
+        nargs="*",
+        help="what to build: architectures (sm_90, all, native), and KEY=VALUE, where KEY is an "
+        "axis of variants.toml, op, ptx, platform, jobs, toolkit, cache or shard; "
+        f"docs/variants-toml.md lists them (default: {default})",
+    )
 
 
 @dataclass(frozen=True)

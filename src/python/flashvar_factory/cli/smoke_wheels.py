@@ -18,7 +18,9 @@ from flashvar_factory.release import pythons, smoke
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """What is installed, from where, and into which Pythons."""
-    parser.add_argument("--wheels", type=Path, default=Path("dist"), help="default: dist")
+    parser.add_argument(
+        "--wheels", type=Path, default=Path("dist"), help="folder of wheels (default: dist)"
+    )
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
         "--index-url", help="install from this index, which has the files of --wheels"

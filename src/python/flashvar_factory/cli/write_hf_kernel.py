@@ -11,7 +11,9 @@ from flashvar_factory.release import hf_kernel
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Where the wheels are, where the repository goes, and what it exports."""
-    parser.add_argument("--wheels", type=Path, default=Path("dist"), help="default: dist")
+    parser.add_argument(
+        "--wheels", type=Path, default=Path("dist"), help="folder of wheels (default: dist)"
+    )
     parser.add_argument(
         "--output", type=Path, default=Path("build/hf-kernel"), help="default: build/hf-kernel"
     )

@@ -13,7 +13,7 @@ from flashvar_factory.toolchain import older_cuda
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Selection arguments, and the folder of the plan."""
-    selected.add_arguments(parser)
+    selected.add_arguments(parser, "none; name one wheel")
     parser.add_argument("--output", type=Path, required=True)
 
 

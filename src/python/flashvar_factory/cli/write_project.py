@@ -13,8 +13,8 @@ from flashvar_factory.config.suggestions import listed
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Selection arguments, and the folder."""
-    selected.add_arguments(parser)
-    parser.add_argument("--output", type=Path, required=True, help="a folder of its own")
+    selected.add_arguments(parser, "none; name one wheel")
+    parser.add_argument("--output", type=Path, required=True, help="a new or empty folder")
 
 
 def run(arguments: argparse.Namespace) -> None:
