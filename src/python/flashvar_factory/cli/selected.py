@@ -71,7 +71,8 @@ class Selected:
         if not builds:
             raise ConfigurationError(
                 f"platform={self.arguments.platform or this_machine.PROCESSOR}: expected "
-                "architectures with wheels for it, found none; `platforms` in variants.toml adds one"
+                "architectures with wheels for it, found none; "
+                "`platforms` in variants.toml adds one"
             )
         return builds
 
