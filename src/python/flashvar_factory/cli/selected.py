@@ -16,19 +16,18 @@ from flashvar_factory.config.schema import Config
 from flashvar_factory.config.selection_arguments import SelectionArguments
 from flashvar_factory.toolchain import compiler_cache, cross, nvcc
 
+HELP = (
+    "what to build: architectures (sm_90, all, native), and KEY=VALUE, where KEY is an axis of "
+    "variants.toml, arch, op, ptx, platform, jobs, toolkit, cache or shard; docs/variants-toml.md "
+    "describes them (default: {})"
+)
 EVERYTHING = "every wheel for this machine's processor"
 DEVELOPMENT = "what [dev] of variants.toml says"
 
 
 def add_arguments(parser: argparse.ArgumentParser, default: str = EVERYTHING) -> None:
     """Give a command selection arguments; `default` is what it does without."""
-    parser.add_argument(
-        "selection",
-        nargs="*",
-        help="what to build: architectures (sm_90, all, native), and KEY=VALUE, where KEY is an "
-        "axis of variants.toml, op, ptx, platform, jobs, toolkit, cache or shard; "
-        f"docs/variants-toml.md lists them (default: {default})",
-    )
+    parser.add_argument("selection", nargs="*", help=HELP.format(default))
 
 
 @dataclass(frozen=True)
