@@ -11,6 +11,7 @@ from installed import COMPILER, compile_library, library_source, put_binary
 
 from flashvar.binaries import advice
 from flashvar.errors import BackendUnavailableError, ConfigurationError, ManifestError
+from flashvar.machine.system import System
 from flashvar.selection import resolve
 from flashvar.selection.request import Request
 
@@ -65,6 +66,69 @@ def test_missing_wheel_is_said_once(
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert advice.install("sm80") in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("machine", "request_", "reason"),
+    [
+        pytest.param(
+            fakes.system(fakes.T4),
+            Request.of("attention_fwd", "fp16", 0, head_dim=64),
+            "not cuda sm_75 (flashvar has no wheel for it, only for sm_80, sm_86, sm_89, sm_90)",
+            id="no-wheel-for-the-gpu",
+        ),
+        pytest.param(
+            fakes.system(fakes.A100),
+            Request.of("gated_delta_rule_fwd", "fp32", 0, head_dim=64),
+            "not cuda sm_80 (holds dtypes bf16, fp16, not fp32)",
+            id="no-kernel-of-the-dtype",
+        ),
+        pytest.param(
+            fakes.system(fakes.MI300, torch_cuda=None, torch_hip="7.0"),
+            BF16_64,
+            "not cuda (runs on NVIDIA devices, torch is built for ROCm 7.0)",
+            id="rocm",
+        ),
+    ],
+)
+def test_fallback_that_nothing_can_change_is_said_once(
+    machine: System,
+    request_: Request,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wheels = () if machine.torch_hip else ("80",)
+    monkeypatch.setattr(resolve, "gather", lambda: machine)
+    monkeypatch.setattr(
+        resolve, "registry", SimpleNamespace(installed=lambda: fakes.inventory(*wheels))
+    )
+    with caplog.at_level(logging.INFO, "flashvar"):
+        for value in (64, 128):
+            ((axis, _),) = request_.by_axis
+            assert resolve.choose(replace(request_, axes=(axis.value(value),))).backend == "triton"
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.getMessage().endswith(f"runs on triton, {reason}")
+
+
+@pytest.mark.parametrize(
+    ("device", "backend"), [(0, "triton"), (0, "reference"), (None, "auto"), (None, "reference")]
+)
+def test_named_backends_and_cpu_tensors_warn_of_nothing(
+    device: int | None,
+    backend: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for gather in ("gather", "gather_for_cpu"):
+        monkeypatch.setattr(resolve, gather, lambda: fakes.system(fakes.T4))
+    monkeypatch.setattr(resolve, "registry", SimpleNamespace(installed=fakes.inventory))
+    with caplog.at_level(logging.INFO, "flashvar"):
+        resolve.choose(Request.of("attention_fwd", "fp16", device, head_dim=64), backend)
+        monkeypatch.setenv("FLASHVAR_BACKEND", "triton" if device == 0 else "reference")
+        resolve.choose(Request.of("attention_fwd", "fp16", device, head_dim=128))
+    assert not caplog.records
 
 
 @pytest.mark.skipif(COMPILER is None, reason="makes its library with a C compiler")

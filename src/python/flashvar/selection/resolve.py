@@ -24,7 +24,7 @@ def choose(request: Request, backend: str = "auto") -> CandidateResult:
 
     Decided once per process for a request. FLASHVAR_BACKEND and FLASHVAR_FORCE_ARCH apply where
     `backend` is "auto". If a fallback runs it,
-    the log says why no better candidate does, and how to change that.
+    the log says why no better candidate does, and how to change that if there is a way.
 
     Raises:
         InvalidInputError: no op has the function, or `backend` is not the name of a backend.
@@ -37,7 +37,7 @@ def choose(request: Request, backend: str = "auto") -> CandidateResult:
     decision = _decide(request, system, overrides)
     if decision.chosen is None:
         raise BackendUnavailableError(_no_backend(decision, overrides.backend, backend != "auto"))
-    _report(decision, decision.chosen)
+    _report(decision, decision.chosen, overrides.backend)
     return replace(decision.chosen, explicit=overrides.backend != "auto")
 
 
@@ -81,13 +81,16 @@ def _no_backend(decision: Decision, backend: str, is_argument: bool) -> str:
     )
 
 
-def _report(decision: Decision, chosen: CandidateResult) -> None:
+def _report(decision: Decision, chosen: CandidateResult, backend: str) -> None:
     """Log which candidate runs a request, and the reason and fix of the best one that could not."""
     better = decision.results[: decision.results.index(chosen)]
     lost = next((result for result in better if result.fix is not None), None)
-    # A compiled kernel for a lower architecture runs it: that the device's own binary is not
-    # installed is no reason for a warning.
-    if lost is None or (chosen.backend == "cuda" and lost.reason == NOT_INSTALLED):
+    if chosen.backend == "cuda" and lost is not None and lost.reason == NOT_INSTALLED:
+        lost = None  # a compiled kernel for a lower architecture runs it
+    is_fallback = backend == "auto" and decision.request.device is not None
+    if lost is None and is_fallback and chosen.backend != "cuda":
+        lost = next(iter(better), None)  # the binary of the device's own architecture
+    if lost is None:
         _log.debug("%s: runs on %s", decision.request, chosen.candidate)
         return
     log_fallback(decision.request, chosen, lost.candidate, lost.reason, lost.fix)
@@ -98,9 +101,10 @@ def log_fallback(
 ) -> None:
     """Warn, once for each outcome, that `chosen` runs a call in place of the candidate `lost`."""
     outcome = (chosen.candidate, lost, reason)
-    if outcome not in _logged:
-        _logged.add(outcome)
-        _log.warning(
-            "%s: runs on %s, not %s (%s); to change that: %s",
-            *(request, chosen.candidate, lost, reason, fix),
-        )
+    if outcome in _logged:
+        return
+    _logged.add(outcome)
+    _log.warning(
+        "%s: runs on %s, not %s (%s)%s",
+        *(request, chosen.candidate, lost, reason, f"; to change that: {fix}" if fix else ""),
+    )

@@ -40,7 +40,8 @@ def select(
     missing = None
     if device is not None and common is None:
         missing = _missing_binary(device, system, inventory, overrides.architecture)
-    if common is not None and overrides.backend == "cuda" and not inventory.binaries:
+    wants_cuda = ("cuda",) if request.device is None else ("auto", "cuda")
+    if common is not None and overrides.backend in wants_cuda and not inventory.binaries:
         missing = CandidateResult("cuda", "cuda", False, common.reason)
     binaries = [
         *(
