@@ -13,7 +13,7 @@ CONTENDERS: Final = {
     "flex": "FlexAttention, compiled",
     "sdpa-efficient": "SDPA memory-efficient",
     "flash-attn": "flash-attn",
-    "flash-attn-3": "FlashAttention-3",
+    "flash-attn-3": "FlashAttention-3 (vLLM's build)",
     "flash-attn-4": "FlashAttention-4",
     "flashinfer": "FlashInfer",
 }
@@ -84,6 +84,13 @@ MODELS: Final = {
     "perceiver": "Perceiver, cross-attention",
     "sdxl-text": "SDXL, cross-attention to text",
     "swin-t": "Swin-T",
+}
+# The packed sequences of `run.py shapes`.
+PACKED: Final = {
+    "varlen-equal": "8 of 2,048 tokens, 16 x 128, causal",
+    "varlen-documents": "16 of 90 to 4,096 tokens, 16 x 128, causal",
+    "varlen-documents-full": "16 of 90 to 4,096 tokens, 32 x 64",
+    "varlen-one-giant": "one of 8,192 and 7 of 128 tokens, 16 x 128, causal",
 }
 # The steps of `run.py build`.
 BUILD_STEPS: Final = {

@@ -34,7 +34,7 @@ SHORT: Final = {
     "flashvar-sm80": "flashvar (mma.sync)",
     "sdpa-flash": "FA2",
     "sdpa-cudnn": "cuDNN",
-    "flash-attn-3": "FA3",
+    "flash-attn-3": "FA3 (vLLM)",
     "flash-attn-4": "FA4",
     "flex": "Flex",
     "sdpa-efficient": "mem.-efficient",

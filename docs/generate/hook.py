@@ -56,6 +56,7 @@ GENERATED = {
     "tiles for 99 KiB": sentences.tiles_for_99_kib,
     "builds": rates.builds,
     "models": rates.models,
+    "packed and grouped": rates.packed_and_grouped,
     "layers": rates.layers,
     "sizes": rates.sizes,
     "sizes of others": rates.sizes_of_others,

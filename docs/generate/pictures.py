@@ -48,8 +48,8 @@ def chart(root: Path) -> str:
     return _picture(
         root,
         path,
-        "Rates of causal attention by length, forward and backward, beside FlashAttention 4 and 3, "
-        "cuDNN and FlashAttention 2.",
+        "Rates of causal attention by length, forward and backward, beside FlashAttention 4, "
+        "vLLM's build of FlashAttention 3, cuDNN and FlashAttention 2.",
     )
 
 

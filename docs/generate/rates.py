@@ -23,6 +23,7 @@ from benchmarks.names import (
     INTEGRATION_CALLS,
     LAYERS,
     MODELS,
+    PACKED,
     note_on_wheel,
 )
 from tables import table
@@ -35,7 +36,7 @@ _SHORT: Final = {
     "sdpa-flash": "SDPA FA 2",
     "sdpa-efficient": "SDPA mem.-eff.",
     "flex": "Flex",
-    "flash-attn-3": "FA 3",
+    "flash-attn-3": "FA 3 (vLLM)",
     "flash-attn-4": "FA 4",
 }
 _MODELS: Final = (
@@ -311,6 +312,25 @@ def models(root: Path) -> str:
         )
         parts.append(f"{measured}\n\n{table(headings, rows)}")
     return "\n\n".join(["## Models", _MODELS, *parts]) if parts else ""
+
+
+def packed_and_grouped(root: Path) -> str:
+    """Rates of packed sequences and of grouped heads."""
+    parts = []
+    for file, document in documents(root, "shapes"):
+        cells: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+        for row in document["rows"]:
+            if "tflops" in row and row["shape"] in ("gqa", "packed"):
+                cells.setdefault((row["cell"], row["direction"]), {})[row["contender"]] = row
+        names = list(dict.fromkeys(name for by in cells.values() for name in by))
+        rows = []
+        for (cell, direction), by in cells.items():
+            call = PACKED.get(cell.removesuffix(f"-{direction}")) or _call(next(iter(by.values())))
+            rates = [f"{by[name]['tflops']:.0f}" if name in by else NONE for name in names]
+            rows.append((call, direction, *rates))
+        headings = ("call", "direction", *(_SHORT.get(one, contender(one)) for one in names))
+        parts.append(f"{caption(file, document['environment'])}\n\n{table(headings, rows)}")
+    return "\n\n".join(parts)
 
 
 def _call(row: Mapping[str, Any]) -> str:

@@ -190,6 +190,23 @@ def test_every_step_of_a_build_has_a_name_for_readers() -> None:
     assert steps == set(import_module("benchmarks.names").BUILD_STEPS)
 
 
+def test_packed_sequences_and_grouped_heads_have_words_for_readers() -> None:
+    packed = {
+        name.removesuffix(f"-{cell.direction}")
+        for name, pair in import_module("benchmarks.cases").shapes()
+        for shape, cell in pair.items()
+        if shape == "packed"
+    }
+    names = import_module("benchmarks.names").PACKED
+    assert packed == set(names)
+    said = import_module("rates").packed_and_grouped(ROOT)
+    assert all(f"| {call} | backward | " in said for call in names.values())
+    assert "| 4 x 4,096, 32 / 4 x 64, causal | forward | " in said
+    assert said.count("\n") == 3 + 2 * (
+        len(names) + 4
+    )  # a caption, a heading, four of grouped heads
+
+
 def test_every_model_has_a_name_for_readers() -> None:
     cells = import_module("benchmarks.cases").models()
     names = import_module("benchmarks.names").MODELS

@@ -24,8 +24,8 @@ class ConfigurationError(FlashvarError):
 class InvalidInputError(FlashvarError, ValueError, RuntimeError):
     """An argument of an op is not supported.
 
-    A ValueError as of Python's functions, and a RuntimeError as of torch's operators and of those
-    that flashvar stands in for.
+    It is a ValueError, like Python's own, and a RuntimeError, like those of torch and of the
+    packages that flashvar replaces.
     """
 
 

@@ -69,9 +69,10 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Result:
-    """Attention of q [batch, seqlen_q, heads_q, head_dim] on k, v [batch, seqlen_k, heads_kv, .].
+    """Attend from q [batch, seqlen_q, heads_q, head_dim] to the keys k, with the values v.
 
-    heads_q is a multiple of heads_kv. Returns out [batch, seqlen_q, heads_q, head_dim of v].
+    k is [batch, seqlen_k, heads_kv, head_dim], v [batch, seqlen_k, heads_kv, head_dim_v]; heads_q
+    is a multiple of heads_kv. Returns out [batch, seqlen_q, heads_q, head_dim_v].
     """
     arguments = SharedArguments(
         dropout_p,
@@ -157,14 +158,17 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: torch.Tensor | None = None,
 ) -> Result:
-    """Attention within each of many sequences, packed in q [total_q, heads_q, head_dim], k and v.
+    """Attend within each of several packed sequences: q is [total_q, heads_q, head_dim].
+
+    k is [total_k, heads_kv, head_dim], v [total_k, heads_kv, head_dim_v].
 
     Sequence b is rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] of q, and likewise of k and v; both
     are int32 or int64 [batch + 1] on the device of q. max_seqlen_q and max_seqlen_k bound the
-    lengths. Returns out [total_q, heads_q, head_dim of v].
+    lengths. Returns out [total_q, heads_q, head_dim_v].
 
-    With block_table [batch, pages] k and v are pages, [pages of all, page_size, heads_kv, .], of
-    which max_seqlen_k rows of each sequence are copied; cu_seqlens_k then has the lengths.
+    With block_table [batch, pages of a sequence] k and v are pools of pages, [pages, page_size,
+    heads_kv, head_dim] and head_dim_v, of which max_seqlen_k rows of each sequence are copied;
+    cu_seqlens_k then has the lengths.
     """
     arguments = SharedArguments(
         dropout_p,

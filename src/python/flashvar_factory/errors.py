@@ -45,7 +45,7 @@ class CheckoutError(FlashvarError):
 
 
 class ReleaseError(PackagingError):
-    """The files of a release do not make a whole: one lacks, is strange, or does not fit."""
+    """The files are not one complete release: one is missing, unexpected or inconsistent."""
 
     exit_code = 9
 

@@ -68,8 +68,8 @@ def causal_conv1d_fn(
         final_states_out: Where to write them.
         activation: None, "silu" or "swish".
         cu_seq_lens_q: Offsets of packed sequences, which models of transformers pass under this
-            name. Beside a seq_idx they are used only if it has fewer tokens than x. If they are of
-            fewer tokens than x, the others stand in front, before the first sequence.
+            name. Ignored if `seq_idx` covers all of x. If the offsets cover fewer tokens than x,
+            they count from the end: the first tokens of x are the columns of a cache.
     """
     options: dict[str, Any] = {"activation": activation, "layout": "bdt"}
     if seq_idx is not None:

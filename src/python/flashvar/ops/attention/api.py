@@ -95,10 +95,10 @@ def attention(
     forward-mode differentiation are not supported.
 
     Args:
-        q: [batch, seqlen_q, heads_q, head_dim]; bfloat16 or float16, on the CPU also float32 and
-            float64. The last dimension must be contiguous; the others may have any strides, also 0.
-            On CUDA devices the head dim is at most 256, and inputs with a head dim that is not a
-            multiple of 8 are first copied into padded tensors; on the CPU there is no limit.
+        q: [batch, seqlen_q, heads_q, head_dim]; bfloat16 or float16, in the reference also float32
+            and float64. The last dimension must be contiguous; the others may have any strides,
+            also 0. In kernels the head dim is at most 256, and inputs with a head dim that is not a
+            multiple of 8 are first copied into padded tensors; the reference has no limit.
         k: [batch, seqlen_k, heads_kv, head_dim], with the dtype and device of q. heads_q must be a
             multiple of heads_kv; query head h reads key head h // (heads_q / heads_kv).
         v: [batch, seqlen_k, heads_kv, head_dim_v], with the dtype and device of k.
@@ -126,16 +126,16 @@ def attention(
         return_lse: Also return the log-sum-exp of the scores.
         layout: "bshd" for the shapes above; "bhsd" if q, k, v and the output are [batch, heads,
             sequence, head_dim]; "bhsd->bshd" if only q, k and v are. No layout needs a copy.
-        backend: "auto" takes the fastest backend that supports the call. A named backend computes
-            the call or raises; "reference" is plain torch operations.
+        backend: "auto" takes the first of cuda, triton and reference that supports the call. A named
+            backend computes the call or raises; "reference" is plain torch operations.
 
     Returns:
         The output, contiguous, in the dtype of q: [batch, seqlen_q, heads_q, head_dim_v], or in the
         order of the layout. With `return_lse` also the natural log-sum-exp [batch, heads_q,
         seqlen_q] in float32 (float64 for float64 inputs), which dropout does not change and which
-        includes the sink. A query that sees no key has output 0 and log-sum-exp -inf, or that of
-        its sink alone, which is the sink. Where results for parts of the keys will be merged, one
-        part has the sinks.
+        includes the sink. A query that sees no key has output 0; its log-sum-exp is its sink, or
+        -inf without sinks. If you merge results over parts of the keys, pass `sinks` for one part
+        only.
 
     Raises:
         InvalidInputError: a shape, dtype, device, stride or option is not supported (ShapeError,

@@ -97,14 +97,15 @@ def attention_varlen(
         v: Like k; its head dim may differ.
         cu_seqlens_q: Offsets, not lengths: int32 or int64 [batch + 1] on the device of q, the start
             of the first sequence, usually 0, then the end of each, at most total_q. Two equal
-            neighbors mean an empty sequence. Rows outside of every sequence, before the first and
+            neighbors mean an empty sequence. Tokens outside of every sequence, before the first and
             after the last, are padding: their output is 0 and their log-sum-exp -inf. Kernels take
             int32; int64 is cast at every call.
         cu_seqlens_k: The same for k and v; cu_seqlens_q by default if k is packed.
         max_seqlen_q: An upper bound of the lengths of q; total_q by default. It may be larger than
             the longest sequence, but not smaller. On the CPU a smaller one is an error. On a GPU
             lengths are not read, so the results are undefined and may be NaN. If it is 1, as in
-            decoding, keys are read once for all query heads of a group.
+            decoding, keys are read once for all query heads of a group, unless there is a softcap,
+            ALiBi, dropout, or a window with `cu_seqlens_k` or `seqused_k`.
         max_seqlen_k: The same for k and v.
         seqused_k: int32 or int64 [batch] on the device of q: only the first seqused_k[b] keys of
             sequence b are used.
