@@ -199,8 +199,8 @@ def in_words(root: Path) -> str:
     on_ptx = [one for one in every if not one.is_native and one.of("cuda")]
     on_triton = [one for one in every if one.of("triton")]
     return (
-        f"PTX was tested on {_devices(on_ptx)}: {ran}. "
-        f"Triton's kernels for {_listed(triton)} have run on {_devices(on_triton)}{without}."
+        f"PTX was tested on {_devices(on_ptx)}: {ran}. flashvar's Triton kernels for "
+        f"{_listed(triton)} have run on {_devices(on_triton)}{without}."
     )
 
 

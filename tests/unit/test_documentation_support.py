@@ -57,7 +57,7 @@ def test_a_gpu_is_named_only_for_what_ran_on_it(tmp_path: Path) -> None:
         result_file.write(folder / f"{name}.json", record)
     said = import_module("support").in_words(tmp_path)
     assert said.startswith("PTX was tested on an P1: `attention` for `sm80`; ")
-    assert "Triton's kernels for `attention` have run on an T1; " in said
+    assert "flashvar's Triton kernels for `attention` have run on an T1; " in said
 
 
 @pytest.mark.parametrize(

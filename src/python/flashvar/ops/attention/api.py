@@ -126,8 +126,8 @@ def attention(
         return_lse: Also return the log-sum-exp of the scores.
         layout: "bshd" for the shapes above; "bhsd" if q, k, v and the output are [batch, heads,
             sequence, head_dim]; "bhsd->bshd" if only q, k and v are. No layout needs a copy.
-        backend: "auto" takes the first of cuda, triton and reference that supports the call. A named
-            backend computes the call or raises; "reference" is plain torch operations.
+        backend: "auto" takes the first of cuda, triton and reference that supports the call. A
+            named backend computes the call or raises; "reference" is plain torch operations.
 
     Returns:
         The output, contiguous, in the dtype of q: [batch, seqlen_q, heads_q, head_dim_v], or in the

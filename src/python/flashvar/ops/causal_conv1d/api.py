@@ -86,8 +86,8 @@ def causal_conv1d(
             is then that of each batch entry, before its first sequence.
         layout: "btd" for the shapes above; "bdt" if x, residual and the output are [batch, dim,
             seqlen], or packed [dim, total]. Weight and states are the same in both.
-        backend: "auto" takes the first of cuda, triton and reference that supports the call. A named
-            backend computes the call or raises; "reference" is plain torch operations.
+        backend: "auto" takes the first of cuda, triton and reference that supports the call. A
+            named backend computes the call or raises; "reference" is plain torch operations.
 
     Returns:
         The output, in the shape, dtype and order of strides of x. With return_final_state also the

@@ -89,8 +89,8 @@ def gated_delta_rule(
         allow_neg_eigval: Use 2 * sigmoid(beta) as beta; requires beta_sigmoid.
         A_log: [heads of v]. If given, the gate is -exp(A_log) * softplus(g + dt_bias).
         dt_bias: [heads of v], with A_log; zeros by default.
-        backend: "auto" takes the first of cuda, triton and reference that supports the call. A named
-            backend computes the call or raises; "reference" is plain torch operations.
+        backend: "auto" takes the first of cuda, triton and reference that supports the call. A
+            named backend computes the call or raises; "reference" is plain torch operations.
 
     Returns:
         The output, [batch, seqlen, heads of v, V], contiguous, in the dtype of q; and the final

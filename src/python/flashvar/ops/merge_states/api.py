@@ -48,8 +48,8 @@ def merge_states(
             float64.
         layout: "bshd" for the shapes above; "bhsd" if outs and the output are [batch, heads,
             seqlen, head_dim]; "bhsd->bshd" if only outs are.
-        backend: "auto" takes the first of cuda, triton and reference that supports the call. A named
-            backend computes the call or raises; "reference" is plain torch operations.
+        backend: "auto" takes the first of cuda, triton and reference that supports the call. A
+            named backend computes the call or raises; "reference" is plain torch operations.
 
     Returns:
         The merged output, contiguous, in the dtype of outs, and its log-sum-exp in the dtype of
