@@ -270,7 +270,7 @@ def flash_attn_with_kvcache(
     """Write new keys into a KV cache; attention of q [batch, seqlen_q, heads_q, head_dim] on it.
 
     Rotation, write and attention are separate kernels. With block_table keys and values are
-    copied first, as many of each sequence as the longest one has. With cache_batch_idx or
+    copied first into a dense tensor, padded to the longest sequence. With cache_batch_idx or
     cache_leftpad alone they are copied too: on a GPU as many as the cache has room for. There
     are no gradients.
 
