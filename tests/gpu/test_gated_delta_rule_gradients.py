@@ -43,7 +43,8 @@ def with_equal_keys(given: dict[str, Any], beta: float) -> dict[str, Any]:
 @pytest.mark.parametrize("seqlen", [1, 63, 64, 65, 127, 500])
 @pytest.mark.parametrize("dims", DIMS, ids=str)
 def test_values(dims: tuple[int, int], seqlen: int, heads: tuple[int, int]) -> None:
-    compared(made(seqlen, heads, dims), "cuda")
+    # The gradient of a gate is a sum that may cancel: of few tokens, many sequences average.
+    compared(made(seqlen, heads, dims, batch=16 if seqlen == 1 else 2), "cuda")
 
 
 @pytest.mark.parametrize("group", [3, 5, 8, 9])
