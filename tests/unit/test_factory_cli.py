@@ -158,11 +158,10 @@ def test_what_is_to_be_done_next_works_behind_a_space(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ((), "expected --factory with a wheel of flashvar-factory, which is not on PyPI yet"),
         (("--factory", "no.whl"), "no.whl: expected a wheel of flashvar-factory"),
         (("--factory", "mine-1.0-py3-none-any.whl"), "expected a wheel of flashvar-factory"),
     ],
-    ids=["none", "no wheel", "another wheel"],
+    ids=["no wheel", "another wheel"],
 )
 def test_a_new_project_has_the_factory_that_builds_it(
     words: tuple[str, ...], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -171,6 +170,20 @@ def test_a_new_project_has_the_factory_that_builds_it(
     code, _, said = run(capsys, "--root", str(tmp_path), "init", "mine", *words)
     assert (code, expected in said) == (2, True), said
     assert not (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_a_new_project_says_where_its_factory_comes_from(
+    published: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(advice, "PUBLISHED", published)
+    code, said, _ = run(capsys, "--root", str(tmp_path), "init", "mine")
+    assert code == 0
+    assert ("not on PyPI yet: put its wheel into vendor/" in said) is not published
+    assert not (tmp_path / "mine" / "vendor").exists()
 
 
 @pytest.mark.parametrize("form", [(), ("--json",), ("--matrix",), ("--projects",)], ids=str)
@@ -186,12 +199,8 @@ def test_a_selection_of_nothing_is_said_in_words(
 
 @pytest.mark.parametrize("words", [["list"], ["init", "mine", "--output", "loop"]], ids=" ".join)
 def test_a_loop_of_links_is_said_in_words(
-    words: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(advice, "PUBLISHED", True)  # `init` needs no file then
     (tmp_path / "loop").symlink_to("loop")
     root = tmp_path if "init" in words else tmp_path / "loop"
     code, _, said = run(capsys, "--root", str(root), *words)

@@ -8,7 +8,6 @@ import shlex
 from pathlib import Path
 
 from flashvar.binaries import advice
-from flashvar.errors import ConfigurationError
 from flashvar_factory.build import example
 
 
@@ -27,12 +26,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Write it, and say how to build it."""
     factory = None if arguments.factory is None else arguments.root / arguments.factory
-    if factory is None and not advice.PUBLISHED:
-        raise ConfigurationError(
-            "expected --factory with a wheel of flashvar-factory, which is not on PyPI yet; in a "
-            "checkout of flashvar: python -m build packages/factory --wheel --outdir factory-wheel"
-        )
     folder = Path(os.path.realpath(arguments.root / (arguments.output or arguments.project)))
     for path in example.write(arguments.project, folder, factory):
         print(path)
+    if factory is None and not advice.PUBLISHED:
+        print(
+            "flashvar-factory is not on PyPI yet: put its wheel into vendor/ (`--factory` does), "
+            "or into a folder that PIP_FIND_LINKS and UV_FIND_LINKS name"
+        )
     print(f"cd {shlex.quote(str(folder))} && nox -s wheels && nox -s tests")
