@@ -34,8 +34,8 @@ constexpr CUtensorMapDataType tensor_map_type() {
 
 // Encodes a tiled map of `rank` dimensions, innermost first. The innermost is contiguous;
 // `strides`, in bytes, are those of the others. SWIZZLE_128B: the innermost extent of `box` must be
-// 128 bytes. L2 promotion is 128 bytes too: 256 would request sectors twice. Reads outside the
-// tensor give zeros. cudaErrorNotSupported: there is no encoder.
+// 128 bytes. L2 promotion is 128 bytes too: with 256, L2 is asked for a quarter more sectors than
+// the boxes have. Reads outside the tensor give zeros. cudaErrorNotSupported: there is no encoder.
 inline cudaError_t encode_tensor_map(CUtensorMap& map, CUtensorMapDataType type, uint32_t rank,
                                      void* data, const cuuint64_t* dims, const cuuint64_t* strides,
                                      const cuuint32_t* box) {

@@ -6,7 +6,7 @@
 // from registers, a packed accumulator, and operand B from shared memory as it was loaded, and no
 // warp needs another's results. chunk.h has the formulas; transposed they are
 //   (F1) W^T = V^T - a o (S^T K^T)
-//   (F2) U^T = W^T M^T, M = (T o D) diag(beta)
+//   (F2) U^T = W^T ((T o D) diag(beta))^T
 //   (F3) out^T = c o (S^T Q^T) + U^T P^T
 //   (F4) S^T = decay S^T + (b o U^T) K
 // Each kernel that has a chain writes them out; these numbers mark the lines.

@@ -128,7 +128,7 @@ __device__ __forceinline__ void pack_low(uint32_t (&low)[kSteps][4], const float
   }
 }
 
-// solve(), whose GEMM each family implements: d -= M d', for each row of the accumulators. M is X o
+// solve(), whose GEMM each family implements: d -= L d', for each row of the accumulators. L is X o
 // D or its transpose, d' is d with columns scaled by beta.
 //
 // First step: packs d' as operand A, with the factors that pack_scaled() returns in `descale`.

@@ -61,7 +61,7 @@ inline int64_t chain_cost(const Problem& problem, const GradChainCosts& costs, i
 struct GradSegments {
   Segments segments;
   uint32_t boundaries;
-  SegmentStates between;  // b after pass 1, then states; transitions M
+  SegmentStates between;  // Z after pass 1, then states; transitions M
   SegmentStates grads;    // Z' after pass 1, then gradients of the states; transposed transitions
   uint64_t bytes;
 

@@ -5,8 +5,8 @@
 // head. What all columns of a head need of a token (k, q and the gates) is prepared in shared
 // memory once per block, one token per warp at a time, while the state is being loaded. Then one
 // pass over a warp's registers gives for each token
-//   predicted = decay S^T k,  read = decay S^T q
-//   update = beta (v - predicted),  out = read + (k . q) update
+//   predicted = S^T k,  read = S^T q
+//   update = beta (v - decay predicted),  out = decay read + (k . q) update
 //   S = decay S + k update^T
 // so that lanes reduce sums once per token.
 #pragma once

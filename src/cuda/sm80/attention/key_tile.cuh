@@ -16,7 +16,7 @@ struct BwdArgs : BwdProblem {
   float* lse_log2;                 // [heads_q, padded rows], from the preprocess kernel
   float* delta;                    // [heads_q, padded rows], likewise
   float* grad_q_sum;               // [heads_q, query_tiles, tile]; null: dQ is not summed
-  float* grad_k_sum;               // [heads_kv, key_tiles, tile]; null where splits is 1
+  float* grad_k_sum;               // [heads_kv, key_tiles, tile]; null if nothing is divided
   float* grad_v_sum;               // likewise
   int64_t query_tiles, key_tiles;  // per head, over all batches
   int32_t splits;                  // number of blocks that share the query heads of a group

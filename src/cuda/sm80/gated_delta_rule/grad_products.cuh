@@ -142,9 +142,10 @@ __device__ __forceinline__ void multiply_keys(Squares& c, uint32_t x, uint32_t k
       c, x + part.strip * 16 * Layout::kRowBytes, k + part.quarter * 16 * Layout::kRowBytes);
 }
 
-// Turns a square `d`, F or with kGram E, into the gradient of `product`, Q K^T or with kGram K K^T.
-// The element-wise products of both are added to the lane's sums over columns (without beta of the
-// column) and over rows (with beta).
+// `d` and `product` are the squares F and Q K^T, or with kGram E and K K^T. Replaces `d` by the
+// gradient of `product`, times beta of the column. Adds that gradient times `product`, element by
+// element, to the lane's sums: without beta to `columns`, over rows; with it to `row_sum`, over
+// columns.
 template <bool kGram>
 __device__ __forceinline__ void finish_square(Squares& d, const Squares& product, float scale,
                                               const RecordVectors& vectors, float2& row_sum,

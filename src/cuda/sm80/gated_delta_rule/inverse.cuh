@@ -155,9 +155,11 @@ struct DiagonalRows {
 };
 
 // The result matrix in shared memory: a Triangle, followed by the quarter that a Triangle leaves
-// out. That quarter, blocks above the diagonal and, until the result is written there, the last row
-// of blocks hold the diagonal blocks of X as mma operands: I - X_ii diag(beta), i > 0, as operand
-// A, split into a high part (left) and a low part (left_low); X_jj, j < 3, as operand B (right).
+// out. Its 4 x 4 blocks of 16 tokens:
+//   X00  A1   A2   A3     A, a: I - X_ii diag(beta), i = 1 to 3, as operand A of mma, split into a
+//   X10  X11  a1   a2        high part A (left) and a low part a (left_low)
+//   X20  X21  X22  a3     B: X_jj, j = 0 to 2, as operand B (right), until the last row of the
+//   B0   B1   B2   X33       result is written
 struct SolutionMatrix {
   static constexpr int kBytes = 2 * kChunk * kChunk;
   uint32_t smem;

@@ -9,8 +9,8 @@ namespace flashvar::sm90::attention {
 // Variants of the dK and dV kernel: sums of these bits, which bwd_variants.h combines. All but
 // kDense also take varlen.
 struct BwdVariant {
-  static constexpr unsigned kDense = 0;        // all sequences have one length
-  static constexpr unsigned kVarlen = 1;       // lengths known only on the device; short windows
+  static constexpr unsigned kDense = 0;   // all sequences have one length
+  static constexpr unsigned kVarlen = 1;  // lengths on the device; short windows; divided queries
   static constexpr unsigned kModifiers = 2;    // evaluates ScoreModifiers except the bias
   static constexpr unsigned kBias = 4;         // evaluates all ScoreModifiers of a call with a bias
   static constexpr unsigned kNoDq = 8;         // does not compute dQ; bwd_dq.cuh then does
@@ -82,6 +82,7 @@ struct BwdConfig {
   using Dtype = Dtype_;
   static constexpr unsigned kVariant = kVariant_;
   static constexpr bool has(unsigned bits) { return (kVariant & bits) != 0; }
+  // Not the bit of this name: all variants but kDense take tiles from a counter and take varlen.
   static constexpr bool kVarlen = kVariant != BwdVariant::kDense;
   static constexpr bool kSmall = has(BwdVariant::kSmall);
   static constexpr bool kBias = has(BwdVariant::kBias);

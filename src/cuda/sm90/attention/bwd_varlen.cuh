@@ -1,6 +1,6 @@
-// Key tiles and producer of the dK and dV kernel where lengths are known only on the device: varlen
-// sequences and seqused_k. Also used for short windows (has_short_windows), for which the dense
-// kernel has no registers, for sequences of one key tile and for small tiles.
+// Key tiles and producer of all variants of the dK and dV kernel but kDense. They support lengths
+// that are known only on the device (varlen, seqused_k), short windows (has_short_windows), for
+// which the dense kernel has no registers, and divided query blocks.
 //
 // Tiles of varlen sequences differ in work, and locating one takes several dependent memory
 // accesses. Therefore CTAs take work units from a counter (dynamic schedule), and a scheduler warp

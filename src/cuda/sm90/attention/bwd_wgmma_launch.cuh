@@ -1,7 +1,8 @@
 // Launches the wgmma backward: its kernels in order, tensor maps, grids.
 //
-// Order: preprocess; dK and dV; the sum of their parts, if groups are divided; convert dQ, if it is
-// summed, or the dQ kernel. All are programmatic dependent launches.
+// Order: preprocess; dK and dV; the sum of their parts, if key tiles are divided
+// (key_tile_splits.h); convert dQ, if it is summed, or the dQ kernel. All are programmatic
+// dependent launches.
 #pragma once
 #include <optional>
 

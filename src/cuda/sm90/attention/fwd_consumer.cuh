@@ -396,8 +396,8 @@ struct FwdConsumer {
     }
   }
 
-  // Zeros the dropped elements of P. The row sums already have them. store_output() applies
-  // dropout_scale.
+  // Zeros the dropped elements of P, after the row sums were taken: dropout applies to the
+  // normalized P. store_output() applies dropout_scale.
   __device__ __forceinline__ void apply_dropout(const FwdProblem& problem,
                                                 const QueryTile<Config>& tile, int32_t first_row,
                                                 int32_t first_key) {

@@ -85,6 +85,8 @@ struct KeyTile {
     int32_t const count_k = problem.keys.seqlen;
     uint32_t const blocks = ceil_div(count_k, Config::kBlockKV);
     bool const in_tail = work.in_tail(args);
+    // One division for both. In the tail it gives a position and a row (PairTail::Part); before it,
+    // of a unit's number and the units of a row, the row and the pair or tile.
     PairTail::Part part{work.unit(args), args.units_per_head, 0, 0};
     if (in_tail) part = args.pairs.tail.find(work.tail_tile(args), blocks);
     uint32_t const quotient = part.number / part.width, rest = part.number % part.width;

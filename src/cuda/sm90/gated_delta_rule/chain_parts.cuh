@@ -79,8 +79,8 @@ __device__ __forceinline__ void store_operand(uint32_t to, const uint32_t (&a)[k
   }
 }
 
-// d = A M^T, or with kTransposed d = A M; with kAdd, d += instead. A is in registers, M a Triangle
-// in shared memory. Each half of 32 columns of d skips the k-steps where M is 0. Issues one wgmma
+// d = A L^T, or with kTransposed d = A L; with kAdd, d += instead. A is in registers, L a Triangle
+// in shared memory. Each half of 32 columns of d skips the k-steps where L is 0. Issues one wgmma
 // group.
 template <class Dtype, bool kTransposed, bool kAdd>
 __device__ __forceinline__ void gemm_triangle(float (&d)[32], const uint32_t (&a)[4][4],
@@ -93,7 +93,7 @@ __device__ __forceinline__ void gemm_triangle(float (&d)[32], const uint32_t (&a
     int const first = kTransposed ? 2 * half : 0, last = kTransposed ? 3 : 2 * half + 1;
 #pragma unroll
     for (int kk = first; kk <= last; ++kk) {
-      // The step's rows of M, in the half's columns; or its columns, in the half's rows.
+      // The step's rows of L, in the half's columns; or its columns, in the half's rows.
       int const bytes = half * Triangle::kColBlockBytes +
                         (kTransposed ? kk * 16 * Triangle::kRowBytes
                                      : kk / 2 * Triangle::kColBlockBytes + kk % 2 * 32);

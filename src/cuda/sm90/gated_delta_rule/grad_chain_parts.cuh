@@ -138,7 +138,7 @@ struct ImageStore {
   }
 };
 
-// d -= M d', for each row of the accumulators: M is X o D, or with kTransposed its transpose; d' is
+// d -= L d', for each row of the accumulators: L is X o D, or with kTransposed its transpose; d' is
 // d with columns scaled by beta. `matrix`: X o D in shared memory. In careful chunks it is
 // overwritten with its low part, for a second product; `careful` is the same in all `threads`
 // threads of the state warpgroups. `overlapped()` is executed while the first product runs.
