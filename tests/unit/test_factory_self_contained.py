@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
 from flashvar_factory.build import example, self_contained, source
-from flashvar_factory.cli import main
+from flashvar_factory.cli import COMMANDS, main
 from flashvar_factory.config import schema, this_machine
 from flashvar_factory.config.expand import Build, expand, select_all
 from flashvar_factory.config.selection_arguments import parse
@@ -92,8 +93,15 @@ def test_one_identifier_of_cibuildwheel(project: Path) -> None:
     assert settings["build"] == "cp311-manylinux_aarch64"
     assert settings["linux"]["archs"] == ["aarch64"]
     assert "--plat manylinux_2_28_aarch64" in settings["linux"]["repair-wheel-command"]
-    assert "flashvar_factory --root {package} audit {wheel}" in settings["audit-command"]
-    assert "load flashvar-sm90" in settings["test-command"]
+    assert _call(settings["audit-command"]) == ("audit_wheels", ["{wheel}"])
+    assert _call(settings["test-command"]) == ("load_installed", ["flashvar-sm90"])
+
+
+def _call(command: str) -> tuple[str, list[str]]:
+    """The module that a command line of the factory runs, and the arguments it is given."""
+    _, _, line = command.partition(" -m flashvar_factory --root {package} ")
+    name, *arguments = shlex.split(line)
+    return COMMANDS[name], arguments
 
 
 def test_cibuildwheel_takes_what_is_locked(project: Path) -> None:

@@ -94,7 +94,7 @@ build-frontend = {{ name = "build[uv]", args = ["--no-isolation"] }}
 before-build = "uv pip install --require-hashes --requirement {{package}}/{LOCKED}"
 audit-requires = {json.dumps(group_of(AUDIT_GROUP))}
 audit-command = "{factory} audit {{wheel}}"
-test-command = "{factory} load {build.distribution}"
+test-command = "{factory} load-test {build.distribution}"
 
 [tool.cibuildwheel.linux]
 archs = ["{build.platform}"]
