@@ -11,7 +11,7 @@ from flashvar_factory.cli import selected
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Selection arguments."""
-    selected.add_arguments(parser)
+    selected.add_arguments(parser, selected.DEVELOPMENT)
 
 
 def run(arguments: argparse.Namespace) -> None:

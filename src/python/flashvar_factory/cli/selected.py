@@ -22,7 +22,7 @@ HELP = (
     "describes them (default: {})"
 )
 EVERYTHING = "every wheel for this machine's processor"
-DEVELOPMENT = "what [dev] of variants.toml says"
+DEVELOPMENT = "the kernels of [dev] in variants.toml, for the GPUs of this machine"
 
 
 def add_arguments(parser: argparse.ArgumentParser, default: str = EVERYTHING) -> None:
@@ -47,15 +47,15 @@ class Selected:
         return dataclasses.replace(found, cross=other, launcher=cache)
 
     def for_development(self) -> tuple[Build, ...]:
-        """What is built where nothing more is given: variants.toml's [dev]."""
+        """The selected builds; this machine's GPUs and [dev] decide what is left open."""
         arguments, config = self.arguments, self.config
         here = self._devices(arguments.architectures or (selection_arguments.NATIVE,))
         return self._shard(expand(config, select_dev(arguments, config, here)))
 
     def for_release(self) -> tuple[Build, ...]:
-        """What is built where nothing more is given: everything for one processor.
+        """The selected builds; what the arguments leave open is everything for one processor.
 
-        ConfigurationError where that is nothing.
+        ConfigurationError if that is nothing.
         """
         return self._shard(self.require(self.whole_release()))
 
