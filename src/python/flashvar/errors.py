@@ -58,7 +58,10 @@ class NotProvidedError(FlashvarError, ModuleNotFoundError):
 
 
 class ManifestError(FlashvarError):
-    """A manifest is missing, unreadable or not valid."""
+    """A manifest is missing, unreadable or not valid.
+
+    With FLASHVAR_STRICT=1 also: a binary has another version than flashvar.
+    """
 
 
 class BinaryError(FlashvarError, RuntimeError):

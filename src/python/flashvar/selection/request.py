@@ -111,7 +111,8 @@ class Overrides:
 
     backend: str = "auto"  # one of BACKENDS; a named backend has no fallback
     architecture: str | None = None  # consider only these binaries: "sm_XY", or "sm_XY-cuN"
-    strict: bool = False  # a binary of another version than flashvar is an error
+    # Errors: a binary of another version, a fallback of an integration, offsets that do not fit.
+    strict: bool = False
 
     @classmethod
     def from_environment(

@@ -22,9 +22,9 @@ _logged: set[tuple[str, str, str]] = set()
 def choose(request: Request, backend: str = "auto") -> CandidateResult:
     """The candidate that runs `request`, with its library open if it is a binary.
 
-    Decided once per process for a request. FLASHVAR_BACKEND and FLASHVAR_FORCE_ARCH apply where
-    `backend` is "auto". If a fallback runs it,
-    the log says why no better candidate does, and how to change that if there is a way.
+    Decided once per process for a request. FLASHVAR_BACKEND counts if `backend` is "auto".
+    FLASHVAR_FORCE_ARCH always limits the binaries, and with "auto" also excludes Triton. If a
+    fallback runs the request, the log says why, and how to change that if there is a way.
 
     Raises:
         InvalidInputError: no op has the function, or `backend` is not the name of a backend.
