@@ -59,7 +59,7 @@ def test_comments_may_differ_from_the_record(
     assert not [
         name for name in ("src/cuda", "CMakeLists", "variants") if f"changed {name}" in said
     ]
-    assert "is of sources" not in said
+    assert "was made from sources" not in said
 
 
 def flip_in_both(case: Case) -> None:
@@ -359,9 +359,9 @@ TREES: dict[str, tuple[str, Fault, str]] = {
         made_of(revision="c0ffee" * 6 + "c0ff"),
         "is not in this clone",
     ),
-    "record of a dirty tree": ("GPU records", made_of(dirty=True), "is of no commit"),
+    "record of a dirty tree": ("GPU records", made_of(dirty=True), "was not built from a commit"),
     "record of an option": ("GPU records", made_of(revision="--all"), "is not in this clone"),
-    "record of other sources": ("GPU records", same_version, "is of sources 111111111111"),
+    "record of other sources": ("GPU records", same_version, "was made from sources 111111111111"),
     "record with failures": (
         "GPU records",
         lambda case: case.record(counts={"passed": 18, "failed": 1}),
@@ -418,7 +418,7 @@ TREES: dict[str, tuple[str, Fault, str]] = {
     "record of another nvcc": (
         "GPU records",
         lambda case: case.record(toolkit={"compiler": "nvcc", "version": "12.9.86"}),
-        "of nvcc 12.9.86, the release's of 13.0.88",
+        "by nvcc 12.9.86, the release's by 13.0.88",
     ),
     "record of another architecture": (
         "GPU records",

@@ -48,7 +48,7 @@ def test_a_record_of_the_op_that_changed(case: Case, capsys: pytest.CaptureFixtu
     assert check(case) == 9
     said = faults(capsys.readouterr().err)["GPU records"]
     assert "the binary of sm_80: expected a record" in said
-    assert f"since its commit changed {SOURCE} of merge_states alone" in said
+    assert f"{SOURCE}, which only merge_states uses, changed after its commit" in said
     assert f"--results {PART.as_posix()} --backend cuda {TESTS}, then commit" in said
     commit(case, {PART.as_posix(): part_of(case, changed)})
     fake_release.put_own(case)
@@ -65,7 +65,7 @@ def test_a_record_of_the_op_that_changed(case: Case, capsys: pytest.CaptureFixtu
     for name in (SOURCE, "src/cuda/core/math.cuh"):
         commit(case, {name: "inline int changed_again;\n"})
         assert check(case) == 9
-        assert f" changed {name}" in faults(capsys.readouterr().err)["GPU records"]
+        assert f"{name} changed after its commit" in faults(capsys.readouterr().err)["GPU records"]
 
 
 def test_a_change_of_what_another_op_includes(
@@ -76,8 +76,8 @@ def test_a_change_of_what_another_op_includes(
     commit(case, {PART.as_posix(): part_of(case, changed)})
     assert check(case) == 9
     said = faults(capsys.readouterr().err)["GPU records"]
-    assert f"since its commit changed {SOURCE}" not in said
-    assert f"changed {SOURCE}; renew it" in said
+    assert f"{SOURCE}, which only" not in said
+    assert f"{RECORD.as_posix()}: {SOURCE} changed after its commit" in said
 
 
 def test_the_sources_of_this_project_are_told_apart(case: Case) -> None:

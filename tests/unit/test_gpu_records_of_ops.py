@@ -114,15 +114,15 @@ def test_every_op_that_changed_needs_a_record() -> None:
     found = judge(PART, whole=both)
     assert found.ops_to_rerun == ("merge_states",)
     assert found.reason == (
-        f"since its commit changed {MERGE} of merge_states alone, for which a record of its tests "
-        "would do, found none"
+        f"{MERGE}, which only merge_states uses, changed after its commit: a record of the tests "
+        "of merge_states is enough, found none"
     )
     assert judge(PART, OF_MERGE, whole=both).parts == (PART, OF_MERGE)
 
 
 def test_nothing_but_records_of_ops_is_no_record() -> None:
     since = {"part": CHANGED["part"]}
-    assert gpu_records.judge(NEED, PART, [PART], since).reason == "it is of a part of the tests"
+    assert gpu_records.judge(NEED, PART, [PART], since).reason == "it did not run all tests"
 
 
 def without(file: str) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def without(file: str) -> dict[str, Any]:
 
 REFUSED: dict[str, tuple[Mapping[str, Any], str]] = {
     "failures": ({"failed": 2}, "2 of its tests failed"),
-    "shard": ({"complete": False}, "a part of what was chosen"),
+    "shard": ({"complete": False}, "did not run all tests that were chosen"),
     "translated": ({"native": False}, "it ran otherwise than whole.json"),
     "platform": ({"platform": "linux_aarch64"}, "it ran otherwise than whole.json"),
     "fewer": (
@@ -148,9 +148,12 @@ REFUSED: dict[str, tuple[Mapping[str, Any], str]] = {
         {"binaries": (replace(PART.binaries[0], architecture="sm_80"),)},
         "it names no binary",
     ),
-    "no commit": ({"binaries": (replace(BINARY, revision=None),)}, "is of no commit"),
-    "dirty": ({"binaries": (replace(BINARY, dirty=True),)}, "is of no commit"),
-    "nvcc": ({"binaries": (replace(BINARY, revision="part", toolkit="12.9"),)}, "is of nvcc 12.9"),
+    "no commit": ({"binaries": (replace(BINARY, revision=None),)}, "was not built from a commit"),
+    "dirty": ({"binaries": (replace(BINARY, dirty=True),)}, "was not built from a commit"),
+    "nvcc": (
+        {"binaries": (replace(BINARY, revision="part", toolkit="12.9"),)},
+        "was made by nvcc 12.9",
+    ),
     "file not chosen": ({"chosen": OF_CONV[:1]}, f"{OF_CONV[1]} was not chosen"),
     "keyword": (
         {"chosen": ("-k forward", *OF_CONV)},
@@ -178,8 +181,8 @@ def test_record_of_an_op_that_is_none(fault: str) -> None:
     ("changed", "words"),
     [
         (None, "commit part is not in this clone"),
-        (since(causal_conv1d=(CONV,)), f"since its commit part changed {CONV}"),
-        (since("src/cuda/core/math.cuh"), "since its commit part changed src/cuda/core/math.cuh"),
+        (since(causal_conv1d=(CONV,)), f"{CONV} changed after its commit part"),
+        (since("src/cuda/core/math.cuh"), "src/cuda/core/math.cuh changed after its commit part"),
     ],
     ids=["unknown", "own", "common"],
 )
@@ -191,7 +194,7 @@ def test_sources_changed_since_the_record_of_an_op(changed: Since | None, words:
 
 def test_other_changes_make_a_record_stale() -> None:
     found = judge(PART, whole=since("variants.toml", causal_conv1d=(CONV,)))
-    assert found.reason == "since its commit whole changed variants.toml"
+    assert found.reason == "variants.toml changed after its commit whole"
     assert found.ops_to_rerun == ()
 
 

@@ -47,7 +47,7 @@ class Need:
 
     @property
     def ops(self) -> list[str]:
-        """What is released, without its direction: attention of attention_fwd."""
+        """The ops of the released functions."""
         return sorted({op_of(row.op) for one in self.released for row in one.kernels})
 
     def concerns(self, record: GpuRun) -> bool:
@@ -175,8 +175,8 @@ def judge(
             rerun.append(op)
             why_not = "; ".join(f"{one.file}: {why}" for one, why in tried) or "none"
             said.append(
-                f"since its commit changed {_shown(files)} of {op} alone, for which a record of "
-                f"its tests would do, found {why_not}"
+                f"{_shown(files)}, which only {op} uses, changed after its commit: a record of the "
+                f"tests of {op} is enough, found {why_not}"
             )
     return Judged(record, "; ".join(said) or None, tuple(parts), tuple(rerun))
 
@@ -186,7 +186,7 @@ def _reasons(need: Need, record: GpuRun, since: Mapping[str, Since | None]) -> I
     if record.failed:
         yield f"{record.failed} of its tests failed"
     if not record.whole:
-        yield "it is of a part of the tests"
+        yield "it did not run all tests"
     untried = [name for name in need.ops if not any(map(_tests_of(name).match, record.files))]
     if untried:
         yield f"it ran no test of {', '.join(untried)}"
@@ -200,7 +200,7 @@ def _reasons_of_part(
     if part.failed:
         yield f"{part.failed} of its tests failed"
     if not part.complete:
-        yield "it is of a part of what was chosen"
+        yield "it did not run all tests that were chosen"
     if (part.native, part.platform) != (whole.native, whole.platform):
         how, how_whole = (
             f"{'natively' if one.native else 'translated'} on {one.platform}"
@@ -237,13 +237,13 @@ def _reasons_of_run(
         yield "it names no binary, and so no commit"
     for one in binaries:
         if one.revision is None or one.dirty is not False:
-            yield f"its binary of {one.architecture} is of no commit"
+            yield f"its binary of {one.architecture} was not built from a commit without changes"
             return
         found = since[one.revision]
         if found is None:
             yield f"commit {one.revision} is not in this clone (git fetch --unshallow)"
         elif files := [*found.common, *itertools.chain(*(found.by_op.get(op, ()) for op in ops))]:
-            yield f"since its commit {one.revision[:12]} changed {_shown(files)}"
+            yield f"{_shown(files)} changed after its commit {one.revision[:12]}"
         other_comments = found is not None and found.touched
         for described in need.released:
             yield from _differences(one, described, record.platform, other_comments=other_comments)
@@ -265,13 +265,13 @@ def _differences(
     """What the binary that ran and the one that is released do not share."""
     if one.toolkit != described.toolkit.machine_code:
         made = described.toolkit.machine_code
-        yield f"its binary is of nvcc {one.toolkit}, the release's of {made}"
+        yield f"its binary was made by nvcc {one.toolkit}, the release's by {made}"
     built = (one.version, one.code_kinds, platform)
     if built != (described.version, described.code_kinds, described.platform):
         return  # a build of other parts, e.g. with PTX: its hash covers these
     if not other_comments and one.sources != described.source.hash:
         yield (
-            f"its binary is of sources {one.sources[:12]}, the release's of "
+            f"its binary was made from sources {one.sources[:12]}, the release's from "
             f"{described.source.hash[:12]}"
         )
 

@@ -31,7 +31,7 @@ class Binary:
     code_kinds: tuple[str, ...]
     version: str
     revision: str | None
-    dirty: object  # False of a binary that is a commit's
+    dirty: object  # False if it was built from a commit without changes
     sources: str  # their hash, as manifests have it
     toolkit: str
 
@@ -43,11 +43,11 @@ class GpuRun:
     file: str  # from the root
     device: str
     platform: str
-    architecture: str  # whose binary served: the device's own, or the one that was forced
+    architecture: str  # kind of the binary that ran: the device's own, or the forced one
     forced: bool
     native: bool  # its machine code ran; else the driver translated its PTX
     complete: bool  # no test of what was chosen was left to another run
-    chosen: tuple[str, ...]  # the words and files by which a part of the tests was; empty: all
+    chosen: tuple[str, ...]  # pytest arguments that chose a part of the tests; empty: all ran
     seed: int | None  # of random inputs
     passed: Mapping[str, int]  # tests by backend
     tests: Mapping[tuple[str, str], int]  # those by file and backend, but of Triton's kernels
