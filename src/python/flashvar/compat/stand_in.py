@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from flashvar.compat.distribution import Finder
+from flashvar.compat.not_provided import MissingModuleFinder
 from flashvar.errors import ConfigurationError
 
 __all__ = ["StandIn", "modules_of"]
@@ -19,10 +20,10 @@ __all__ = ["StandIn", "modules_of"]
 class StandIn:
     """A package's modules, the metadata of its distributions, and refusals of what is missing."""
 
-    def __init__(self, package: str, finder: Finder, refusal: Any) -> None:
+    def __init__(self, package: str, finder: Finder, missing_modules: MissingModuleFinder) -> None:
         self._package = package
         self._finder: Final = finder
-        self._refusal: Final = refusal
+        self._missing_modules: Final = missing_modules
         self._lock = threading.RLock()
         self._modules: dict[str, ModuleType] = {}
         self._replaced: dict[str, ModuleType] = {}
@@ -43,7 +44,7 @@ class StandIn:
             self._replaced = {name: sys.modules.pop(name) for name in others}
             sys.meta_path.insert(0, self._finder)
             # Appended last: it must not hide modules that are installed.
-            sys.meta_path.append(self._refusal)
+            sys.meta_path.append(self._missing_modules)
             self._modules = dict(modules)
             sys.modules.update(self._modules)
 
@@ -73,7 +74,7 @@ class StandIn:
             if not self.stands:
                 return
             sys.meta_path.remove(self._finder)
-            sys.meta_path.remove(self._refusal)
+            sys.meta_path.remove(self._missing_modules)
             for name in self._modules:
                 sys.modules.pop(name, None)
             sys.modules.update(self._replaced)

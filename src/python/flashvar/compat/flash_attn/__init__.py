@@ -64,7 +64,8 @@ _STAND_IN: Final = StandIn(
     MissingModuleFinder(
         _NAME,
         NOT_PROVIDED,
-        "what the table of flashvar's reference lists, or leave the stand-in uninstalled",
+        "what the table in flashvar's docs/api/flash-attn.md names, or the package flash-attn, "
+        "without flashvar.compat.flash_attn.install()",
     ),
 )
 
