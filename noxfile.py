@@ -1,4 +1,4 @@
-"""The front door: `nox -s build-dev -- hdim=64`, `nox -s tests`, `nox -s wheels -- sm89`, ...
+"""Sessions of nox: `nox -s build-dev -- hdim=64`, `nox -s tests`, `nox -s wheels -- sm89`, ...
 
 A session makes an environment from the pins of pyproject.toml, and calls the project; decisions are
 flashvar_factory's.
@@ -33,7 +33,7 @@ DEV_ENVIRONMENT = ROOT / ".nox" / "build-dev"
 # uv does not read pip's settings.
 PIP_AND_UV = {"UV_FIND_LINKS": os.environ.get("PIP_FIND_LINKS", "").replace(" ", ",")}
 WITH_SOURCES = {"PYTHONPATH": str(SOURCES)}
-# Groups that have lock files, with hashes: what they install makes or checks files of a release.
+# Groups with lock files (with hashes): their packages make or check files of a release.
 LOCKED = ["audit", "binary", "build", "ci", "cibuildwheel", "nox", "release", "smoke", "toolchain"]
 # The benchmarks that need the environment that build-dev makes.
 IN_DEV_ENVIRONMENT = {
@@ -46,7 +46,8 @@ SMALL_EXAMPLES = {
     "train_gpt": ["--steps", "3", "--batch", "4", "--length", "128"],
     "unet_diffusion": ["--steps", "40", "--backend", "reference"],
 }
-# The tests, by name, of what depends on torch's internals; the others need more packages.
+# Files `test_<name>.py` of tests that depend on torch's internals and need no packages but those of
+# the groups `floor` and `ceiling`.
 FLOOR = [
     "any_argument",
     "attention_*",
@@ -91,7 +92,7 @@ def build_dev(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def lint(session: nox.Session) -> None:
-    """Check style and types: ruff, mypy --strict, clang-format; the workflows: zizmor."""
+    """Check style and types, the workflows and the issue forms."""
     install(session, "lint")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
@@ -224,16 +225,14 @@ def check_release(session: nox.Session) -> None:
     session.run(
         "twine", "check", "--strict", *distributions(Path(*session.posargs[:1] or ["dist"]))
     )
-    command = ("python", "-m", "flashvar_factory", "check-release", *session.posargs)
-    session.run(*command, env=WITH_SOURCES)
+    run_factory(session, "check-release", *session.posargs)
 
 
 @nox.session(name="select-unpublished", reuse_venv=True)
 def select_unpublished(session: nox.Session) -> None:
     """Copy what an index lacks: `-- dist --checked FILE --index URL --output DIR`."""
     install(session, "release")
-    command = ("python", "-m", "flashvar_factory", "select-unpublished", *session.posargs)
-    session.run(*command, env=WITH_SOURCES)
+    run_factory(session, "select-unpublished", *session.posargs)
 
 
 @nox.session(reuse_venv=True)
@@ -268,8 +267,7 @@ def audit(session: nox.Session) -> None:
 def smoke(session: nox.Session) -> None:
     """Try the wheels of dist/ in fresh environments: `-- --serve --with torch==2.8.0`."""
     install(session, "smoke")
-    command = ("python", "-m", "flashvar_factory", "smoke", *session.posargs)
-    session.run(*command, env=WITH_SOURCES | PIP_AND_UV)
+    run_factory(session, "smoke", *session.posargs, env=WITH_SOURCES | PIP_AND_UV)
 
 
 @nox.session(reuse_venv=True)
@@ -282,8 +280,7 @@ def sbom(session: nox.Session) -> None:
 def variants(session: nox.Session) -> None:
     """Make wheel variants of the wheels in dist/, in build/variants: `-- --experimental`."""
     install(session, "build")
-    command = ("python", "-m", "flashvar_factory", "variants", *session.posargs)
-    session.run(*command, env=WITH_SOURCES)
+    run_factory(session, "variants", *session.posargs)
 
 
 @nox.session(venv_backend="none")
@@ -303,8 +300,7 @@ def cibuildwheel(session: nox.Session) -> None:
     if why_not:
         session.skip(why_not)
     install(session, "cibuildwheel")
-    command = ("python", "-m", "flashvar_factory", "cibuildwheel", *session.posargs)
-    session.run(*command, env=WITH_SOURCES)
+    run_factory(session, "cibuildwheel", *session.posargs)
 
 
 @nox.session(name="foreign-wheels", reuse_venv=True)
@@ -330,13 +326,19 @@ def files_named(name: str) -> list[str]:
     return [str(file) for folder in folders for file in folder.glob(f"test_{name}.py")]
 
 
+def run_factory(
+    session: nox.Session, command: str, *arguments: str, env: dict[str, str] = WITH_SOURCES
+) -> None:
+    """Run a command of the factory of this checkout, in the environment of the session."""
+    session.run("python", "-m", "flashvar_factory", command, *arguments, env=env)
+
+
 def run_with_toolkit(session: nox.Session, group: str, command: str) -> None:
     """Run a command of the factory that compiles."""
     check_selection(session)
     install(session, group)
     install_toolkit(session)
-    command_line = ("python", "-m", "flashvar_factory", command, *session.posargs)
-    session.run(*command_line, env=WITH_SOURCES)
+    run_factory(session, command, *session.posargs)
 
 
 def run_on_files(session: nox.Session, group: str, command: str, *patterns: str) -> None:
@@ -346,7 +348,7 @@ def run_on_files(session: nox.Session, group: str, command: str, *patterns: str)
     if not files:
         session.error("dist: expected wheels, found none: nox -s wheels -- all")
     install(session, group)
-    session.run("python", "-m", "flashvar_factory", command, *files, env=WITH_SOURCES)
+    run_factory(session, command, *files)
 
 
 def distributions(folder: Path) -> list[str]:
