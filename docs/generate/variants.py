@@ -23,7 +23,7 @@ from flashvar_factory.config.selection_arguments import SelectionArguments
 
 # The names that a user chooses, as the reference writes them.
 NAMED: Final = {
-    "ops": "<op>",
+    "ops": "<function>",
     "axes": "<axis>",
     "spill_bytes": "<axis>",
     "architectures": "<architecture>",
@@ -41,17 +41,17 @@ MEANING: Final = {
     "project.torch": "The oldest torch whose stable ABI the libraries call.",
     "defaults.ops": "The ops that are built where a command names none.",
     "defaults.<axis>": "The values an axis is compiled for, in every op that has it.",
-    "defaults.<op>.<axis>": "Other values for one op.",
-    "ops.<op>.launcher": "The header in a family's folder that launches the op.",
-    "ops.<op>.axes.<axis>.choices": "The values of an axis of names, C++ types `<axis>::<name>`.",
-    "ops.<op>.axes.<axis>.min": "The smallest value of an axis of integers.",
-    "ops.<op>.axes.<axis>.max": "The largest.",
-    "ops.<op>.axes.<axis>.step": "From one value to the next.",
-    "ops.<op>.axes.<axis>.pairs": 'Whether `"192x128"` is a value too: two template arguments.',
-    "ops.<op>.spill_bytes": "Bytes that a thread of a released kernel may spill.",
-    "ops.<op>.spill_bytes.<axis>.<value>": "The same for kernels of one value.",
+    "defaults.<function>.<axis>": "Other values for one function.",
+    "ops.<function>.launcher": "The header in a family's folder that launches the function.",
+    "ops.<function>.axes.<axis>.choices": "An axis of names: its values, C++ types `<axis>::<name>`.",
+    "ops.<function>.axes.<axis>.min": "The smallest value of an axis of integers.",
+    "ops.<function>.axes.<axis>.max": "The largest.",
+    "ops.<function>.axes.<axis>.step": "From one value to the next.",
+    "ops.<function>.axes.<axis>.pairs": 'Whether `"192x128"` is a value: two template arguments.',
+    "ops.<function>.spill_bytes": "Bytes that a thread of a released kernel may spill.",
+    "ops.<function>.spill_bytes.<axis>.<value>": "The same for kernels of one value.",
     "architectures.<architecture>.code": "What nvcc compiles for.",
-    "architectures.<architecture>.family": "The folder of `src/cuda` that serves it.",
+    "architectures.<architecture>.family": "The folder of `src/cuda` with its kernels.",
     "architectures.<architecture>.shared_memory": "Bytes of it that a block may have there.",
     "architectures.<architecture>.distribution": "The name of the wheel.",
     "architectures.<architecture>.platforms": "The processors that a wheel is made for.",
@@ -78,12 +78,12 @@ MEANING: Final = {
 DEFAULT: Final = {
     "project.smoke": "none",
     "project.torch": "none",
-    "defaults.<op>.<axis>": "`defaults.<axis>`",
-    "ops.<op>.launcher": "`<op>_launch`",
-    "ops.<op>.axes.<axis>.choices": "an axis of integers",
-    "ops.<op>.axes.<axis>.pairs": "false",
-    "ops.<op>.spill_bytes": "0",
-    "ops.<op>.spill_bytes.<axis>.<value>": "0",
+    "defaults.<function>.<axis>": "`defaults.<axis>`",
+    "ops.<function>.launcher": "`<function>_launch`",
+    "ops.<function>.axes.<axis>.choices": "an axis of integers",
+    "ops.<function>.axes.<axis>.pairs": "false",
+    "ops.<function>.spill_bytes": "0",
+    "ops.<function>.spill_bytes.<axis>.<value>": "0",
     "architectures.<architecture>.platforms": '`["x86_64"]`',
     "architectures.<architecture>.also": "none",
     "architectures.<architecture>.ran": "`never`",
@@ -94,7 +94,7 @@ DEFAULT: Final = {
     "dev.<axis>": "`defaults.<axis>`",
 }
 # What the reader says of these is about an axis of this project.
-_VALUES: Final = frozenset({"defaults.<axis>", "defaults.<op>.<axis>", "dev.<axis>"})
+_VALUES: Final = frozenset({"defaults.<axis>", "defaults.<function>.<axis>", "dev.<axis>"})
 # No key of the format takes a fraction; of the other three, the one of the right type is answered
 # with more than the type.
 _IMPOSSIBLE: Final = (0.5, 7, "!", ["!"])
@@ -174,7 +174,7 @@ def _general(document: dict[str, Any], path: tuple[str, ...]) -> str:
         elif path[0] in ("defaults", "dev") and place and part in axes:
             parts.append("<axis>")
         elif path[0] == "defaults" and place == 1 and part in ops:
-            parts.append("<op>")
+            parts.append("<function>")
         elif place == 4 and path[2] == "spill_bytes":
             parts.append("<value>")
         else:

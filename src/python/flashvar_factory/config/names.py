@@ -40,7 +40,7 @@ def why_not(word: str) -> str | None:
 
 
 def op_of(function: str) -> str:
-    """The op of a function: attention of attention_fwd."""
+    """The name without its last word: attention of attention_fwd, vector of vector_add."""
     return function.rpartition("_")[0] or function
 
 
