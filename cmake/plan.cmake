@@ -1,5 +1,5 @@
-# Writes the plan of a self-contained project (flashvar_factory's command `project`) before CMake looks
-# for compilers, because the plan names them.
+# Lets the factory write the plan of a self-contained project (its command `project`) before `project()`
+# looks for compilers; variables.cmake names them.
 #
 #   -DCMAKE_PROJECT_TOP_LEVEL_INCLUDES=cmake/plan.cmake "-DFLASHVAR_SELECTION=sm_80;hdim=64"
 #

@@ -6,7 +6,7 @@
 
 Most of the time goes into Triton's compiler, which the processes share out (shares.py); the tests
 marked `large`, which fill the device's memory, run after the others. Arguments after `--` go to
-pytest; of files in tests/gpu the tests are those in these files. Ends with 1 where a test failed.
+pytest; files of tests/gpu among them limit the run to these files. Ends with 1 where a test failed.
 
     python tests/gpu/shards.py -j 14 --results results.json --again
 

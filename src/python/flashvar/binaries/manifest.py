@@ -93,7 +93,9 @@ class LibraryFile:
 class Launch:
     """One device function that a row of a kernel table launches, or a variant of it."""
 
-    kernel: str  # after a comma the variant, or which of the calls of `when` launch it
+    # Name of the device function; after a comma its variant, or a further condition of the calls
+    # that launch it.
+    kernel: str
     family: str  # instruction family: "wgmma" or "mma.sync"
     when: str  # the calls that launch the row's kernels of this family
     tile: tuple[int, ...]

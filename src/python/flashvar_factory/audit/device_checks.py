@@ -166,7 +166,7 @@ def ptx(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     for library, described in pairs(wheel):
         count = sum(image.kind == fatbin.PTX for image in library.images)
         is_release = "+" not in wheel.name.version
-        for form in sorted({image.holds for image in library.images if image.holds is not None}):
+        for form in sorted({one.embedded for one in library.images if one.embedded is not None}):
             if is_release or form != "PTX":
                 yield Finding(
                     "ptx",

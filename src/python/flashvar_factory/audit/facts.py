@@ -50,18 +50,19 @@ class Image:
 
     kind: str  # "sass", "ptx"
     code: str  # "90a"; what the code states itself, where it was opened
-    form: tuple[int, int]  # the same of its version: PTX's, or 1 and the ABI of a cubin
-    entry_code: str  # what its entry in the container states
+    form: tuple[int, int]  # version of the format: of PTX, or (1, ABI) of a cubin
+    # What its entry in the container states.
+    entry_code: str
     entry_form: tuple[int, int]
     entry_flags: int
-    entry_words: bytes  # a name and options, of no use to drivers
+    entry_words: bytes  # name and options; drivers ignore them
     compression: str | None
     stored_bytes: int
     opened_bytes: int
     functions: tuple[cubin.Function, ...] | None  # None: PTX, or not opened
     toolkit: str | None = None  # that made the machine code, where it left a note
     stack: int | None = None  # bytes per thread: the most that any function takes
-    holds: str | None = None  # device code within machine code: PTX, as debuggers read it
+    embedded: str | None = None  # device code inside machine code: PTX, for debuggers
     api: int | None = None  # the CUDA that machine code was made by: 10 * major + minor
     kernels: tuple[ptx.Kernel, ...] | None = None  # of PTX; None where it was not opened
     before_13: bool | None = None  # machine code in the format of CUDA 12; None: cannot be told
@@ -244,7 +245,7 @@ def _image(image: fatbin.Image, where: str) -> Image:
         toolkit=held.toolkit,
         stack=held.stack,
         api=held.api,
-        holds=device_code.within(opened, start=1),
+        embedded=device_code.within(opened, start=1),
         before_13=held.before_13,
         differences=held.differences,
     )

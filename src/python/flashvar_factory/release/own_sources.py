@@ -1,8 +1,9 @@
 """Tells which sources belong to one op alone, so that no other op's machine code depends on them.
 
 A C++ or CUDA file is an op's by its path: in a folder of the op's name, which lies in src/cuda or
-in a folder there, or in src/cuda/abi with the op's name in front. If anything but an op's own files
-includes one of them, or may, none of its files is its own: others may also link with these.
+in a folder there, or in src/cuda/abi with the op's name in front. If another file includes one of
+an op's files, or could, all files of the op count as shared: machine code of other ops may depend
+on them.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Release:
 
 
 class Stage(Protocol):
-    """A module of `stages`: its docstring's first line is what people read."""
+    """A module of `stages`; its key in `STAGES` is what people read."""
 
     def steps(self, release: Release, done: Mapping[str, Outcome]) -> Iterator[Step]:
         """What to do; `done` holds the outcomes of the steps before, by name."""

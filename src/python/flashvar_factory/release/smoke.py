@@ -1,9 +1,8 @@
 """Installs the wheels of a release into a fresh environment of every Python here, and tries them.
 
-What the wheels require of others comes first: from a wheel of PIP_FIND_LINKS, or in the version
-that was named; else a stand-in satisfies it, an empty wheel of the lowest version that will do. So
-the installer resolves the whole on every Python. Stand-ins stay because the real requirement is
-torch, gigabytes for each of five Pythons: `--with torch==X` takes it where it is asked for.
+Requirements on other packages (torch) are installed first: a wheel of PIP_FIND_LINKS, or the
+version of `--with`. Otherwise an empty wheel of the lowest fitting version, a stand-in, satisfies
+them: torch would be gigabytes for each Python.
 """
 
 from __future__ import annotations
