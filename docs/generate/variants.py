@@ -43,7 +43,7 @@ MEANING: Final = {
     "defaults.<axis>": "The values an axis is compiled for, in every op that has it.",
     "defaults.<function>.<axis>": "Other values for one function.",
     "ops.<function>.launcher": "The header in a family's folder that launches the function.",
-    "ops.<function>.axes.<axis>.choices": "An axis of names: its values, C++ types `<axis>::<name>`.",
+    "ops.<function>.axes.<axis>.choices": "The values, if names: C++ types `<axis>::<name>`.",
     "ops.<function>.axes.<axis>.min": "The smallest value of an axis of integers.",
     "ops.<function>.axes.<axis>.max": "The largest.",
     "ops.<function>.axes.<axis>.step": "From one value to the next.",
