@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -56,9 +57,7 @@ def test_comments_may_differ_from_the_record(
         changed(name, "# Said better.\n")(case)
     check(case)
     said = capsys.readouterr().err
-    assert not [
-        name for name in ("src/cuda", "CMakeLists", "variants") if f"changed {name}" in said
-    ]
+    assert " changed after its commit" not in said
     assert "was made from sources" not in said
 
 
@@ -243,8 +242,10 @@ def test_files_that_are_no_release(
 
 
 def refused(error: str, name: str, words: str) -> None:
+    """The check of this name failed, and its message has the words; " … " stands for any."""
     assert "publish nothing of it" in error
-    assert words in faults(error).get(name, ""), error
+    found = faults(error).get(name, "")
+    assert re.search(".*".join(map(re.escape, words.split(" … "))), found), error
     assert "Traceback" not in error
 
 
@@ -337,17 +338,17 @@ TREES: dict[str, tuple[str, Fault, str]] = {
     "CUDA changed since the record": (
         "GPU records",
         changed("src/cuda/abi/info.cc", "int changed;\n"),
-        "changed src/cuda/abi/info.cc; renew it on an NVIDIA A100: " + RENEWED,
+        "src/cuda/abi/info.cc changed after its commit … ; renew it on an NVIDIA A100: " + RENEWED,
     ),
     "CMake changed since the record": (
         "GPU records",
         changed("CMakeLists.txt", "message(STATUS changed)\n"),
-        "changed CMakeLists.txt; renew it",
+        "CMakeLists.txt changed after its commit … ; renew it",
     ),
     "variants.toml changed since the record": (
         "GPU records",
         replaced("variants.toml", 'ptx = "8.8"', 'ptx = "8.7"'),
-        "changed variants.toml; renew it",
+        "variants.toml changed after its commit … ; renew it",
     ),
     "Triton changed since the record": (
         "GPU records",
@@ -393,17 +394,17 @@ TREES: dict[str, tuple[str, Fault, str]] = {
     "record of a part of the tests": (
         "GPU records",
         lambda case: case.record(left_to_other_shards=7),
-        "a part of the tests",
+        "it did not run all tests",
     ),
     "record of a run that was terminated": (
         "GPU records",
         lambda case: case.record(ended_early=True),
-        "a part of the tests",
+        "it did not run all tests",
     ),
     "record of tests that were chosen": (
         "GPU records",
         lambda case: case.record(chosen=["-k", "test_forward"]),
-        "a part of the tests",
+        "it did not run all tests",
     ),
     "record without an op": (
         "GPU records",
