@@ -9,8 +9,8 @@ namespace flashvar::sm90::attention {
 // Variants of the dK and dV kernel: sums of these bits, which bwd_variants.h combines. All but
 // kDense also take varlen.
 struct BwdVariant {
-  static constexpr unsigned kDense = 0;   // all sequences have one length
-  static constexpr unsigned kVarlen = 1;  // lengths on the device; short windows; divided queries
+  static constexpr unsigned kDense = 0;        // all sequences have one length
+  static constexpr unsigned kVarlen = 1;       // varlen, short windows, divided query blocks
   static constexpr unsigned kModifiers = 2;    // evaluates ScoreModifiers except the bias
   static constexpr unsigned kBias = 4;         // evaluates all ScoreModifiers of a call with a bias
   static constexpr unsigned kNoDq = 8;         // does not compute dQ; bwd_dq.cuh then does

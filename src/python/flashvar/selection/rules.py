@@ -40,6 +40,8 @@ def select(
     missing = None
     if device is not None and common is None:
         missing = _missing_binary(device, system, inventory, overrides.architecture)
+    # Without binaries one result stands for all of them; a call on the CPU gets it only if it names
+    # the backend.
     wants_cuda = ("cuda",) if request.device is None else ("auto", "cuda")
     if common is not None and overrides.backend in wants_cuda and not inventory.binaries:
         missing = CandidateResult("cuda", "cuda", False, common.reason)
