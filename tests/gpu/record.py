@@ -9,13 +9,16 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 sys.path.append(str(Path(__file__).parents[2]))
 
 from benchmarks import result_file
 
 Record = list[dict[str, Any]]
+
+# Facts about a system that may differ between two runs on it.
+_OF_ONE_RUN: Final = frozenset({"visible_devices", "triton_cache"})
 
 
 def write(target: Path, about: dict[str, Any], record: Record) -> None:
@@ -134,10 +137,10 @@ def _check_equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
 
 
 def _compared(value: Any) -> Any:
-    """What two runs must have in common: not which of several equal devices ran."""
+    """What two runs must have in common."""
     if not isinstance(value, dict):
         return value
-    return {name: one for name, one in value.items() if name != "visible_devices"}
+    return {name: one for name, one in value.items() if name not in _OF_ONE_RUN}
 
 
 def _environment() -> dict[str, Any]:

@@ -118,7 +118,7 @@ def test_files_that_failed_run_again(recorded: dict[str, Any], tmp_path: Path, p
     words = ("-j", "1", "--results", str(target), "--again", *CHOSEN)
     failed = {"case": f"{file}::test_mended", "outcome": "failed", "reason": "AssertionError"}
     kept = {"case": "tests/gpu/test_rotary.py::test_kept", "outcome": "passed"}
-    elsewhere = {**recorded["system"], "visible_devices": "7"}
+    elsewhere = {**recorded["system"], "visible_devices": "7", "triton_cache": "/elsewhere"}
     before = {**recorded, "system": elsewhere, "seed": 7, "cases": [failed, kept]}
     result_file.write(target, before)
     assert run_shards(python, *words).returncode == 0
