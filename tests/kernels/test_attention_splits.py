@@ -42,12 +42,12 @@ extern "C" int32_t splits(int64_t batch, int32_t queries, int32_t keys, int32_t 
 }
 
 // Of the mma.sync backward.
-extern "C" int32_t head_splits(int64_t blocks, int32_t group) {
-  return sm80::attention::count_head_splits(blocks, group);
+extern "C" int32_t head_parts(int64_t blocks, int32_t group) {
+  return sm80::attention::count_head_parts(blocks, group);
 }
-extern "C" int32_t query_splits(int64_t blocks, int64_t steps, int32_t causal,
+extern "C" int32_t query_parts(int64_t blocks, int64_t steps, int32_t causal,
                                 int32_t blocks_per_sm) {
-  return sm80::attention::count_query_splits(blocks, steps, causal != 0, blocks_per_sm);
+  return sm80::attention::count_query_parts(blocks, steps, causal != 0, blocks_per_sm);
 }
 
 // Where a call with PackGQA has query 0 of a head and its bias, and where keys begin, in elements;
@@ -331,7 +331,7 @@ def test_varlen_rows_are_merged_where_they_are(count: int, library: ctypes.CDLL)
 def test_heads_of_a_group_are_divided_where_key_tiles_are_few(
     blocks: int, group: int, expected: int, library: ctypes.CDLL
 ) -> None:
-    assert library.head_splits(ctypes.c_int64(blocks), group) == expected
+    assert library.head_parts(ctypes.c_int64(blocks), group) == expected
 
 
 @pytest.mark.parametrize(
@@ -362,7 +362,7 @@ def test_queries_are_divided_where_key_tiles_are_few(
     expected: int,
     library: ctypes.CDLL,
 ) -> None:
-    found = library.query_splits(
+    found = library.query_parts(
         ctypes.c_int64(blocks), ctypes.c_int64(steps), int(causal), blocks_per_sm
     )
     assert found == expected

@@ -26,14 +26,13 @@ inline bool can_pack_gqa(const FwdProblem& problem) {
   // one query or none.
   bool const varlen = problem.queries.offsets != nullptr;
   bool const one_query = problem.queries.seqlen == 1 && (!varlen || problem.queries.total > 0);
-  bool const known_keys = problem.keys.offsets == nullptr && problem.seqused_k == nullptr;
   bool const has_bias = problem.modifiers.bias.data != nullptr;
   // Only plain calls have fwd_merge_kernel.
   bool const can_merge = !problem.has_modifiers();
   bool const must_merge = varlen || problem.sinks.data != nullptr;  // needs_merge() once packed
   return one_query && problem.group > 1 && problem.modifiers.alibi_slopes == nullptr &&
          problem.modifiers.rng == nullptr && (!must_merge || can_merge) &&
-         (problem.window_left == kUnbounded || (known_keys && !has_bias));
+         (problem.window_left == kUnbounded || (!problem.has_foreign_tail() && !has_bias));
 }
 
 // PackGQA of one query per sequence: the problem with the query heads of a group as the queries of

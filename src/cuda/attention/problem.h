@@ -101,6 +101,11 @@ struct Problem {
 
   bool is_varlen() const { return queries.offsets != nullptr || keys.offsets != nullptr; }
 
+  // Whether tensors may hold other data than zeros after the last key in use of a sequence.
+  __host__ __device__ bool has_foreign_tail() const {
+    return keys.offsets != nullptr || seqused_k != nullptr;
+  }
+
   bool rows_are_aligned() const {
     return flashvar::rows_are_aligned(q) && flashvar::rows_are_aligned(k) &&
            flashvar::rows_are_aligned(v) && flashvar::rows_are_aligned(out);
@@ -109,7 +114,10 @@ struct Problem {
 #ifdef __CUDACC__
   // The keys of a sequence that are in use.
   __device__ __forceinline__ Span keys_in_use(uint32_t batch) const {
-    Span span = keys.span(batch);
+    return keys_in_use(batch, keys.span(batch));
+  }
+  // `span`: all of its keys.
+  __device__ __forceinline__ Span keys_in_use(uint32_t batch, Span span) const {
     if (seqused_k != nullptr) span.count = min(max(seqused_k[batch], 0), span.count);
     return span;
   }

@@ -347,8 +347,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     begin = mask.query_begin(tile.first_key) / Config::kBlockQ;
     int32_t const end = ceil_div(mask.query_end(last_key), Config::kBlockQ);
     int64_t const all = max(end - begin, 0);
-    int32_t const skipped = static_cast<int32_t>(all * tile.query_part / args.query_splits);
-    steps = static_cast<int32_t>(all * (tile.query_part + 1) / args.query_splits) - skipped;
+    int32_t const skipped = static_cast<int32_t>(all * tile.query_part / args.query_parts);
+    steps = static_cast<int32_t>(all * (tile.query_part + 1) / args.query_parts) - skipped;
     begin += skipped;
   }
   int32_t const last_step = steps * tile.heads - 1;

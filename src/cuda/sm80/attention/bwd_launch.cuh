@@ -86,7 +86,7 @@ struct BwdLaunch {
           return launch_kernel<bwd_kernel<C>>(args, {blocks, C::kThreads, C::kSharedMemory}, device,
                                               stream);
         },
-        args.key_tiles * heads_kv * args.splits * args.query_splits);
+        args.key_tiles * heads_kv * args.head_parts * args.query_parts);
     if (args.one_key_tile) {
       // The main kernel has stored dQ.
     } else if (problem.deterministic) {

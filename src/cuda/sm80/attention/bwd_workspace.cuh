@@ -1,4 +1,4 @@
-// How the backward is divided: tiles, splits of their work, and the layout of the workspace. Host
+// How the backward is divided: tiles, parts of their work, and the layout of the workspace. Host
 // only.
 #pragma once
 #include <algorithm>
@@ -21,13 +21,13 @@ BwdWorkspace plan_bwd(const BwdProblem& problem, BwdArgs& args) {
   int64_t const heads_kv = problem.heads_q / problem.group;
   args.query_tiles = problem.queries.tiles(problem.batch, Config::kBlockQ);
   args.key_tiles = problem.keys.tiles(problem.batch, Config::kBlockKV);
-  args.splits = args.query_splits = 1;
+  args.head_parts = args.query_parts = 1;
   int64_t const blocks = std::max<int64_t>(args.key_tiles * heads_kv, 1);
   if (!problem.deterministic) {
-    args.splits = count_head_splits(blocks, problem.group);
+    args.head_parts = count_head_parts(blocks, problem.group);
     bool const causal = problem.window_right != kUnbounded && problem.window_left == kUnbounded;
-    args.query_splits = count_query_splits(
-        blocks * args.splits, problem.visible_query_blocks(Config::kBlockQ, Config::kBlockKV),
+    args.query_parts = count_query_parts(
+        blocks * args.head_parts, problem.visible_query_blocks(Config::kBlockQ, Config::kBlockKV),
         causal, Config::kBlocksPerSM);
   }
   uint64_t end = 0;
@@ -45,7 +45,7 @@ BwdWorkspace plan_bwd(const BwdProblem& problem, BwdArgs& args) {
   args.one_key_tile = problem.has_one_key_tile(Config::kBlockKV);
   args.grad_q_sum =
       allocate(!problem.deterministic && !args.one_key_tile, tiles_q * Config::GradQ::kElements);
-  bool const sums_grad_kv = args.splits * args.query_splits > 1;
+  bool const sums_grad_kv = args.head_parts * args.query_parts > 1;
   args.grad_k_sum = allocate(sums_grad_kv, tiles_k * Config::GradK::kElements);
   args.grad_v_sum = allocate(sums_grad_kv, tiles_k * Config::GradV::kElements);
   return {sums_begin, end};

@@ -19,8 +19,8 @@ struct BwdArgs : BwdProblem {
   float* grad_k_sum;               // [heads_kv, key_tiles, tile]; null if nothing is divided
   float* grad_v_sum;               // likewise
   int64_t query_tiles, key_tiles;  // per head, over all batches
-  int32_t splits;                  // number of blocks that share the query heads of a group
-  int32_t query_splits;            // and of blocks that share the query blocks of a head
+  int32_t head_parts;              // number of blocks that share the query heads of a group
+  int32_t query_parts;             // and of blocks that share the query blocks of a head
   bool one_key_tile;               // of each sequence: its blocks store dQ
   bool aligned;                    // every row of every tensor starts at a multiple of 16 bytes
   bool shared_bias;  // the bias is broadcast: several scores add to one element of grad_bias
@@ -31,7 +31,7 @@ struct BwdArgs : BwdProblem {
 struct KeyTile {
   uint32_t batch, head_kv;
   int32_t first_head, heads;  // query heads [first_head, first_head + heads)
-  int32_t query_part;         // which of the query_splits parts of its query blocks
+  int32_t query_part;         // which of the query_parts parts of its query blocks
   int32_t first_key;          // within its sequence; past its end: the block has no work
   int32_t key_rows;           // keys of the sequence, in use or not
   Span queries, keys;         // of the sequence; keys: the keys in use
@@ -39,19 +39,19 @@ struct KeyTile {
   int64_t key_tile;           // number of this tile in the workspace
 
   __device__ __forceinline__ KeyTile(const BwdArgs& args, int32_t block_q, int32_t block_kv) {
-    uint32_t const parts = static_cast<uint32_t>(args.query_splits);
+    uint32_t const parts = static_cast<uint32_t>(args.query_parts);
     uint32_t block = ptx::block_index() / parts;
     query_part = static_cast<int32_t>(ptx::block_index() % parts);
     uint32_t const batches = static_cast<uint32_t>(args.batch);
     uint32_t const heads_kv = args.heads_q / args.group;
-    uint32_t split;
+    uint32_t head_part;
     if (args.keys.offsets == nullptr) {
       // The first keys come first: under a causal mask they have the most work.
       uint32_t const blocks_kv = ceil_div(args.keys.seqlen, block_kv);
       first_key = block % blocks_kv * block_kv;
       block /= blocks_kv;
-      split = block % args.splits;
-      block /= args.splits;
+      head_part = block % args.head_parts;
+      block /= args.head_parts;
       head_kv = block % heads_kv;
       batch = block / heads_kv;
     } else {
@@ -60,12 +60,12 @@ struct KeyTile {
       batch = tile.batch;
       first_key = tile.first;
       block /= tiles;
-      split = block % args.splits;
-      head_kv = block / args.splits;
+      head_part = block % args.head_parts;
+      head_kv = block / args.head_parts;
     }
-    int32_t const begin = args.group * split / args.splits;
+    int32_t const begin = args.group * head_part / args.head_parts;
     first_head = head_kv * args.group + begin;
-    heads = args.group * (split + 1) / args.splits - begin;
+    heads = args.group * (head_part + 1) / args.head_parts - begin;
     queries = args.queries.span(batch);
     keys = args.keys_in_use(batch);
     key_rows = args.keys.span(batch).count;

@@ -15,10 +15,10 @@ using namespace flashvar::attention;  // what all architectures share
 inline constexpr int64_t kEnoughBlocks = 8 * kMultiprocessors;
 
 // The blocks among which the `group` query heads of a key tile are divided, of `blocks` key tiles.
-inline int32_t count_head_splits(int64_t blocks, int32_t group) {
-  int32_t splits = static_cast<int32_t>(std::min<int64_t>(group, ceil_div(kEnoughBlocks, blocks)));
-  while (group % splits != 0) ++splits;
-  return splits;
+inline int32_t count_head_parts(int64_t blocks, int32_t group) {
+  int32_t parts = static_cast<int32_t>(std::min<int64_t>(group, ceil_div(kEnoughBlocks, blocks)));
+  while (group % parts != 0) ++parts;
+  return parts;
 }
 
 // The blocks among which the query blocks of a head are divided, of `blocks` key tiles with the
@@ -27,7 +27,7 @@ inline int32_t count_head_splits(int64_t blocks, int32_t group) {
 //
 // Under a causal mask tiles differ in work, and all start at once: more and smaller blocks fill
 // the time at the end. Otherwise only where the parts, too, run at the same time.
-inline int32_t count_query_splits(int64_t blocks, int64_t steps, bool causal, int blocks_per_sm) {
+inline int32_t count_query_parts(int64_t blocks, int64_t steps, bool causal, int blocks_per_sm) {
   constexpr int64_t kFewestSaved = 4, kFewestSteps = 2;
   constexpr int64_t kBalancing = 4, kCausalBlocks = 3 * kMultiprocessors;
   int64_t parts = 1;

@@ -15,7 +15,7 @@
 #include "sm90/attention/bwd_consumer_gemms.cuh"
 #include "sm90/attention/bwd_consumer_keys.cuh"
 #include "sm90/attention/bwd_consumer_small.cuh"
-#include "sm90/attention/bwd_varlen.cuh"
+#include "sm90/attention/bwd_dynamic.cuh"
 #include "sm90/attention/key_tile.cuh"
 
 namespace flashvar::sm90::attention {
@@ -95,11 +95,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     ptx::mbarrier_init(smem.full_k(), 1);
     ptx::mbarrier_init(smem.full_v(), 1);
     ptx::mbarrier_init(smem.empty_kv(), warps);
-    for (uint32_t slot = 0; Config::kVarlen && slot < kTileSlots; ++slot) {
+    for (uint32_t slot = 0; Config::kDynamic && slot < kTileSlots; ++slot) {
       ptx::mbarrier_init(smem.full_tile(slot), 1);
       ptx::mbarrier_init(smem.empty_tile(slot), 32 * warps + 2);  // consumers and two load threads
     }
-    if constexpr (Config::kVarlen) ptx::mbarrier_init(smem.tile_request(), 1);
+    if constexpr (Config::kDynamic) ptx::mbarrier_init(smem.tile_request(), 1);
     // Splitting keys: dS, for which a lane of each warp of both consumers arrives. Splitting GEMMs:
     // P, for which each thread of one consumer arrives.
     for (uint32_t stage = 0; stage < Config::kExchangeStages; ++stage) {
@@ -115,15 +115,15 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     }
     ptx::mbarrier_init_fence();
   }
-  if constexpr (Config::kVarlen) zero_missing_col_blocks<Config>(args.problem, smem);
+  if constexpr (Config::kDynamic) zero_missing_col_blocks<Config>(args.problem, smem);
   // The next kernel may start now; it executes griddepcontrol.wait before it reads this one's
   // results.
   ptx::griddepcontrol_launch_dependents();
   __syncthreads();  // mbarriers are initialised, zeros are written
   if (threadIdx.x < 128) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
-    if constexpr (Config::kVarlen) {
-      bwd_produce_varlen<Config>(args, smem);
+    if constexpr (Config::kDynamic) {
+      bwd_produce_dynamic<Config>(args, smem);
     } else if (threadIdx.x == 0) {
       ptx::griddepcontrol_wait();  // preprocess kernel: LSE, delta and zeros are written
       bwd_produce<Config>(args, smem);

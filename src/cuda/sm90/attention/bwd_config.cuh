@@ -7,7 +7,7 @@
 namespace flashvar::sm90::attention {
 
 // Variants of the dK and dV kernel: sums of these bits, which bwd_variants.h combines. All but
-// kDense also take varlen.
+// kDense have a dynamic schedule, and also take varlen.
 struct BwdVariant {
   static constexpr unsigned kDense = 0;        // all sequences have one length
   static constexpr unsigned kVarlen = 1;       // varlen, short windows, divided query blocks
@@ -82,8 +82,8 @@ struct BwdConfig {
   using Dtype = Dtype_;
   static constexpr unsigned kVariant = kVariant_;
   static constexpr bool has(unsigned bits) { return (kVariant & bits) != 0; }
-  // Not the bit of this name: all variants but kDense take tiles from a counter and take varlen.
-  static constexpr bool kVarlen = kVariant != BwdVariant::kDense;
+  // Takes tiles from a counter (bwd_dynamic.cuh), and supports varlen.
+  static constexpr bool kDynamic = kVariant != BwdVariant::kDense;
   static constexpr bool kSmall = has(BwdVariant::kSmall);
   static constexpr bool kBias = has(BwdVariant::kBias);
   static constexpr bool kModifiers = kBias || has(BwdVariant::kModifiers);

@@ -10,10 +10,10 @@
 #include <type_traits>
 
 #include "ptx/mbarrier.cuh"
+#include "sm90/attention/bwd_dynamic.cuh"
 #include "sm90/attention/bwd_modifiers.cuh"
 #include "sm90/attention/bwd_scores.cuh"
 #include "sm90/attention/bwd_sum.cuh"
-#include "sm90/attention/bwd_varlen.cuh"
 #include "sm90/attention/key_tile.cuh"
 #include "sm90/attention/query_iterator.cuh"
 
@@ -29,7 +29,6 @@ inline constexpr uint32_t kPStep = 128 * 16;
 template <class Config>
 __device__ __forceinline__ void bwd_consume_dv(const BwdArgs& args,
                                                const KeyTileSmem<Config>& smem) {
-  using S = Scores<Config>;
   const BwdProblem& problem = args.problem;
   float const scale_log2 = problem.score_sign * problem.scale_log2;
   bool const first_lane = threadIdx.x % 32 == 0;
@@ -41,7 +40,7 @@ __device__ __forceinline__ void bwd_consume_dv(const BwdArgs& args,
     float rdV[Config::kHeadDimV / 2];
     clear(rdV);
     if (tile.has_queries()) {
-      typename S::Registers rS;
+      typename Scores<Config>::Registers rS;
       QueryIterator it(args, tile);
       BiasStage<Config> const bias{smem.bias(threadIdx.x / 32 % 4)};
       // Starts to load the bias, if any, of the iterator's step.
@@ -60,7 +59,7 @@ __device__ __forceinline__ void bwd_consume_dv(const BwdArgs& args,
         uint32_t const s = step.stage();
         int32_t const first_query = it.m * Config::kBlockQ;
         PipelineState<Config::kExchangeStages> const p{step.count};
-        typename S::Packed rP;
+        typename Scores<Config>::Packed rP;
         if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));    // S has read Q
         ptx::mbarrier_wait(smem.full_grad_out(s), step.phase());  // dO and LSE are loaded
         if constexpr (Config::kBias) bias.wait();
@@ -71,18 +70,18 @@ __device__ __forceinline__ void bwd_consume_dv(const BwdArgs& args,
                                               first_query, bias.smem);
           mask_transposed<Config>(tile.mask, tile.first_key, first_query,
                                   [&](int n, int half, int e) {
-                                    S::clear(rP, n, half, e);
+                                    Scores<Config>::clear(rP, n, half, e);
                                     rS[4 * n + 2 * half + e] = 0.f;
                                   });
         } else {
           exponentiate<Config>(rS, scale_log2, smem.lse(s), tile.mask, tile.first_key, first_query);
-          S::pack(rS, rP);
+          Scores<Config>::pack(rS, rP);
         }
         // The second consumer has read the P that was in this buffer.
         ptx::mbarrier_wait(smem.empty_exchange(p.stage()), p.phase() ^ 1);
         uint32_t const slot = p_slot(smem.p(p.stage()));
 #pragma unroll
-        for (int n = 0; n < S::kMmaCols; ++n) {
+        for (int n = 0; n < Scores<Config>::kMmaCols; ++n) {
           ptx::shared_store(slot + n * kPStep, rS[4 * n], rS[4 * n + 1], rS[4 * n + 2],
                             rS[4 * n + 3]);
         }
@@ -120,7 +119,6 @@ __device__ __forceinline__ void bwd_consume_dv(const BwdArgs& args,
 template <class Config>
 __device__ __forceinline__ void bwd_consume_dk(const BwdArgs& args,
                                                const KeyTileSmem<Config>& smem) {
-  using S = Scores<Config>;
   const BwdProblem& problem = args.problem;
   bool const first_lane = threadIdx.x % 32 == 0;
   PipelineState<1> kv;
@@ -131,7 +129,7 @@ __device__ __forceinline__ void bwd_consume_dk(const BwdArgs& args,
     float rdK[Config::kHeadDim / 2];
     clear(rdK);
     if (tile.has_queries()) {
-      typename S::Registers rdP;
+      typename Scores<Config>::Registers rdP;
       int32_t left = problem.group * (tile.end - tile.begin);
       auto start_dp = [&] {
         ptx::mbarrier_wait(smem.full_grad_out(step.stage()), step.phase());  // dO, delta are loaded
@@ -141,11 +139,11 @@ __device__ __forceinline__ void bwd_consume_dk(const BwdArgs& args,
       auto run_step = [&](auto last) {
         uint32_t const s = step.stage();
         PipelineState<Config::kExchangeStages> const p{step.count};
-        typename S::Packed rdS;
+        typename Scores<Config>::Packed rdS;
         ptx::mbarrier_wait(smem.full_exchange(p.stage()), p.phase());  // P is written
         uint32_t const slot = p_slot(smem.p(p.stage()));
 #pragma unroll
-        for (int n = 0; n < S::kMmaCols; ++n) {
+        for (int n = 0; n < Scores<Config>::kMmaCols; ++n) {
           float4 const quad = ptx::shared_load4(slot + n * kPStep);
           const float row[4] = {quad.x, quad.y, quad.z, quad.w};
           float2 const sums =
@@ -159,7 +157,7 @@ __device__ __forceinline__ void bwd_consume_dk(const BwdArgs& args,
         }
         ptx::mbarrier_arrive(smem.empty_exchange(p.stage()));  // P is read
         ptx::mbarrier_arrive(smem.empty_grad_out(s));          // dO and delta are read
-        S::pack(rdP, rdS);
+        Scores<Config>::pack(rdP, rdS);
         ptx::mbarrier_wait(smem.full_q(s), step.phase());  // Q is loaded
         gemm_grad_kv<Config, Config::kHeadDim>(rdK, rdS, smem.q(s));
         step.advance();

@@ -7,11 +7,11 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp_uniform.cuh"
+#include "sm90/attention/bwd_dynamic.cuh"
 #include "sm90/attention/bwd_grad_q.cuh"
 #include "sm90/attention/bwd_modifiers.cuh"
 #include "sm90/attention/bwd_scores.cuh"
 #include "sm90/attention/bwd_sum.cuh"
-#include "sm90/attention/bwd_varlen.cuh"
 #include "sm90/attention/key_tile.cuh"
 #include "sm90/attention/query_iterator.cuh"
 
@@ -23,7 +23,6 @@ namespace flashvar::sm90::attention {
 template <class Config>
 __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSmem<Config> smem,
                                                  uint32_t warpgroup) {
-  using S = Scores<Config>;
   using ExchangeState = PipelineState<Config::kExchangeStages>;
   const BwdProblem& problem = args.problem;
   float const scale_log2 = problem.score_sign * problem.scale_log2;
@@ -34,13 +33,13 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
   for (KeyTiles<Config> tiles; tiles.has_tile(args, smem); tiles.advance(args, smem)) {
     const auto& tile = tiles.tile(args, smem);
     if (!tile.exists()) continue;
-    if constexpr (Config::kVarlen) kv.count = tile.kv_loads;  // saves a register
+    if constexpr (Config::kDynamic) kv.count = tile.kv_loads;  // saves a register
     int32_t const first_key = tile.first_key + warpgroup * 64;
     float rdK[Config::kHeadDim / 2], rdV[Config::kHeadDimV / 2];
     clear(rdK);
     clear(rdV);
     if (tile.has_queries()) {
-      typename S::Registers rS;
+      typename Scores<Config>::Registers rS;
       QueryIterator it(args, tile);
       auto bias_stage = [&] {
         uint32_t const warp = warpgroup * 4 + ptx::thread_index() / 32 % 4;
@@ -60,7 +59,8 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
         ptx::mbarrier_wait(smem.full_exchange(exchange.stage()), exchange.phase());
         gemm_grad_q_part<Config>(rdQ, smem.ds(exchange.stage()), smem.k(), warpgroup);
       };
-      auto publish_ds = [&](const typename S::Packed& rdS, const ExchangeState& exchange) {
+      auto publish_ds = [&](const typename Scores<Config>::Packed& rdS,
+                            const ExchangeState& exchange) {
         // dQ, for which both consumers read the dS that was in this buffer, is complete.
         ptx::mbarrier_wait(smem.empty_exchange(exchange.stage()), exchange.phase() ^ 1);
         store_ds<Config>(smem.ds(exchange.stage()) + warpgroup * Config::kColBlockBytesQ, rdS);
@@ -74,17 +74,17 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
       auto run_step = [&](auto first, auto last) {
         uint32_t const s = step.stage();
         ExchangeState const exchange{step.count}, previous{step.count - 1};
-        typename S::Registers rdP;
-        typename S::Packed rP, rdS;
+        typename Scores<Config>::Registers rdP;
+        typename Scores<Config>::Packed rP, rdS;
         ptx::mbarrier_wait(smem.full_grad_out(s), step.phase());  // dO, LSE, delta are loaded
         gemm_scores_t<Config, Config::kHeadDimV>(rdP, smem.v() + offset, smem.grad_out(s));
         exponentiate<Config>(rS, scale_log2, smem.lse(s), tile.mask, first_key,
                              it.m * Config::kBlockQ);
-        S::pack(rS, rP);
+        Scores<Config>::pack(rS, rP);
         ptx::wgmma_wait<0>();
         ptx::wgmma_fence_operand(rdP);
         differentiate_softmax<Config>(rS, rdP, smem.delta(s));
-        S::pack(rdP, rdS);
+        Scores<Config>::pack(rdP, rdS);
         publish_ds(rdS, exchange);
         float rdQ[Config::kGradQCols / 2];
         if constexpr (!first.value) start_grad_q(rdQ, previous);
@@ -123,8 +123,8 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
         uint32_t const s = step.stage(), head = it.number / args.query_tiles;
         int32_t const first_query = it.m * Config::kBlockQ;
         ExchangeState const exchange{step.count}, previous{step.count - 1};
-        typename S::Registers rdP;
-        typename S::Packed rP, rdS;
+        typename Scores<Config>::Registers rdP;
+        typename Scores<Config>::Packed rP, rdS;
         start_scores();
         ptx::mbarrier_wait(smem.full_grad_out(s), step.phase());  // dO, LSE, delta are loaded
         gemm_scores_t<Config, Config::kHeadDimV>(rdP, smem.v() + offset, smem.grad_out(s));
@@ -137,14 +137,14 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
               rS, rdP, rP, rdS, problem, tile, head, ColumnValues(smem.lse(s)),
               ColumnValues(smem.delta(s)), first_key, first_query, bias_stage().smem);
           mask_transposed<Config>(tile.mask, first_key, first_query, [&](int n, int half, int e) {
-            S::clear(rP, n, half, e);
-            S::clear(rdS, n, half, e);
+            Scores<Config>::clear(rP, n, half, e);
+            Scores<Config>::clear(rdS, n, half, e);
           });
         } else {
           exponentiate<Config>(rS, scale_log2, smem.lse(s), tile.mask, first_key, first_query);
-          S::pack(rS, rP);
+          Scores<Config>::pack(rS, rP);
           differentiate_softmax<Config>(rS, rdP, smem.delta(s));
-          S::pack(rdP, rdS);
+          Scores<Config>::pack(rdP, rdS);
         }
         uint32_t const previous_tile = it.previous;  // whose dQ this step computes, or kNone
         bool const puts_dq = Config::kGradQ && previous_tile != it.kNone;

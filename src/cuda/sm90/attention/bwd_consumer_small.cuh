@@ -7,11 +7,11 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
+#include "sm90/attention/bwd_dynamic.cuh"
 #include "sm90/attention/bwd_grad_q.cuh"
 #include "sm90/attention/bwd_modifiers.cuh"
 #include "sm90/attention/bwd_scores.cuh"
 #include "sm90/attention/bwd_sum.cuh"
-#include "sm90/attention/bwd_varlen.cuh"
 #include "sm90/attention/key_tile.cuh"
 #include "sm90/attention/query_iterator.cuh"
 
@@ -24,7 +24,6 @@ __device__ __forceinline__ void bwd_small_step(const BwdArgs& args, const KeyTil
                                                const PipelineState<Config::kStages>& step,
                                                float (&rdK)[Config::kHeadDim / 2],
                                                float (&rdV)[Config::kHeadDimV / 2]) {
-  using S = Scores<Config>;
   constexpr int kCols = Config::kGradQCols < 64 ? Config::kGradQCols : 64;  // of dQ, first
   constexpr int kRest = Config::kGradQCols - kCols;
   const BwdProblem& problem = args.problem;
@@ -38,8 +37,8 @@ __device__ __forceinline__ void bwd_small_step(const BwdArgs& args, const KeyTil
     bias.load(problem, tile.batch, head, first_query,
               tile.first_key + ptx::thread_index() / 32 % 4 * 16);
   }
-  typename S::Registers rS, rdP;
-  typename S::Packed rP, rdS;
+  typename Scores<Config>::Registers rS, rdP;
+  typename Scores<Config>::Packed rP, rdS;
   ptx::mbarrier_wait(smem.full_q(s), step.phase());  // Q is loaded
   gemm_scores_t<Config, Config::kHeadDim>(rS, smem.k(), smem.q(s));
   ptx::mbarrier_wait(smem.full_grad_out(s), step.phase());  // dO, LSE, delta are loaded
@@ -53,19 +52,19 @@ __device__ __forceinline__ void bwd_small_step(const BwdArgs& args, const KeyTil
                                          ColumnValues(smem.lse(s)), ColumnValues(smem.delta(s)),
                                          tile.first_key, first_query, bias.smem);
     mask_transposed<Config>(tile.mask, tile.first_key, first_query, [&](int n, int half, int e) {
-      S::clear(rP, n, half, e);
-      S::clear(rdS, n, half, e);
+      Scores<Config>::clear(rP, n, half, e);
+      Scores<Config>::clear(rdS, n, half, e);
     });
   } else {
     ptx::wgmma_wait<1>();
     ptx::wgmma_fence_operand(rS);
     exponentiate<Config>(rS, problem.score_sign * problem.scale_log2, smem.lse(s), tile.mask,
                          tile.first_key, first_query);
-    S::pack(rS, rP);
+    Scores<Config>::pack(rS, rP);
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(rdP);
     differentiate_softmax<Config>(rS, rdP, smem.delta(s));
-    S::pack(rdP, rdS);
+    Scores<Config>::pack(rdP, rdS);
   }
   // dQ of the last step but one, which read this buffer, is complete in all warps: they have since
   // met at the barrier of the last step.

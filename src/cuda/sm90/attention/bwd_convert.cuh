@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kConvertThreads<Config>)
   const BwdProblem& problem = args.problem;
   ptx::griddepcontrol_wait();  // dK and dV kernel: all dQ is added
   Sequences queries = problem.queries;
-  if constexpr (!Config::kVarlen) queries.offsets = nullptr;  // removes the varlen branches
+  if constexpr (!Config::kDynamic) queries.offsets = nullptr;  // removes the varlen branches
   uint32_t const head = blockIdx.x / args.query_tiles;
   TileCoordinate const coordinate = queries.find(
       blockIdx.x % args.query_tiles, static_cast<uint32_t>(problem.batch), Config::kBlockQ);
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kConvertThreads<Config>)
   Span const span = queries.span(batch);
   if (first_row >= span.count) return;
   int64_t tile = blockIdx.x;
-  if constexpr (Config::kVarlen) {
+  if constexpr (Config::kDynamic) {
     tile = int64_t{head} * args.query_tiles + queries.first_tile(batch, Config::kBlockQ) +
            first_row / Config::kBlockQ;
   }

@@ -58,9 +58,7 @@ __device__ __forceinline__ void dq_produce(const BwdDqArgs& args,
     load_tile<Config::kColBlocksV, Config::kColBlockBytesQ>(
         smem.q() + Config::kGradOutOffset, &args.grad_out, smem.full_q(),
         ptx::CacheHint::kEvictFirst, row_q, tile.head, batch_q);
-    // The work tile is released here, and no earlier: with the dynamic schedule the scheduler would
-    // take the next unit too soon, and another CTA might be idle.
-    int32_t const release_at = min(tile.begin + Config::kBlocksAhead, tile.end - 1);
+    int32_t const release_at = tile.release_at();
     for (int32_t n = tile.end - 1; n >= tile.begin; --n) {
       if (n == release_at) WorkTile::release(smem);
       int32_t const row_k = tile.row_k + n * Config::kBlockKV;
@@ -140,11 +138,9 @@ __device__ __forceinline__ void apply_mask(typename Scores<Config>::Packed& pack
 template <class Config>
 __device__ __forceinline__ void dq_consume(const BwdDqArgs& args, const QueryTileSmem<Config>& smem,
                                            uint32_t warpgroup) {
-  using S = Scores<Config>;
   const BwdProblem& problem = args.problem;
   float const scale_log2 = problem.score_sign * problem.scale_log2;
-  // Past a sequence's last key the tensor may hold other data than zeros.
-  bool const foreign_tail = problem.keys.offsets != nullptr || problem.seqused_k != nullptr;
+  bool const foreign_tail = problem.has_foreign_tail();
   PipelineState<1> q;
   PipelineState<Config::kStages> k;
   PipelineState<Config::kStagesV> v;
@@ -174,8 +170,8 @@ __device__ __forceinline__ void dq_consume(const BwdDqArgs& args, const QueryTil
     if (Config::kBias && tile.has_keys()) load_bias(tile.end - 1);
     for (int32_t n = tile.end - 1; n >= tile.begin; --n) {
       int32_t const first_key = n * Config::kBlockKV;
-      typename S::Registers rS, rdP;
-      typename S::Packed rP, rdS;
+      typename Scores<Config>::Registers rS, rdP;
+      typename Scores<Config>::Packed rP, rdS;
       ptx::mbarrier_wait(smem.full_k(k.stage()), k.phase());  // K(n) is loaded
       if (zero_tail && n == tile.end - 1) {
         zero_rows<Config, Config::kColBlocks>(smem.k(k.stage()), tile.mask.seqlen_k - first_key);
@@ -196,14 +192,14 @@ __device__ __forceinline__ void dq_consume(const BwdDqArgs& args, const QueryTil
         if (Config::kBias && n > tile.begin) load_bias(n - 1);
       } else {
 #pragma unroll
-        for (int i = 0; i < 4 * S::kMmaCols; ++i) {
+        for (int i = 0; i < 4 * Scores<Config>::kMmaCols; ++i) {
           rS[i] = exp2_approx(rS[i] * scale_log2 - (i / 2 % 2 == 0 ? lse.values.x : lse.values.y));
         }
 #pragma unroll
-        for (int j = 0; j < S::kMmaCols; ++j) {
+        for (int j = 0; j < Scores<Config>::kMmaCols; ++j) {
           differentiate_tile<RowValues>(&rS[4 * j], &rdP[4 * j], delta.values);
         }
-        S::pack(rdP, rdS);
+        Scores<Config>::pack(rdP, rdS);
       }
       apply_mask<Config>(rdS, tile.mask, first_query, first_key);
       gemm_grad_q<Config>(rdQ, rdS, smem.k(k.stage()));

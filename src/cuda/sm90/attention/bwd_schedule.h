@@ -1,5 +1,5 @@
 // The schedule of the dK and dV kernel: what a work unit is, and how many CTAs take them
-// (key_tile.cuh, bwd_varlen.cuh). Host only.
+// (key_tile.cuh, bwd_dynamic.cuh). Host only.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace flashvar::sm90::attention {
 // Sets the arguments of the dK and dV kernel: its group, and work units, which are tiles of split
 // heads (KeyTileSplits). Returns the number of CTAs, or none where unit numbers do not fit 31 bits.
 template <class Config>
-std::optional<int64_t> schedule_key_tiles(BwdArgs& args, int multiprocessors) {
+std::optional<int64_t> init_key_schedule(BwdArgs& args, int multiprocessors) {
   args.problem.group /= args.splits.count / args.splits.queries;
   const BwdProblem& problem = args.problem;
   bool const varlen = problem.keys.offsets != nullptr;
@@ -22,7 +22,7 @@ std::optional<int64_t> schedule_key_tiles(BwdArgs& args, int multiprocessors) {
   int64_t const tiles = problem.keys.tiles(varlen ? problem.batch : 1, Config::kBlockKV);
   args.heads_outermost = has_short_windows(problem);
   args.paired =
-      !Config::kVarlen && problem.window_right != kUnbounded && heads * tiles > multiprocessors;
+      !Config::kDynamic && problem.window_right != kUnbounded && heads * tiles > multiprocessors;
   int64_t const units_per_head = args.paired ? (tiles + 1) / 2 : tiles;
   if (heads * units_per_head > INT32_MAX) return std::nullopt;
   args.units_per_head = static_cast<uint32_t>(units_per_head);

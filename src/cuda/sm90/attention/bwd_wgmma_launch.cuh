@@ -76,7 +76,7 @@ struct BwdWgmmaLaunch {
   // Whether tensor maps begin at valid addresses: clipped ones begin in front of the tensors.
   static bool is_addressable(const BwdProblem& problem) {
     return Variants::with_config(problem, [&](auto config) {
-      return !decltype(config)::kVarlen || maps_can_be_clipped(problem);
+      return !decltype(config)::kDynamic || maps_can_be_clipped(problem);
     });
   }
 
@@ -124,7 +124,7 @@ struct BwdWgmmaLaunch {
     BwdWorkspace<C>(problem).set(args);
     int64_t const query_tiles = problem.queries.tiles(problem.batch, C::kBlockQ);
     args.query_tiles = static_cast<int32_t>(query_tiles);
-    TensorMapEncoder const encoder{problem, tensor_map_type<Dtype>(), C::kVarlen};
+    TensorMapEncoder const encoder{problem, tensor_map_type<Dtype>(), C::kDynamic};
     cudaError_t error = encode_bwd_tensor_maps(args, encoder, C::kBlockQ, C::kBlockKV);
     int multiprocessors = 0;
     if (error == cudaSuccess) {
@@ -134,7 +134,7 @@ struct BwdWgmmaLaunch {
     // A copy, of another group. A field of its own beside the group, for both kernels, made the
     // dense kernel 3 % slower at head dim 128.
     BwdArgs key_args = args;
-    std::optional<int64_t> const ctas = schedule_key_tiles<C>(key_args, multiprocessors);
+    std::optional<int64_t> const ctas = init_key_schedule<C>(key_args, multiprocessors);
     if (!ctas || query_tiles * problem.heads_q > INT32_MAX) return cudaErrorInvalidConfiguration;
     using DqConfig = BwdDqConfig<Target, Dtype, kHeadDim, kHeadDimV, C::kModifiers, C::kBias>;
     BwdDqArgs dq_args;

@@ -22,7 +22,7 @@ struct BwdWorkspace {
         grad_q_sum + (sums_grad_q(problem) ? tiles * Config::kTileElements * sizeof(float) : 0);
     parts = counters + 256;
     splits = count_key_tile_splits(problem, Config::kBlockQ, Config::kBlockKV, Config::kBlocksPerSM,
-                                   Config::kVarlen);
+                                   Config::kDynamic);
     end = parts + KeyTileSplitsWorkspace(problem, splits).bytes;
   }
 

@@ -70,9 +70,7 @@ __device__ __forceinline__ void fwd_produce(const FwdArgs& args,
           tile.row_q + tile.first_query, tile.head, batch_q);
     }
     q.advance();
-    // The work tile is released here, and no earlier: with the dynamic schedule the scheduler would
-    // take the next unit too soon, and another CTA might be idle.
-    int32_t const release_at = min(tile.begin + Config::kBlocksAhead, tile.end - 1);
+    int32_t const release_at = tile.release_at();
     for (int32_t n = tile.end - 1; n >= tile.begin - 1; --n) {
       if (n == release_at) WorkTile::release(smem);
       if (n >= tile.begin) {
@@ -101,8 +99,7 @@ template <class Config>
 __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTileSmem<Config>& smem,
                                             uint32_t warpgroup) {
   const FwdProblem& problem = args.problem;
-  // Past a sequence's last key the tensor may hold other data than zeros.
-  bool const foreign_tail = problem.keys.offsets != nullptr || problem.seqused_k != nullptr;
+  bool const foreign_tail = problem.has_foreign_tail();
   uint32_t const next = (warpgroup + 1) % Config::kConsumers;
   PipelineState<1> q;
   PipelineState<Config::kStages> k, v;

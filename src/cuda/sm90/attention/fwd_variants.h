@@ -93,9 +93,9 @@ struct FwdVariants {
     // because its latencies are not overlapped. Not applied to calls of one tile whose V may have a
     // tail that must be zeroed: there larger tiles lose time too, with warpgroups without rows
     // (fwd_consume).
-    bool const has_tail = problem.keys.offsets != nullptr || problem.seqused_k != nullptr;
     int64_t const steps = ceil_div(keys, C::kBlockKV) + SplitChoice::kStart;
-    int64_t const alone = one_tile && has_tail ? 0 : (C::kBlocksPerSM + 1) * steps;
+    int64_t const alone =
+        one_tile && problem.has_foreign_tail() ? 0 : (C::kBlocksPerSM + 1) * steps;
     return std::max(choose_splits<C>(problem).time, alone) * area_cost<C>();
   }
 

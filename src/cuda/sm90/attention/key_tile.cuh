@@ -1,4 +1,5 @@
-// The dK and dV kernel's arguments, and its key tiles of dense sequences (varlen: bwd_varlen.cuh).
+// The dK and dV kernel's arguments, and its key tiles with a static schedule (dynamic:
+// bwd_dynamic.cuh).
 #pragma once
 #include <cuda.h>
 
@@ -34,8 +35,8 @@ struct BwdArgs {
   uint32_t units_per_head;  // dense: of one head and sequence; varlen: of one head, all sequences
   bool paired;              // a unit is a pair of tiles
   PairSchedule pairs;       // dense, where units are pairs
-  bool heads_outermost;     // varlen: all steps of a head come before those of the next
-  // Dynamic schedules: [0] the next unit of this kernel (varlen), [1] of the dQ kernel.
+  bool heads_outermost;     // dynamic: all steps of a head come before those of the next
+  // Dynamic schedules: [0] the next unit of this kernel, [1] of the dQ kernel.
   uint32_t* counters;
 
   // Split heads of a sequence.

@@ -76,7 +76,7 @@ inline int32_t count_head_parts(const KeyTileWork& work, int32_t group) {
 inline int32_t count_query_parts(const KeyTileWork& work, int64_t tiles, int64_t slots) {
   constexpr int64_t kFewestSaved = 3;
   if (tiles == 0 || 2 * tiles > slots) return 1;
-  if (work.steps * slots > INT32_MAX) return 1;  // for VarlenKeyTile::fill()
+  if (work.steps * slots > INT32_MAX) return 1;  // for DynamicKeyTile::fill()
   int64_t const of_part = ceil_div(work.steps, slots / tiles);
   if (work.steps - of_part < kFewestSaved * (work.causal ? 2 : 1)) return 1;
   return static_cast<int32_t>(ceil_div(work.steps, of_part));

@@ -69,6 +69,13 @@ struct QueryTile {
     return max(first < mask.seqlen_q ? min(own, end) : begin, begin + 1);
   }
 
+  // The key block before whose load the load warp releases the work tile, and no earlier: with the
+  // dynamic schedule the scheduler would take the next unit too soon, and another CTA might be
+  // idle.
+  __device__ __forceinline__ int32_t release_at() const {
+    return min(begin + Config::kBlocksAhead, end - 1);
+  }
+
   // Whether any key is visible to a query of the tile.
   __device__ __forceinline__ bool has_keys() const { return begin < end; }
 };

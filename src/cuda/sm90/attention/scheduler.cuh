@@ -58,7 +58,7 @@ struct QueryScheduler {
     tail = {};
     // Only where the last round would leave more than a fifteenth of all rounds idle: neighboring
     // tiles of the tail share no keys.
-    uint32_t const rounds = (work_units + ctas - 1) / std::max(ctas, 1u);
+    uint32_t const rounds = ceil_div(work_units, std::max(ctas, 1u));
     if (paired && !varlen && int64_t{15} * work_units < int64_t{14} * rounds * ctas) {
       PairSchedule const pairs = PairSchedule::make(work_units, static_cast<uint32_t>(rows),
                                                     static_cast<uint32_t>(tiles), ctas);

@@ -59,7 +59,8 @@ struct QueryTileSmem {
   }
 };
 
-// Varlen: slots for key tiles that the scheduler warp has prepared, and the bytes of each.
+// Dynamic schedule: slots for key tiles that the scheduler warp has prepared, and the bytes of
+// each.
 inline constexpr uint32_t kTileSlots = 2, kTileBytes = 128;
 
 // CTAs that own key tiles (dK and dV): K, V, rings of Q, of dO with LSE and delta, and of dS or P.
@@ -105,8 +106,9 @@ struct KeyTileSmem {
   __device__ __forceinline__ uint32_t empty_exchange(uint32_t stage) const {
     return full_exchange(stage) + 8;
   }
-  // Varlen: slots of prepared key tiles. full: written by the scheduler warp; empty: read by
-  // consumers and load threads. tile_request: a load thread asks the scheduler for the next tile.
+  // Dynamic schedule: slots of prepared key tiles. full: written by the scheduler warp; empty: read
+  // by consumers and load threads. tile_request: a load thread asks the scheduler for the next
+  // tile.
   __device__ __forceinline__ uint32_t full_tile(uint32_t slot) const {
     return base + Config::kBarrierBytes / 2 + slot * 16;
   }

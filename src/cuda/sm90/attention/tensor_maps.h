@@ -9,8 +9,8 @@ namespace flashvar::sm90::attention {
 using namespace flashvar::attention;  // what all architectures share
 
 // Encodes maps whose boxes are one column block (128 bytes) of `rows` rows of one head. Those of
-// the dK and dV kernel with kVarlen are `clipped` (clipped_map.h), with coordinates as in
-// VarlenCoordinate; the forward and the dQ kernel zero the rows past a sequence's end.
+// the dK and dV kernel with kDynamic are `clipped` (clipped_map.h), with coordinates as in
+// ClippedCoordinate; the forward and the dQ kernel zero the rows past a sequence's end.
 struct TensorMapEncoder {
   const Problem& problem;
   CUtensorMapDataType type;

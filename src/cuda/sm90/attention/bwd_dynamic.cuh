@@ -20,22 +20,22 @@
 namespace flashvar::sm90::attention {
 
 // Coordinates of rows in a clipped tensor map (sm90/clipped_map.h).
-struct VarlenCoordinate {
+struct ClippedCoordinate {
   int32_t row, end;
   uint32_t batch;
 
   // Coordinates of row `row` of a sequence. `span`: the sequence's rows, after which TMA writes
   // zeros.
-  __device__ __forceinline__ VarlenCoordinate(const Sequences& sequences, const Span& span,
-                                              uint32_t batch, int32_t row)
+  __device__ __forceinline__ ClippedCoordinate(const Sequences& sequences, const Span& span,
+                                               uint32_t batch, int32_t row)
       : row((sequences.offsets == nullptr ? sequences.seqlen : sequences.total) - span.count + row),
         end(span.first + span.count),
         batch(sequences.offsets == nullptr ? batch : 0) {}
 };
 
-// VarlenKeyTile: a KeyTile of varlen sequences, stored in a slot of shared memory.
+// DynamicKeyTile: a KeyTile of a dynamic schedule, stored in a slot of shared memory.
 template <class Config>
-struct VarlenKeyTile {
+struct DynamicKeyTile {
   Mask mask;  // of the keys in use
   uint32_t batch, split_head;
   uint32_t heads;      // part_of_heads()
@@ -44,7 +44,7 @@ struct VarlenKeyTile {
   Span all;            // keys of the sequence, in use or not
   int32_t first_query_tile;
   uint32_t kv_loads;  // loads of K and V by this CTA before this tile: the count of their pipeline
-  VarlenCoordinate queries, keys;  // of the sequence's first query, of the tile's first key
+  ClippedCoordinate queries, keys;  // of the sequence's first query, of the tile's first key
 
   __device__ __forceinline__ void fill(const BwdArgs& args, const TileCoordinate& coordinate,
                                        uint32_t head, Span span_k) {
@@ -54,11 +54,11 @@ struct VarlenKeyTile {
     heads = head / args.splits.queries_divisor;
     first_key = coordinate.first;
     all = span_k;
-    int32_t used = all.count;
-    if (problem.seqused_k != nullptr) used = min(max(problem.seqused_k[batch], 0), used);
-    keys = VarlenCoordinate(problem.keys, {all.first, used}, batch, first_key);
+    Span const in_use = problem.keys_in_use(batch, all);
+    int32_t const used = in_use.count;
+    keys = ClippedCoordinate(problem.keys, in_use, batch, first_key);
     Span const span = problem.queries.span(batch);
-    queries = VarlenCoordinate(problem.queries, span, batch, 0);
+    queries = ClippedCoordinate(problem.queries, span, batch, 0);
     first_query_tile = static_cast<int32_t>(problem.queries.first_tile(batch, Config::kBlockQ));
     mask = {span.count, used, problem.window_left, problem.window_right};
     begin = end = 0;
@@ -100,10 +100,10 @@ struct VarlenKeyTile {
 };
 
 template <class Config>
-__device__ __forceinline__ VarlenKeyTile<Config>& shared_tile(const KeyTileSmem<Config>& smem,
-                                                              uint32_t slot) {
-  static_assert(sizeof(VarlenKeyTile<Config>) <= kTileBytes);
-  return *static_cast<VarlenKeyTile<Config>*>(__cvta_shared_to_generic(smem.tile(slot)));
+__device__ __forceinline__ DynamicKeyTile<Config>& shared_tile(const KeyTileSmem<Config>& smem,
+                                                               uint32_t slot) {
+  static_assert(sizeof(DynamicKeyTile<Config>) <= kTileBytes);
+  return *static_cast<DynamicKeyTile<Config>*>(__cvta_shared_to_generic(smem.tile(slot)));
 }
 
 // The scheduler warp: writes the CTA's key tiles into slots, then a tile with first_key -1.
@@ -137,7 +137,7 @@ __device__ __forceinline__ void schedule_key_tiles(const BwdArgs& args,
     bool const exists = coordinate.first < keys.count;
     if (exists && first_lane) {
       wait_slot();
-      VarlenKeyTile<Config>& tile = shared_tile(smem, slot.stage());
+      DynamicKeyTile<Config>& tile = shared_tile(smem, slot.stage());
       tile.fill(args, coordinate, split_head, keys);
       tile.kv_loads = kv_loads;
       kv_loads += tile.has_queries() ? 1 : 0;
@@ -156,17 +156,17 @@ __device__ __forceinline__ void schedule_key_tiles(const BwdArgs& args,
   ptx::mbarrier_arrive(smem.full_tile(slot.stage()));
 }
 
-// Iterators over a CTA's key tiles, for load threads and consumers. Varlen: every thread releases a
-// slot for itself.
+// Iterators over a CTA's key tiles, for load threads and consumers. Dynamic: every thread releases
+// a slot for itself.
 template <class Config>
-struct VarlenKeyTiles {
+struct DynamicKeyTiles {
   PipelineState<kTileSlots> slot;
 
   __device__ __forceinline__ bool has_tile(const BwdArgs&, const KeyTileSmem<Config>& smem) {
     ptx::mbarrier_wait(smem.full_tile(slot.stage()), slot.phase());  // the slot is written
     return shared_tile(smem, slot.stage()).first_key >= 0;
   }
-  __device__ __forceinline__ const VarlenKeyTile<Config>& tile(
+  __device__ __forceinline__ const DynamicKeyTile<Config>& tile(
       const BwdArgs&, const KeyTileSmem<Config>& smem) const {
     return shared_tile(smem, slot.stage());
   }
@@ -177,7 +177,7 @@ struct VarlenKeyTiles {
 };
 
 template <class Config>
-struct DenseKeyTiles {
+struct StaticKeyTiles {
   KeyWork work;
 
   __device__ __forceinline__ bool has_tile(const BwdArgs& args, const KeyTileSmem<Config>&) const {
@@ -193,7 +193,8 @@ struct DenseKeyTiles {
 };
 
 template <class Config>
-using KeyTiles = std::conditional_t<Config::kVarlen, VarlenKeyTiles<Config>, DenseKeyTiles<Config>>;
+using KeyTiles =
+    std::conditional_t<Config::kDynamic, DynamicKeyTiles<Config>, StaticKeyTiles<Config>>;
 
 // Steps of a tile still to be loaded when a load thread requests the next tile. They take a few
 // microseconds, in which the scheduler warp locates it.
@@ -220,10 +221,10 @@ __device__ __forceinline__ void zero_missing_col_blocks(const BwdProblem& proble
 // Loads a tile's column blocks from row `row` on, relative to `at`. Completes on the mbarrier
 // `full`, which also expects `extra` bytes of other loads.
 template <int kColBlocks, int kColBlockBytes>
-__device__ __forceinline__ void load_tile_varlen(uint32_t smem, const CUtensorMap* map,
-                                                 uint32_t full, int32_t head_dim,
-                                                 const VarlenCoordinate& at, int32_t row,
-                                                 uint32_t head, uint32_t extra = 0) {
+__device__ __forceinline__ void load_clipped_tile(uint32_t smem, const CUtensorMap* map,
+                                                  uint32_t full, int32_t head_dim,
+                                                  const ClippedCoordinate& at, int32_t row,
+                                                  uint32_t head, uint32_t extra = 0) {
   int32_t const col_blocks = col_blocks_of(head_dim);
   ptx::mbarrier_arrive_expect(full, col_blocks * kColBlockBytes + extra);
 #pragma unroll
@@ -261,11 +262,11 @@ __device__ __forceinline__ void bwd_load_operand(const BwdArgs& args,
       ptx::mbarrier_wait(smem.empty_kv(), kv.phase() ^ 1);
       kv.advance();
       if constexpr (kOperand == Operand::kKeys) {
-        load_tile_varlen<Config::kColBlocksK, Config::kColBlockBytesKV>(
+        load_clipped_tile<Config::kColBlocksK, Config::kColBlockBytesKV>(
             smem.k(), &args.k, smem.full_k(), problem.head_dim, tile.keys, 0,
             tile.split_head / args.splits.count_divisor);
       } else {
-        load_tile_varlen<Config::kColBlocksV, Config::kColBlockBytesKV>(
+        load_clipped_tile<Config::kColBlocksV, Config::kColBlockBytesKV>(
             smem.v(), &args.v, smem.full_v(), problem.head_dim_v, tile.keys, 0,
             tile.split_head / args.splits.count_divisor);
       }
@@ -277,13 +278,13 @@ __device__ __forceinline__ void bwd_load_operand(const BwdArgs& args,
       if constexpr (kOperand == Operand::kKeys) {
         // dK, which read this stage, is complete.
         ptx::mbarrier_wait(smem.empty_q(s), step.phase() ^ 1);
-        load_tile_varlen<Config::kColBlocks, Config::kColBlockBytesQ>(
+        load_clipped_tile<Config::kColBlocks, Config::kColBlockBytesQ>(
             smem.q(s), &args.q, smem.full_q(s), problem.head_dim, tile.queries, m * Config::kBlockQ,
             head);
       } else {
         // dV, which read this stage, is complete.
         ptx::mbarrier_wait(smem.empty_grad_out(s), step.phase() ^ 1);
-        load_tile_varlen<Config::kColBlocksV, Config::kColBlockBytesQ>(
+        load_clipped_tile<Config::kColBlocksV, Config::kColBlockBytesQ>(
             smem.grad_out(s), &args.grad_out, smem.full_grad_out(s), problem.head_dim_v,
             tile.queries, m * Config::kBlockQ, head, 2 * Config::kRowBytes);
         load_row_values<Config>(args, smem, s, tile.query_tile(args, head, m));
@@ -297,8 +298,8 @@ __device__ __forceinline__ void bwd_load_operand(const BwdArgs& args,
 
 // The producer warpgroup: two load threads and the scheduler warp.
 template <class Config>
-__device__ __forceinline__ void bwd_produce_varlen(const BwdArgs& args,
-                                                   const KeyTileSmem<Config>& smem) {
+__device__ __forceinline__ void bwd_produce_dynamic(const BwdArgs& args,
+                                                    const KeyTileSmem<Config>& smem) {
   // The preprocess kernel is complete: LSE and delta are written, the counter is zeroed.
   ptx::griddepcontrol_wait();
   if (threadIdx.x == 0) {
