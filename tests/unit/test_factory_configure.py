@@ -50,7 +50,7 @@ const AttentionFwdKernel attention_fwd_bf16_hdim64 = Launch_attention_fwd_bf16_h
 
 [[gnu::section(".flashvar.kernels"), gnu::used]]
 extern const decltype(Launch_attention_fwd_bf16_hdim64::facts("")) attention_fwd_bf16_hdim64_facts;
-const decltype(Launch_attention_fwd_bf16_hdim64::facts("")) attention_fwd_bf16_hdim64_facts =
+constexpr decltype(Launch_attention_fwd_bf16_hdim64::facts("")) attention_fwd_bf16_hdim64_facts =
     Launch_attention_fwd_bf16_hdim64::facts("attention_fwd_bf16_hdim64");
 
 }  // namespace flashvar

@@ -57,7 +57,7 @@ const {op.camel}Kernel {name} = Launch_{name}::row();
 
 [[gnu::section(".{project}.kernels"), gnu::used]]
 extern const decltype(Launch_{name}::facts("")) {name}_facts;
-const decltype(Launch_{name}::facts("")) {name}_facts =
+constexpr decltype(Launch_{name}::facts("")) {name}_facts =
     Launch_{name}::facts("{name}");
 
 }}  // namespace {project}
