@@ -116,10 +116,8 @@ __global__ void __launch_bounds__(kPreprocessThreads)
               problem.head_dim);
   }
   int64_t const padded = (head * args.query_tiles + sequence_tile) * kBlockQ + coordinate.first;
-  int64_t const lse_row = problem.queries.offsets == nullptr
-                              ? (static_cast<int64_t>(coordinate.batch) * problem.heads_q + head) *
-                                    problem.queries.seqlen
-                              : int64_t{head} * problem.queries.total + span.first;
+  int64_t const lse_row =
+      problem.lse_row(coordinate.batch, static_cast<uint32_t>(head), span.first);
   for (int32_t i = threadIdx.x / kLanesPerRow; i < kBlockQ;
        i += kPreprocessThreads / kLanesPerRow) {
     int32_t const row = coordinate.first + i;

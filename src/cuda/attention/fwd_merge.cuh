@@ -63,7 +63,6 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
   Span const span = problem.queries.span(tile.batch);
   int32_t const row = tile.first + warp / args.warps_per_row;
   bool const exists = row < span.count;
-  bool const varlen = problem.queries.offsets != nullptr;
   // A row that does not exist reads the first one, which does, and stores nothing.
   int64_t const in_head = exists ? int64_t{span.first} + row : 0;
   FirstSplit const first(problem, head, tile.batch, in_head);
@@ -93,9 +92,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
   // results.
   if (problem.splits.query_offsets != nullptr && row > 0) lse = inverse = nanf("");
   if (problem.lse != nullptr && exists && threadIdx.x % (32 * args.warps_per_row) == 0) {
-    int64_t const of_head = varlen ? head : int64_t{tile.batch} * problem.heads_q + head;
-    int64_t const rows_of_head = varlen ? problem.queries.total : problem.queries.seqlen;
-    problem.lse[of_head * rows_of_head + in_head] = lse;
+    problem.lse[problem.lse_row(tile.batch, head, span.first) + row] = lse;
   }
 
   uint16_t* const out = problem.out.data + tile.batch * problem.out.batch_stride +

@@ -122,6 +122,13 @@ struct Problem {
     return span;
   }
 
+  // The row of a sequence's first query in the log-sum-exp. `first`: its row in q's sequence
+  // dimension.
+  __device__ __forceinline__ int64_t lse_row(uint32_t batch, uint32_t head, int32_t first) const {
+    return queries.offsets != nullptr ? int64_t{head} * queries.total + first
+                                      : (int64_t{batch} * heads_q + head) * queries.seqlen;
+  }
+
   // The index of a sequence's queries in the batch dimension of q: varlen tensors have one, 0.
   // Offsets are clamped, as by Sequences.
   __device__ __forceinline__ uint32_t batch_of_queries(uint32_t batch) const {

@@ -168,10 +168,7 @@ struct FwdConsumer {
     // loop.
     int const thread = ptx::thread_index() % 128;
     int const lane = thread % 32;
-    bool const varlen = problem.queries.offsets != nullptr;
-    int64_t const gLSE =
-        varlen ? int64_t{tile.head} * problem.queries.total + tile.row_q
-               : (int64_t{tile.batch} * problem.heads_q + tile.head) * problem.queries.seqlen;
+    int64_t const gLSE = problem.lse_row(tile.batch, tile.head, tile.row_q);
     uint16_t* const gO = problem.out.data + tile.batch * problem.out.batch_stride +
                          tile.head * problem.out.head_stride + tile.row_q * problem.out.seq_stride;
     float const sink = sink_of(problem.sinks, tile.head);
