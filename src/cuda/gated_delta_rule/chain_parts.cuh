@@ -16,6 +16,7 @@
 
 #include "core/math.cuh"
 #include "core/quad.cuh"
+#include "core/smem_layout.cuh"
 #include "gated_delta_rule/chunk.h"
 #include "gated_delta_rule/gates.cuh"
 #include "gated_delta_rule/large_dim.h"
@@ -25,6 +26,9 @@
 #include "ptx/vectors.cuh"
 
 namespace flashvar::gated_delta_rule {
+
+// 64 tokens x 64 columns of V, 64 columns of V x 64 tokens, or a square.
+using Tile64 = SmemLayout<kChunk, kChunk>;
 
 // Coordinate of a block in a grid of rows x heads x column tiles that is launched on one axis. A
 // row is a sequence or a segment, depending on the kernel.
@@ -312,7 +316,7 @@ __device__ __forceinline__ void step_by_tokens(const FwdProblem& problem, const 
 #pragma unroll 1
   for (int token = 0; token < count; ++token) {
     GateCoordinate const coordinate{work.batch, int64_t{work.span.first} + row + token, work.head};
-    float const decay = exp2_approx(decay_log(problem, coordinate) * (1.f / kLn2));
+    float const decay = exp2_approx(decay_log(problem, coordinate) * kLog2E);
     float const beta = beta_of(problem, coordinate);
     float const norm = norm_of<Dtype, kDim>(problem, lane, tile_k, token);
     float predicted[2] = {}, out[2] = {}, update[2];  // predicted: S^T k

@@ -13,7 +13,7 @@
 // or k is stored.
 //
 // In these and all formulas of this op's sources o is the elementwise product. With a vector, a
-// value per token, a o M multiplies the rows of M where rows are tokens, and the columns of a
+// value per token, a o Y multiplies the rows of Y where rows are tokens, and the columns of a
 // transposed matrix, where columns are.
 //
 // `growth` is the infinity norm (largest sum of absolute values of a row) of (T o D) diag(beta).

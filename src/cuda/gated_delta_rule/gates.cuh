@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#include "core/dtype.cuh"
+#include "core/any_dtype.cuh"
 #include "core/math.cuh"
 #include "gated_delta_rule/chunk.h"
 #include "gated_delta_rule/problem.h"
@@ -13,18 +13,6 @@ namespace flashvar::gated_delta_rule {
 // stay finite.
 inline constexpr float kLowestGate = -104.f;
 
-// Loads a value without converting it. Conversion is a step of its own, so that several loads are
-// in flight before the first is waited for.
-__device__ __forceinline__ uint32_t load_bits(const Gate& gate, int64_t index) {
-  if (gate.dtype == dtype::fp32::kAbi) return static_cast<const uint32_t*>(gate.data)[index];
-  return static_cast<const uint16_t*>(gate.data)[index];
-}
-__device__ __forceinline__ float from_bits(const Gate& gate, uint32_t bits) {
-  if (gate.dtype == dtype::fp32::kAbi) return __uint_as_float(bits);
-  auto const word = static_cast<uint16_t>(bits);
-  return gate.dtype == dtype::bf16::kAbi ? dtype::bf16::unpack(word) : dtype::fp16::unpack(word);
-}
-
 // log(1 + exp(x)); x itself where they are equal in fp32.
 __device__ __forceinline__ float softplus(float x) { return x > 20.f ? x : log1pf(expf(x)); }
 
@@ -32,7 +20,9 @@ __device__ __forceinline__ float softplus(float x) { return x > 20.f ? x : log1p
 struct GateCoordinate {
   int64_t batch, row, head;
 
-  __device__ __forceinline__ int64_t index(const Gate& gate) const {
+  // `gate`: a Gate or a GradGate.
+  template <class View>
+  __device__ __forceinline__ int64_t index(const View& gate) const {
     return batch * gate.batch_stride + row * gate.seq_stride + head * gate.head_stride;
   }
 };
@@ -51,16 +41,16 @@ struct GateBits {
   // Natural logarithm of the token's decay; NaN if an input is NaN.
   __device__ __forceinline__ float decay_log(const Problem& problem) const {
     if (problem.g.data == nullptr) return 0.f;
-    float value = from_bits(problem.g, g);
+    float value = value_of(problem.g, g);
     if (problem.a_log.data != nullptr) {
-      if (problem.dt_bias.data != nullptr) value += from_bits(problem.dt_bias, dt_bias);
-      value = -expf(from_bits(problem.a_log, a_log)) * softplus(value);
+      if (problem.dt_bias.data != nullptr) value += value_of(problem.dt_bias, dt_bias);
+      value = -expf(value_of(problem.a_log, a_log)) * softplus(value);
     }
     return value < kLowestGate ? kLowestGate : value;
   }
 
   __device__ __forceinline__ float beta_of(const Problem& problem) const {
-    float value = from_bits(problem.beta, beta);
+    float value = value_of(problem.beta, beta);
     if (problem.beta_sigmoid) value = 1.f / (1.f + expf(-value));
     return problem.beta_scale * value;
   }

@@ -35,8 +35,6 @@ inline constexpr int kVectorBeta = offsetof(GradRecord, beta) - offsetof(GradRec
 inline constexpr int kChainVectorBytes = kVectorBeta + sizeof(GradRecord::beta);
 static_assert(offsetof(GradRecord, a) % 16 == 0 && kChainVectorBytes % 16 == 0, "bulk copies");
 
-using Square = SmemLayout<kChunk, kChunk>;
-
 // Indices of a chunk's record, and of its tile of columns of V, in the workspace; and what the
 // workspace has of the tile.
 struct TileIndices {
@@ -151,7 +149,7 @@ __device__ __forceinline__ void copy_solution_low(uint32_t matrix, const GradRec
   }
 }
 
-// Last step: d -= descale o product, given the product of M and the packed d'.
+// Last step: d -= descale o product, given the product of L and the packed d'.
 __device__ __forceinline__ void finish_solve(float (&d)[32], const float (&product)[32],
                                              const float (&descale)[2]) {
 #pragma unroll
@@ -166,7 +164,7 @@ __device__ __forceinline__ void put_element(unsigned char* image, int token, int
   Lane const lane(ptx::thread_index());
   if (lane.t != 0) return;
   int const row = 16 * lane.warp + lane.g + 8 * half;
-  uint32_t const offset = Square::unit_offset(row, token / 8) + token % 8 * 2;
+  uint32_t const offset = Tile64::unit_offset(row, token / 8) + token % 8 * 2;
   auto const word = static_cast<uint16_t>(Dtype::pack(x, 0.f));
   *reinterpret_cast<uint16_t*>(image + offset) = word;
   *reinterpret_cast<uint16_t*>(image_low + offset) =

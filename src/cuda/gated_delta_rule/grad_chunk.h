@@ -38,9 +38,9 @@ struct GradRecord {
 };
 static_assert(sizeof(GradRecord) == 20 * 1024);
 
-// Bytes of a 64 x 64 matrix. An image is an operand in the workspace as it lies in shared memory:
+// Bytes of a Tile64. An image is an operand in the workspace as it lies in shared memory:
 // in column blocks, swizzled as by SWIZZLE_128B.
-inline constexpr int kSquareBytes = kChunk * kChunk * 2;
+inline constexpr int kTile64Bytes = kChunk * kChunk * 2;
 
 // Sums per token, from which gates_kernel computes the gradients of gates and beta. GateSumsByWarp,
 // their parts by warps in each family, says what each is the sum of.

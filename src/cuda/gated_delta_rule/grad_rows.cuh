@@ -58,9 +58,9 @@ struct RowsItem {
 template <int kTileBytes>
 struct RowsSlot {
   static constexpr int kGradOut = 0;                             // dOut
-  static constexpr int kGradValues = kGradOut + kSquareBytes;    // dV
-  static constexpr int kResiduals = kGradValues + kSquareBytes;  // R^T
-  static constexpr int kState = kResiduals + kSquareBytes;       // S^T
+  static constexpr int kGradValues = kGradOut + kTile64Bytes;    // dV
+  static constexpr int kResiduals = kGradValues + kTile64Bytes;  // R^T
+  static constexpr int kState = kResiduals + kTile64Bytes;       // S^T
   static constexpr int kGradState = kState + kTileBytes;         // dS^T
   static constexpr int kSlotBytes = kGradState + kTileBytes;
 };

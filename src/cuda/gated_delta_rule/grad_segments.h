@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/ceil_div.h"
 #include "gated_delta_rule/segments.h"
 
 namespace flashvar::gated_delta_rule {
@@ -37,23 +38,22 @@ struct GradChainCosts {
 // the n - 2 inner segments; pass 2 is n - 2 boundaries of each chain.
 inline int64_t chain_cost(const Problem& problem, const GradChainCosts& costs, int64_t sequences,
                           int64_t chunks, int64_t count) {
-  auto const tiles = [](int64_t columns, int64_t size) { return (columns + size - 1) / size; };
   int64_t const chains = sequences * problem.heads, v = problem.head_dim_v;
-  int64_t const tiles_64 = tiles(v, 64), tiles_128 = tiles(v, 128);
+  int64_t const tiles_64 = ceil_div(v, 64), tiles_128 = ceil_div(v, 128);
   if (count == 1) {
-    int64_t const deepest = tiles(2 * chains * tiles_64, costs.multiprocessors);
+    int64_t const deepest = ceil_div(2 * chains * tiles_64, costs.multiprocessors);
     return costs.start +
            chunks * (deepest / 2 * costs.chunk.pair + deepest % 2 * costs.chunk.alone);
   }
   auto const time = [&](int64_t blocks, int64_t block_time) {
-    return tiles(blocks, costs.multiprocessors) * (costs.start + block_time);
+    return ceil_div(blocks, costs.multiprocessors) * (costs.start + block_time);
   };
-  int64_t const length = tiles(chunks, count), inner = count - 2;
+  int64_t const length = ceil_div(chunks, count), inner = count - 2;
   int64_t const blocks =
-      tiles_64 + tiles_128 + inner * (2 * tiles_128 + tiles(problem.head_dim, 128));
+      tiles_64 + tiles_128 + inner * (2 * tiles_128 + ceil_div(problem.head_dim, 128));
   int64_t const chunk_time = inner > 0 ? std::max(costs.output, costs.inner) : costs.output;
   return time(chains * blocks, length * chunk_time) +
-         time(chains * tiles(v, 8), inner * costs.scan) +
+         time(chains * ceil_div(v, 8), inner * costs.scan) +
          time(chains * (count - 1) * (tiles_64 + tiles_128), length * costs.output);
 }
 

@@ -37,7 +37,7 @@ __device__ __forceinline__ void residuals_by_tokens(const FwdProblem& problem, c
   for (int token = 0; token < count; ++token) {
     Lane const lane(ptx::thread_index());  // read again: keeps no register across the main loop
     GateCoordinate const coordinate = coordinate_of(work, row + token);
-    float const decay = exp2_approx(decay_log(problem, coordinate) * (1.f / kLn2));
+    float const decay = exp2_approx(decay_log(problem, coordinate) * kLog2E);
     float const norm = norm_of<Dtype, kDim>(problem, lane, tile_k, token);
     float const factor = beta_of(problem, coordinate) * norm;
     float predicted[2] = {}, residual[2];  // predicted: S^T k
@@ -79,7 +79,7 @@ __device__ __forceinline__ void gradients_by_tokens(const FwdProblem& problem, c
   for (int token = min(work.span.count - row, kChunk) - 1; token >= 0; --token) {
     Lane const lane(ptx::thread_index());  // read again: keeps no register across the main loop
     GateCoordinate const coordinate = coordinate_of(work, row + token);
-    float const decay = exp2_approx(decay_log(problem, coordinate) * (1.f / kLn2));
+    float const decay = exp2_approx(decay_log(problem, coordinate) * kLog2E);
     float const norm = norm_of<Dtype, kDim>(problem, lane, tile_k, token);
     float const factor = problem.scale * norm_of<Dtype, kDim>(problem, lane, tile_q, token);
     float given[2], product[2] = {};

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 
+#include "core/ceil_div.h"
 #include "gated_delta_rule/chain_parts.cuh"
 #include "gated_delta_rule/segments.h"
 #include "ptx/grid_dependency.cuh"
@@ -121,7 +122,7 @@ struct Pass1Work : SegmentWork {
                                        uint32_t tiles, int columns, bool includes_first,
                                        uint32_t block = blockIdx.x)
       : SegmentWork(ending_at_boundary(problem, segments, tiles, columns, block)) {
-    int32_t const value_columns = (problem.head_dim_v + columns - 1) / columns * columns;
+    int32_t const value_columns = ceil_div(problem.head_dim_v, columns) * columns;
     is_transition = column >= value_columns;
     if (is_transition) column -= value_columns;
     // The first segment, whose state is known, needs no transition.

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/ceil_div.h"
 #include "gated_delta_rule/chunk.h"
 #include "gated_delta_rule/problem.h"
 
@@ -60,24 +61,23 @@ struct ChainCosts {
 // has one block less, and the first segment's block of pass 1 takes as long as one of pass 3.
 inline int64_t chain_cost(const Problem& problem, const ChainCosts& costs, int64_t sequences,
                           int64_t chunks, int64_t count) {
-  auto const tiles = [](int64_t columns, int64_t size) { return (columns + size - 1) / size; };
   int64_t const chains = sequences * problem.heads, v = problem.head_dim_v;
-  int64_t const length = tiles(chunks, count);
+  int64_t const length = ceil_div(chunks, count);
   auto const time = [&](int64_t blocks, int64_t block_time) {
-    return tiles(blocks, costs.multiprocessors) * (costs.start + block_time);
+    return ceil_div(blocks, costs.multiprocessors) * (costs.start + block_time);
   };
   bool const first_once = costs.first_once && count > 1;
   int64_t const last_pass = chains * (first_once ? count - 1 : count);
-  int64_t const blocks_64 = last_pass * tiles(v, 64), blocks_128 = last_pass * tiles(v, 128);
+  int64_t const blocks_64 = last_pass * ceil_div(v, 64), blocks_128 = last_pass * ceil_div(v, 128);
   int64_t const cost = blocks_64 <= costs.multiprocessors
                            ? time(blocks_64, length * costs.columns_64)
                            : time(blocks_128, length * costs.columns_128);
   if (count == 1) return cost;
-  int64_t const first = tiles(v, first_once ? 64 : 128);
-  int64_t const inner = (count - 2) * (tiles(problem.head_dim, 128) + tiles(v, 128));
+  int64_t const first = ceil_div(v, first_once ? 64 : 128);
+  int64_t const inner = (count - 2) * (ceil_div(problem.head_dim, 128) + ceil_div(v, 128));
   int64_t const chunk_time = first_once ? std::max(costs.columns_64, costs.state) : costs.state;
   return cost + time(chains * (first + inner), length * chunk_time) +
-         time(chains * tiles(v, 8), (count - 2) * costs.scan);
+         time(chains * ceil_div(v, 8), (count - 2) * costs.scan);
 }
 
 // The division with the least estimated time, chain_cost() of `costs`. It depends on the call's
@@ -93,7 +93,7 @@ Segments choose_segments(const Problem& problem, const Costs& costs) {
   bool const varlen = problem.rows.offsets != nullptr;
   int64_t const sequences = varlen ? 1 : problem.sequences;
   int64_t const chunks =
-      (int64_t{varlen ? problem.rows.total : problem.rows.seqlen} + kChunk - 1) / kChunk;
+      ceil_div(int64_t{varlen ? problem.rows.total : problem.rows.seqlen}, kChunk);
   int64_t best = 1, least = 0;
   for (int64_t count = 1; count <= std::min(kMaxSegments, chunks / kMinChunks); ++count) {
     int64_t const cost = chain_cost(problem, costs, sequences, chunks, count);
@@ -101,7 +101,7 @@ Segments choose_segments(const Problem& problem, const Costs& costs) {
     if (count == 1 || 20 * cost < (best == 1 ? 19 : 20) * least) best = count, least = cost;
   }
   if (best == 1) return {0};
-  return {static_cast<int32_t>((chunks + best - 1) / best * kChunk)};
+  return {static_cast<int32_t>(ceil_div(chunks, best) * kChunk)};
 }
 
 // States and transitions at the boundaries between segments, in the workspace, fp32

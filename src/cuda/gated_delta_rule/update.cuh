@@ -359,7 +359,7 @@ struct UpdateInputs {
 #pragma unroll
     for (int j = 0; j < kValues; ++j) token.v[32 * j + lane_id] = Dtype::unpack(v[j]);
     if (lane_id == 0) {
-      token.decay = exp2_approx(gates.decay_log(problem) * (1.f / kLn2));
+      token.decay = exp2_approx(gates.decay_log(problem) * kLog2E);
       token.beta = gates.beta_of(problem);
       token.k_q = norm_k * norm_q * k_q;
     }

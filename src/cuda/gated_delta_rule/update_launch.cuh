@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 
+#include "core/ceil_div.h"
 #include "core/kernel_facts.h"
 #include "core/launch.h"
 #include "core/target.h"
@@ -65,12 +66,12 @@ struct UpdateLaunch {
 
   template <class C, bool kOnce = false>
   static cudaError_t launch_blocks(const UpdateProblem& problem, int device, cudaStream_t stream) {
-    int const warps = (problem.head_dim_v + C::kWarpColumns - 1) / C::kWarpColumns;
-    int const tiles = (warps + C::kWarps - 1) / C::kWarps;
+    int const warps = ceil_div(problem.head_dim_v, C::kWarpColumns);
+    int const tiles = ceil_div(warps, C::kWarps);
     UpdateArgs const args{problem, tiles, aligned<C>(problem, problem.initial_state),
                           aligned<C>(problem, problem.final_state)};
-    LaunchShape const shape{problem.sequences * problem.heads * tiles,
-                            32 * ((warps + tiles - 1) / tiles), 0, Target::kArchitecture >= 90};
+    LaunchShape const shape{problem.sequences * problem.heads * tiles, 32 * ceil_div(warps, tiles),
+                            0, Target::kArchitecture >= 90};
     if constexpr (kOnce) {
       return launch_kernel<update_once_kernel<C>>(args, shape, device, stream);
     } else {

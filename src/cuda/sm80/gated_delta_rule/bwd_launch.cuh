@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "core/ceil_div.h"
 #include "core/kernel_facts.h"
 #include "core/launch.h"
 #include "core/target.h"
@@ -42,7 +43,7 @@ struct BwdLaunch {
  private:
   // Sets the pointers into the workspace; returns its size.
   static uint64_t lay_out(const BwdProblem& problem, GradWorkspace& workspace) {
-    workspace.tiles = (problem.head_dim_v + kChainColumns - 1) / kChainColumns;
+    workspace.tiles = ceil_div(problem.head_dim_v, kChainColumns);
     workspace.state_bytes = kDim * kChainColumns * static_cast<int>(sizeof(uint16_t));
     auto const records = static_cast<uint64_t>(record_count(problem));
     uint64_t const tiles = records * workspace.tiles;
@@ -51,14 +52,14 @@ struct BwdLaunch {
       auto* const base = static_cast<unsigned char*>(problem.workspace);
       if (base != nullptr)
         part = reinterpret_cast<std::remove_reference_t<decltype(part)>>(base + used);
-      used += (bytes + 255) / 256 * 256;
+      used += ceil_div(bytes, 256) * 256;
     };
     take(workspace.records, records * sizeof(GradRecord));
     take(workspace.states, tiles * workspace.state_bytes);
     take(workspace.grad_states, tiles * workspace.state_bytes);
-    take(workspace.residuals, tiles * kSquareBytes);
-    take(workspace.residuals_low, tiles * kSquareBytes);
-    take(workspace.grad_values_low, tiles * kSquareBytes);
+    take(workspace.residuals, tiles * kTile64Bytes);
+    take(workspace.residuals_low, tiles * kTile64Bytes);
+    take(workspace.grad_values_low, tiles * kTile64Bytes);
     take(workspace.sums, records * sizeof(GateSums) + Rows::bytes(problem));
     take(workspace.grad_a_log, records * sizeof(float));
     take(workspace.grad_dt_bias, records * sizeof(float));
@@ -88,7 +89,7 @@ struct BwdLaunch {
       error = Rows::launch(problem, workspace, device, stream);
     }
     if (error == cudaSuccess && slots > 0) {
-      int64_t const groups = (problem.heads + kGatesHeads - 1) / kGatesHeads;
+      int64_t const groups = ceil_div(problem.heads, kGatesHeads);
       LaunchShape const shape{slots * groups, kGatesThreads, 0, Target::kArchitecture >= 90};
       error =
           launch_kernel<gates_kernel<Target>>(GatesArgs{problem, workspace}, shape, device, stream);

@@ -106,7 +106,7 @@ class ThreadGates {
     HeadVectors& to = heads[head];
 #pragma unroll 1  // the conversions are long code
     for (int i = token; i < token + 2 * kStep; i += kStep) {
-      to.sums[i] = exists[0] ? bits[0].decay_log(problem) * (1.f / kLn2) : 0.f;
+      to.sums[i] = exists[0] ? bits[0].decay_log(problem) * kLog2E : 0.f;
       to.minus_beta[i] = exists[0] ? -bits[0].beta_of(problem) : 0.f;
       exists[0] = exists[1];
       bits[0] = bits[1];

@@ -39,8 +39,7 @@ struct FwdTiles {
   static constexpr bool kOutput = kOutput_;
   static constexpr int kColumns = 64;
   static constexpr int kThreads = 128;
-  using Tile = SmemLayout<kChunk, kDim>;      // K and Q
-  using Square = SmemLayout<kChunk, kChunk>;  // V
+  using Tile = SmemLayout<kChunk, kDim>;  // K and Q
   static constexpr int kVectorBytes = sizeof(ChunkRecord) - offsetof(ChunkRecord, a);
 };
 
@@ -49,13 +48,12 @@ struct FwdConfig : FwdTiles<Dtype, kDim, kOutput> {
   using Loads = FwdLoads<FwdConfig>;
   using Tiles = FwdTiles<Dtype, kDim, kOutput>;
   using Tiles::kVectorBytes;
-  using typename Tiles::Square;
   using typename Tiles::Tile;
 
   // A stage: K, the first matrix, V, vectors.
   static constexpr int kSolution = Tile::kBytes;
   static constexpr int kV = kSolution + Triangle::kBytes;
-  static constexpr int kVectors = kV + Square::kBytes;
+  static constexpr int kVectors = kV + Tile64::kBytes;
   static constexpr int kStageBytes = kVectors + kVectorBytes;
   // After the two stages: Q, scores.
   static constexpr int kQ = 2 * kStageBytes;
@@ -111,8 +109,8 @@ struct ChunkLoads {
                                                        work.head_qk, 0, args.problem.head_dim);
   }
   __device__ __forceinline__ void load_values(unsigned char* to, int32_t row) const {
-    load_rows<typename Config::Square, Config::kThreads>(to, args.problem.v, {work, row}, work.head,
-                                                         work.column, columns);
+    load_rows<Tile64, Config::kThreads>(to, args.problem.v, {work, row}, work.head, work.column,
+                                        columns);
   }
   __device__ __forceinline__ void load_queries(unsigned char* to, int32_t row) const {
     load_rows<typename Config::Tile, Config::kThreads>(to, args.problem.q, {work, row},
@@ -186,8 +184,8 @@ __device__ __forceinline__ void store_out(const FwdProblem& problem, const Work&
   copy_out(problem, problem.out, work, tile, row, work.column);
 }
 
-// Computes U^T = W^T M^T, W^T = V^T - a o (S^T K^T), packed: as it is, and `decayed`, b o U^T. M:
-// the record's first matrix. `predicted`: S^T K^T, which W^T overwrites.
+// Computes U^T = W^T ((T o D) diag(beta))^T, W^T = V^T - a o (S^T K^T), packed: as it is, and
+// `decayed`, b o U^T. `matrix`: (T o D) diag(beta). `predicted`: S^T K^T, which W^T overwrites.
 template <class Dtype>
 __device__ __forceinline__ void compute_updates(uint32_t (&packed)[4][4], uint32_t (&decayed)[4][4],
                                                 float (&predicted)[32], uint32_t tile_v,

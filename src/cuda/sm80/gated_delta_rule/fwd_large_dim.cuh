@@ -20,12 +20,11 @@ struct LargeDimFwdConfig : FwdTiles<Dtype, kDim, kOutput> {
   using Loads = LargeDimLoads<LargeDimFwdConfig>;
   using Tiles = FwdTiles<Dtype, kDim, kOutput>;
   using Tiles::kVectorBytes;
-  using typename Tiles::Square;
   using typename Tiles::Tile;
 
   // The two tiles; two of V, and of vectors; one of each matrix.
   static constexpr int kV = 2 * Tile::kBytes;
-  static constexpr int kVectors = kV + 2 * Square::kBytes;
+  static constexpr int kVectors = kV + 2 * Tile64::kBytes;
   static constexpr int kSolution = kVectors + 2 * kVectorBytes;
   static constexpr int kScores = kSolution + Triangle::kBytes;
   static constexpr int kSharedMemory = kOutput ? kScores + Triangle::kBytes : kScores;
@@ -44,7 +43,7 @@ struct LargeDimLoads : ChunkLoads<Config> {
   }
   static __device__ __forceinline__ int tile_q(int32_t row) { return tile_k(row + kChunk); }
   static __device__ __forceinline__ int tile_v(int32_t row) {
-    return Config::kV + buffer(row, Config::Square::kBytes);
+    return Config::kV + buffer(row, Tile64::kBytes);
   }
   static __device__ __forceinline__ int vectors(int32_t row) {
     return Config::kVectors + buffer(row, Config::kVectorBytes);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "core/ceil_div.h"
 #include "core/kernel_facts.h"
 #include "core/launch.h"
 #include "core/target.h"
@@ -72,7 +73,7 @@ struct FwdLaunch {
     return {
         problem,
         static_cast<const ChunkRecord*>(problem.workspace),
-        tiles(problem.head_dim_v, Config::kColumns),
+        ceil_div(problem.head_dim_v, Config::kColumns),
         segments,
         static_cast<uint32_t>(segments.boundaries(problem)),
         {problem, segments, kDim, static_cast<char*>(problem.workspace) + record_bytes(problem)}};
@@ -81,8 +82,6 @@ struct FwdLaunch {
   static uint64_t workspace(const FwdProblem& problem) {
     return record_bytes(problem) + make_args(problem).between.bytes;
   }
-
-  static int32_t tiles(int32_t columns, int32_t size) { return (columns + size - 1) / size; }
 
   static cudaError_t launch(const FwdProblem& problem, int device, cudaStream_t stream) {
     cudaError_t error = launch_prepare<Prepare>(problem, device, stream);
@@ -102,14 +101,14 @@ struct FwdLaunch {
   static cudaError_t launch_segments(FwdArgs args, int device, cudaStream_t stream) {
     const FwdProblem& problem = args.problem;
     int64_t const chains = int64_t{args.boundaries} * problem.heads;
-    args.column_tiles += tiles(problem.head_dim, Config::kColumns);
+    args.column_tiles += ceil_div(problem.head_dim, Config::kColumns);
     LaunchShape const shape{chains * args.column_tiles, SegmentConfig::kThreads,
                             SegmentConfig::kSharedMemory};
     cudaError_t const error =
         launch_kernel<segment_kernel<SegmentConfig>>(args, shape, device, stream);
     if (error != cudaSuccess) return error;
     ScanArgs const scan{problem, args.segments, args.between,
-                        tiles(problem.head_dim_v, Scan::kColumns)};
+                        ceil_div(problem.head_dim_v, Scan::kColumns)};
     LaunchShape const scan_shape{chains * scan.column_tiles, Scan::kThreads, 0};
     return launch_kernel<scan_kernel<Scan>>(scan, scan_shape, device, stream);
   }

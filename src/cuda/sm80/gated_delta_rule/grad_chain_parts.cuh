@@ -31,12 +31,12 @@ struct ChainLoads {
   // The chain's columns of V or dOut.
   __device__ __forceinline__ void load_values(unsigned char* to, const Tensor& from,
                                               int32_t row) const {
-    load_rows<Square, kChainThreads>(to, from, {work, row}, work.head, work.column,
+    load_rows<Tile64, kChainThreads>(to, from, {work, row}, work.head, work.column,
                                      problem.head_dim_v - work.column);
   }
 };
 
-// d -= M d', for each row of the accumulators: M is X o D, or with kTransposed its transpose; d' is
+// d -= L d', for each row of the accumulators: L is X o D, or with kTransposed its transpose; d' is
 // d with columns scaled by beta. `matrix`: X o D in shared memory. In careful chunks it is
 // overwritten with its low part, for a second product; `careful` is the same in all threads of the
 // block.

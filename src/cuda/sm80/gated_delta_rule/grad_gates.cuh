@@ -3,6 +3,8 @@
 #pragma once
 #include <cstdint>
 
+#include "core/any_dtype.cuh"
+#include "core/ceil_div.h"
 #include "gated_delta_rule/gates.cuh"
 #include "gated_delta_rule/grad_chunk.h"
 #include "gated_delta_rule/grad_rows.cuh"
@@ -56,15 +58,7 @@ __device__ __forceinline__ float exclusive_suffix_sum(float value) {
 
 __device__ __forceinline__ void store(const GradGate& gate, const GateCoordinate& coordinate,
                                       float value) {
-  int64_t const index = coordinate.batch * gate.batch_stride + coordinate.row * gate.seq_stride +
-                        coordinate.head * gate.head_stride;
-  if (gate.dtype == dtype::fp32::kAbi) {
-    static_cast<float*>(gate.data)[index] = value;
-    return;
-  }
-  uint32_t const word = gate.dtype == dtype::bf16::kAbi ? dtype::bf16::pack(value, 0.f)
-                                                        : dtype::fp16::pack(value, 0.f);
-  static_cast<uint16_t*>(gate.data)[index] = static_cast<uint16_t>(word);
+  store_value(gate, coordinate.index(gate), value);
 }
 
 // Gradients of a gate's inputs from that of the gate. That of dt_bias is that of g.
@@ -78,9 +72,9 @@ __device__ __forceinline__ GateInputGrads gate_backward(const FwdProblem& proble
   float const gate = bits.decay_log(problem);
   if (gate <= kLowestGate) return {0.f, 0.f};  // clamped: the inputs have no effect
   if (problem.a_log.data == nullptr) return {grad, 0.f};
-  float x = from_bits(problem.g, bits.g);
-  if (problem.dt_bias.data != nullptr) x += from_bits(problem.dt_bias, bits.dt_bias);
-  float const rate = -expf(from_bits(problem.a_log, bits.a_log));
+  float x = value_of(problem.g, bits.g);
+  if (problem.dt_bias.data != nullptr) x += value_of(problem.dt_bias, bits.dt_bias);
+  float const rate = -expf(value_of(problem.a_log, bits.a_log));
   return {grad * rate / (1.f + expf(-x)), grad * gate};
 }
 
@@ -131,7 +125,7 @@ __global__ void __launch_bounds__(kGatesThreads)
   __shared__ GateGrads grads;
   const BwdProblem& problem = args.problem;
   int const thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane_id = thread % 32;
-  uint32_t const groups = (problem.heads + kGatesHeads - 1) / kGatesHeads;
+  uint32_t const groups = ceil_div(problem.heads, kGatesHeads);
   uint32_t const slot = blockIdx.x / groups;
   int32_t const first_head = static_cast<int32_t>(blockIdx.x % groups) * kGatesHeads;
   int64_t const first_record = int64_t{slot} * problem.heads + first_head;

@@ -14,17 +14,17 @@ namespace flashvar::sm80::gated_delta_rule {
 __device__ __forceinline__ uint32_t transposed_offset(int unit) {
   int const lane_id = static_cast<int>(threadIdx.x) % 32;
   int const row = lane_id / 16 * 8 + lane_id % 8;
-  return Square::unit_offset(row, unit + lane_id / 8 % 2);
+  return Tile64::unit_offset(row, unit + lane_id / 8 % 2);
 }
 
 // The warp's part of a 64-row result: 16 tokens (`strip`), and a quarter of the columns. Squares,
 // the 64 x 64 matrices of a chunk, are lower triangular: a warp whose quarter lies right of its
 // strip has no elements. Strips are permuted by quarter so that each of an SM's four schedulers
 // gets two or three warps that have some.
-struct Part {
+struct WarpTile {
   int strip, quarter;
 
-  __device__ __forceinline__ Part() {
+  __device__ __forceinline__ WarpTile() {
     int const warp = static_cast<int>(threadIdx.x) / 32;
     quarter = warp / 4;
     strip = warp % 4 ^ (quarter == 2 ? 2 : quarter == 3 ? 1 : 0);
@@ -36,7 +36,8 @@ struct Part {
 template <class Config>
 __device__ __forceinline__ uint32_t column_fragments(uint32_t tile) {
   using Layout = typename Config::Tile;
-  return Layout::advance(tile + fragment_offset<Layout>(), Part().quarter * (Config::kColumns / 8));
+  return Layout::advance(tile + fragment_offset<Layout>(),
+                         WarpTile().quarter * (Config::kColumns / 8));
 }
 
 // c += a B for the warp's columns. Rows of B's tile are k, from row `row` on.
@@ -75,7 +76,7 @@ template <class Config, class Acc>
 __device__ __forceinline__ float2 row_products(const Acc& c, uint32_t tile) {
   using Dtype = typename Config::Dtype;
   using Layout = typename Config::Tile;
-  uint32_t const mine = column_fragments<Config>(tile) + Part().strip * 16 * Layout::kRowBytes;
+  uint32_t const mine = column_fragments<Config>(tile) + WarpTile().strip * 16 * Layout::kRowBytes;
   float2 sum = {0.f, 0.f};
 #pragma unroll
   for (int n = 0; n < Acc::kMmaCols; n += 2) {
@@ -95,7 +96,7 @@ __device__ __forceinline__ float2 row_products(const Acc& c, uint32_t tile) {
 // Writes the sums over the warp's columns of its rows, given the lanes' partial sums.
 __device__ __forceinline__ void write_row_sums(float (&sums)[kChunk], float2 parts) {
   Lane const lane;
-  int const row = 16 * Part().strip + lane.g;
+  int const row = 16 * WarpTile().strip + lane.g;
   parts = {quad_sum(parts.x), quad_sum(parts.y)};
   if (lane.t == 0) {
     sums[row] = parts.x;
@@ -108,22 +109,22 @@ using Squares = Accumulator<16, kChunk / 4>;
 // e += dV R^T and, with `both`, f += dOut R^T, for a slot.
 template <class Dtype, class Config>
 __device__ __forceinline__ void add_squares(Squares& e, Squares& f, uint32_t slot, bool both) {
-  Part const part;
-  if (!part.has_elements()) return;
-  uint32_t const rows = slot + part.strip * 16 * Square::kRowBytes + fragment_offset<Square>();
+  WarpTile const warp_tile;
+  if (!warp_tile.has_elements()) return;
+  uint32_t const rows = slot + warp_tile.strip * 16 * Tile64::kRowBytes + fragment_offset<Tile64>();
   uint32_t const residuals =
-      Square::advance(slot + Config::kResiduals + fragment_offset<Square>(), 2 * part.quarter);
+      Tile64::advance(slot + Config::kResiduals + fragment_offset<Tile64>(), 2 * warp_tile.quarter);
 #pragma unroll Config::kUnroll
   for (int kk = 0; kk < 4; ++kk) {
     uint32_t a[4], b[4];
-    ptx::ldmatrix_x4_trans(b, residuals + 16 * kk * Square::kRowBytes);
-    ptx::ldmatrix_x4(a, Square::advance(rows + Config::kGradValues, 2 * kk));
+    ptx::ldmatrix_x4_trans(b, residuals + 16 * kk * Tile64::kRowBytes);
+    ptx::ldmatrix_x4(a, Tile64::advance(rows + Config::kGradValues, 2 * kk));
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       ptx::mma_m16n8k16<Dtype>(e.tile[0][n], a, b[2 * n], b[2 * n + 1]);
     }
     if (!both) continue;
-    ptx::ldmatrix_x4(a, Square::advance(rows + Config::kGradOut, 2 * kk));
+    ptx::ldmatrix_x4(a, Tile64::advance(rows + Config::kGradOut, 2 * kk));
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       ptx::mma_m16n8k16<Dtype>(f.tile[0][n], a, b[2 * n], b[2 * n + 1]);
@@ -135,43 +136,44 @@ __device__ __forceinline__ void add_squares(Squares& e, Squares& f, uint32_t slo
 template <class Config>
 __device__ __forceinline__ void multiply_keys(Squares& c, uint32_t x, uint32_t k) {
   using Layout = typename Config::Tile;
-  Part const part;
+  WarpTile const warp_tile;
   c.clear();
-  if (!part.has_elements()) return;
+  if (!warp_tile.has_elements()) return;
   gemm_nt<typename Config::Dtype, Layout, Layout, Config::kDim>(
-      c, x + part.strip * 16 * Layout::kRowBytes, k + part.quarter * 16 * Layout::kRowBytes);
+      c, x + warp_tile.strip * 16 * Layout::kRowBytes,
+      k + warp_tile.quarter * 16 * Layout::kRowBytes);
 }
 
-// `d` and `product` are the squares F and Q K^T, or with kGram E and K K^T. Replaces `d` by the
+// `d` and `product` are the squares F and Q K^T, or with kKeys E and K K^T. Replaces `d` by the
 // gradient of `product`, times beta of the column. Adds that gradient times `product`, element by
 // element, to the lane's sums: without beta to `columns`, over rows; with it to `row_sum`, over
 // columns.
-template <bool kGram>
+template <bool kKeys>
 __device__ __forceinline__ void finish_square(Squares& d, const Squares& product, float scale,
                                               const RecordVectors& vectors, float2& row_sum,
                                               float (&columns)[4]) {
   Lane const lane;
-  Part const part;
+  WarpTile const warp_tile;
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
-    int const j = 16 * part.quarter + 8 * n + 2 * lane.t;
+    int const j = 16 * warp_tile.quarter + 8 * n + 2 * lane.t;
     float2 const sums = pair_of(vectors.sums, j), norm = pair_of(vectors.norm_k, j);
     float2 const beta = pair_of(vectors.beta, j);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      int const i = 16 * part.strip + lane.g + 8 * half;
-      float const factor = kGram ? -vectors.norm_k[i] : scale * vectors.norm_q[i];
+      int const i = 16 * warp_tile.strip + lane.g + 8 * half;
+      float const factor = kKeys ? -vectors.norm_k[i] : scale * vectors.norm_q[i];
 #pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        bool const exists = kGram ? j + k < i : j + k <= i;
-        float const decay = exp2_approx(vectors.sums[i] - (k == 0 ? sums.x : sums.y));
-        float& value = d.tile[0][n][2 * half + k];
+      for (int e = 0; e < 2; ++e) {
+        bool const exists = kKeys ? j + e < i : j + e <= i;
+        float const decay = exp2_approx(vectors.sums[i] - (e == 0 ? sums.x : sums.y));
+        float& value = d.tile[0][n][2 * half + e];
         // Above the diagonal 0 is selected, not multiplied by: the factors may be inf there.
-        value = exists ? value * (factor * (k == 0 ? norm.x : norm.y)) * decay : 0.f;
-        float const one = exists ? value * product.tile[0][n][2 * half + k] : 0.f;
-        columns[2 * n + k] += one;
-        value *= k == 0 ? beta.x : beta.y;
-        (half == 0 ? row_sum.x : row_sum.y) += one * (k == 0 ? beta.x : beta.y);
+        value = exists ? value * (factor * (e == 0 ? norm.x : norm.y)) * decay : 0.f;
+        float const one = exists ? value * product.tile[0][n][2 * half + e] : 0.f;
+        columns[2 * n + e] += one;
+        value *= e == 0 ? beta.x : beta.y;
+        (half == 0 ? row_sum.x : row_sum.y) += one * (e == 0 ? beta.x : beta.y);
       }
     }
   }
@@ -181,8 +183,8 @@ __device__ __forceinline__ void finish_square(Squares& d, const Squares& product
 template <class Dtype>
 __device__ __forceinline__ void store_square(Squares& d, uint32_t tile) {
   Lane const lane;
-  Part const part;
-  if (!part.has_elements()) return;
+  WarpTile const warp_tile;
+  if (!warp_tile.has_elements()) return;
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
 #pragma unroll
@@ -190,8 +192,9 @@ __device__ __forceinline__ void store_square(Squares& d, uint32_t tile) {
       float& first = d.tile[0][n][2 * half];
       float& second = d.tile[0][n][2 * half + 1];
       uint32_t const word = Dtype::pack(first, second);
-      int const row = 16 * part.strip + lane.g + 8 * half;
-      ptx::shared_store(tile + Square::unit_offset(row, 2 * part.quarter + n) + 4 * lane.t, word);
+      int const row = 16 * warp_tile.strip + lane.g + 8 * half;
+      ptx::shared_store(tile + Tile64::unit_offset(row, 2 * warp_tile.quarter + n) + 4 * lane.t,
+                        word);
       first -= Dtype::unpack(static_cast<uint16_t>(word));
       second -= Dtype::unpack(static_cast<uint16_t>(word >> 16));
     }
@@ -202,23 +205,23 @@ __device__ __forceinline__ void store_square(Squares& d, uint32_t tile) {
 // diagonal are stored.
 template <class Config, class Acc>
 __device__ __forceinline__ void add_square_products(Acc& dq, Acc& dk, uint32_t tiles) {
-  Part const part;
-  uint32_t const rows = part.strip * 16 * Square::kRowBytes + fragment_offset<Square>();
-  uint32_t const transposed = transposed_offset(2 * part.strip);
-  uint32_t const dqk = tiles + Config::kSquares, dkk = dqk + kSquareBytes;
+  WarpTile const warp_tile;
+  uint32_t const rows = warp_tile.strip * 16 * Tile64::kRowBytes + fragment_offset<Tile64>();
+  uint32_t const transposed = transposed_offset(2 * warp_tile.strip);
+  uint32_t const dqk = tiles + Config::kSquares, dkk = dqk + kTile64Bytes;
   uint32_t const q = column_fragments<Config>(tiles);
   uint32_t const k = column_fragments<Config>(tiles + Config::kK);
 #pragma unroll Config::kUnroll
   for (int kk = 0; kk < 4; ++kk) {
     uint32_t a[4], b[4];
-    if (kk <= part.strip) {
-      ptx::ldmatrix_x4(a, Square::advance(dqk + rows, 2 * kk));
-      ptx::ldmatrix_x4(b, Square::advance(dkk + rows, 2 * kk));
+    if (kk <= warp_tile.strip) {
+      ptx::ldmatrix_x4(a, Tile64::advance(dqk + rows, 2 * kk));
+      ptx::ldmatrix_x4(b, Tile64::advance(dkk + rows, 2 * kk));
       add_products<Config>(dq, a, dk, b, k, 16 * kk);
     }
-    if (kk >= part.strip) {
-      ptx::ldmatrix_x4_trans(a, dqk + transposed + 16 * kk * Square::kRowBytes);
-      ptx::ldmatrix_x4_trans(b, dkk + transposed + 16 * kk * Square::kRowBytes);
+    if (kk >= warp_tile.strip) {
+      ptx::ldmatrix_x4_trans(a, dqk + transposed + 16 * kk * Tile64::kRowBytes);
+      ptx::ldmatrix_x4_trans(b, dkk + transposed + 16 * kk * Tile64::kRowBytes);
       add_product<Config>(dk, a, q, 16 * kk);
       add_product<Config>(dk, b, k, 16 * kk);
     }
@@ -238,22 +241,23 @@ struct StateProducts {
 
   // Adds the products of a slot; that of dOut with `both` only.
   __device__ __forceinline__ void add(uint32_t slot, bool both) {
-    Part const part;
-    uint32_t const rows = slot + part.strip * 16 * Square::kRowBytes + fragment_offset<Square>();
-    uint32_t const transposed = slot + Config::kResiduals + transposed_offset(2 * part.strip);
+    WarpTile const warp_tile;
+    uint32_t const rows =
+        slot + warp_tile.strip * 16 * Tile64::kRowBytes + fragment_offset<Tile64>();
+    uint32_t const transposed = slot + Config::kResiduals + transposed_offset(2 * warp_tile.strip);
     uint32_t const state = column_fragments<Config>(slot + Config::kState);
     uint32_t const grad_state = column_fragments<Config>(slot + Config::kGradState);
 #pragma unroll Config::kUnroll
     for (int kk = 0; kk < 4; ++kk) {
       uint32_t a[4], b[4];
-      ptx::ldmatrix_x4(a, Square::advance(rows + Config::kGradValues, 2 * kk));
+      ptx::ldmatrix_x4(a, Tile64::advance(rows + Config::kGradValues, 2 * kk));
       if (both) {
-        ptx::ldmatrix_x4(b, Square::advance(rows + Config::kGradOut, 2 * kk));
+        ptx::ldmatrix_x4(b, Tile64::advance(rows + Config::kGradOut, 2 * kk));
         add_products<Config>(q, b, k, a, state, 16 * kk);
       } else {
         add_product<Config>(k, a, state, 16 * kk);
       }
-      ptx::ldmatrix_x4_trans(a, transposed + 16 * kk * Square::kRowBytes);
+      ptx::ldmatrix_x4_trans(a, transposed + 16 * kk * Tile64::kRowBytes);
       add_product<Config>(later, a, grad_state, 16 * kk);
     }
   }
@@ -265,8 +269,8 @@ __device__ __forceinline__ void add_scaled(Acc& d, const Acc& e, const float (&f
 #pragma unroll
   for (int n = 0; n < Acc::kMmaCols; ++n) {
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      d.tile[0][n][k] = fmaf(factors[k / 2], e.tile[0][n][k], d.tile[0][n][k]);
+    for (int i = 0; i < 4; ++i) {
+      d.tile[0][n][i] = fmaf(factors[i / 2], e.tile[0][n][i], d.tile[0][n][i]);
     }
   }
 }
@@ -292,13 +296,13 @@ __device__ __forceinline__ void store_rows(const Acc& d, uint16_t* to, int64_t s
                                            int32_t count, int32_t head_dim) {
   using Dtype = typename Config::Dtype;
   Lane const lane;
-  Part const part;
+  WarpTile const warp_tile;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    int const row = 16 * part.strip + lane.g + 8 * half;
+    int const row = 16 * warp_tile.strip + lane.g + 8 * half;
 #pragma unroll
     for (int n = 0; n < Acc::kMmaCols; ++n) {
-      int const column = part.quarter * Config::kColumns + 8 * n + 2 * lane.t;
+      int const column = warp_tile.quarter * Config::kColumns + 8 * n + 2 * lane.t;
       const float (&pair)[4] = d.tile[0][n];
       if (row < count && column < head_dim) {
         *reinterpret_cast<uint32_t*>(to + row * stride + column) =
@@ -315,15 +319,15 @@ __device__ __forceinline__ void subtract_along(Acc& d, uint32_t tile, const floa
                                                const float (&along)[2]) {
   using Dtype = typename Config::Dtype;
   using Layout = typename Config::Tile;
-  Part const part;
-  int const row = 16 * part.strip + Lane().g;
+  WarpTile const warp_tile;
+  int const row = 16 * warp_tile.strip + Lane().g;
   float factor[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     int const i = row + 8 * half;
     factor[half] = -along[half] * norm[i] * norm[i];
   }
-  uint32_t const mine = column_fragments<Config>(tile) + part.strip * 16 * Layout::kRowBytes;
+  uint32_t const mine = column_fragments<Config>(tile) + warp_tile.strip * 16 * Layout::kRowBytes;
 #pragma unroll
   for (int n = 0; n < Acc::kMmaCols; n += 2) {
     uint32_t words[4];
@@ -343,9 +347,9 @@ __device__ __forceinline__ void subtract_along(Acc& d, uint32_t tile, const floa
 template <class Config, class Acc>
 __device__ __forceinline__ void project(Acc& d, uint32_t tile, const float* norm,
                                         float (&sums)[4][kChunk]) {
-  Part const part;
-  int const row = 16 * part.strip + Lane().g;
-  write_row_sums(sums[part.quarter], row_products<Config>(d, tile));
+  WarpTile const warp_tile;
+  int const row = 16 * warp_tile.strip + Lane().g;
+  write_row_sums(sums[warp_tile.quarter], row_products<Config>(d, tile));
   __syncthreads();  // the warps of all quarters have written their sums
   float along[2];
 #pragma unroll

@@ -21,7 +21,7 @@ struct ReverseConfig {
   static constexpr int kSolution = Tile::kBytes;
   static constexpr int kScores = kSolution + Triangle::kBytes;
   static constexpr int kGradOut = kScores + Triangle::kBytes;
-  static constexpr int kVectors = kGradOut + kSquareBytes;
+  static constexpr int kVectors = kGradOut + kTile64Bytes;
   static constexpr int kStageBytes = kVectors + kChainVectorBytes;
   // After the two stages: Q.
   static constexpr int kQ = 2 * kStageBytes;
@@ -33,12 +33,12 @@ struct ReverseConfig {
 __device__ __forceinline__ void put_operand(uint32_t tile, const uint32_t (&a)[4][4]) {
   Lane const lane;
   // Address for token g and the warp's first 8 columns; its other 8 are one unit further.
-  uint32_t const first = tile + Square::unit_offset(lane.g, 2 * lane.warp) + 4 * lane.t;
+  uint32_t const first = tile + Tile64::unit_offset(lane.g, 2 * lane.warp) + 4 * lane.t;
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      ptx::shared_store(Square::advance(first, half) + 8 * n * Square::kRowBytes,
+      ptx::shared_store(Tile64::advance(first, half) + 8 * n * Tile64::kRowBytes,
                         ptx::movmatrix_trans(a[n / 2][n % 2 * 2 + half]));
     }
   }

@@ -19,7 +19,7 @@ struct LargeDimReverseConfig {
 
   // The two tiles; two of dOut, and of vectors; one of each matrix.
   static constexpr int kGradOut = 2 * Tile::kBytes;
-  static constexpr int kVectors = kGradOut + 2 * kSquareBytes;
+  static constexpr int kVectors = kGradOut + 2 * kTile64Bytes;
   static constexpr int kSolution = kVectors + 2 * kChainVectorBytes;
   static constexpr int kScores = kSolution + Triangle::kBytes;
   static constexpr int kSharedMemory = kScores + Triangle::kBytes;
@@ -40,7 +40,7 @@ struct LargeDimReverseLoads : ChainLoads {
   }
   static __device__ __forceinline__ int tile_q(int32_t row) { return tile_k(row + kChunk); }
   static __device__ __forceinline__ int tile_out(int32_t row) {
-    return Config::kGradOut + buffer(row, kSquareBytes);
+    return Config::kGradOut + buffer(row, kTile64Bytes);
   }
   static __device__ __forceinline__ int vectors(int32_t row) {
     return Config::kVectors + buffer(row, kChainVectorBytes);

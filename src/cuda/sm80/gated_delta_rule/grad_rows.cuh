@@ -38,11 +38,12 @@ __device__ __forceinline__ void compute_squares(Squares& e, Squares& f,
   f.clear();
   for (int32_t tile = 0; tile < tiles; ++tile) {
     unsigned char* const slot = loads.slot(tile);
-    int parts = 1;
-    for (int part = 0; part < parts; ++part) {
-      if (!resident || part > 0) {
-        if (tile + part > 0) __syncthreads();  // all warps have read the slot
-        loads.values(slot, head.head, head.record, tile, part == 2, part == 1);
+    int products = 1;
+    for (int product = 0; product < products; ++product) {
+      bool const low_values = product == 2, low_residuals = product == 1;
+      if (!resident || product > 0) {
+        if (tile + product > 0) __syncthreads();  // all warps have read the slot
+        loads.values(slot, head.head, head.record, tile, low_values, low_residuals);
         ptx::cp_async_commit();
         ptx::cp_async_wait<0>();
       } else if (tile == 0 && tiles == 2) {
@@ -51,15 +52,15 @@ __device__ __forceinline__ void compute_squares(Squares& e, Squares& f,
         ptx::cp_async_wait<0>();
       }
       __syncthreads();  // the slot and the vectors are loaded
-      add_squares<typename Config::Dtype, Config>(e, f, ptx::smem_address(slot), part < 2);
-      if (Config::kCareful && vectors.growth > kCarefulGrowth) parts = 3;
+      add_squares<typename Config::Dtype, Config>(e, f, ptx::smem_address(slot), product < 2);
+      if (Config::kCareful && vectors.growth > kCarefulGrowth) products = 3;
     }
   }
 }
 
 // Adds up the lanes' sums over columns of a square, over the warp's 16 rows, and writes them.
 __device__ __forceinline__ void write_column_sums(float (&to)[4][kChunk], float (&columns)[4],
-                                                  const Lane& lane, const Part& part) {
+                                                  const Lane& lane, const WarpTile& warp_tile) {
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
 #pragma unroll
@@ -67,7 +68,7 @@ __device__ __forceinline__ void write_column_sums(float (&to)[4][kChunk], float 
       columns[n] += __shfl_xor_sync(0xffffffffu, columns[n], step);
     }
     if (lane.g == 0) {
-      to[part.strip][16 * part.quarter + n / 2 * 8 + 2 * lane.t + n % 2] = columns[n];
+      to[warp_tile.strip][16 * warp_tile.quarter + n / 2 * 8 + 2 * lane.t + n % 2] = columns[n];
     }
   }
 }
@@ -85,7 +86,7 @@ __device__ __forceinline__ void add_rounded_squares(RowsAccumulator<Config>& dq,
   for (int n = 0; n < (careful ? 2 : 1); ++n) {
     __syncthreads();  // all warps have read what the squares overwrite
     store_square<Dtype>(dqk, tiles + Config::kSquares);
-    store_square<Dtype>(dkk, tiles + Config::kSquares + kSquareBytes);
+    store_square<Dtype>(dkk, tiles + Config::kSquares + kTile64Bytes);
     __syncthreads();  // all warps have written the squares
     add_square_products<Config>(dq, dk, tiles);
   }
@@ -160,8 +161,8 @@ __device__ __forceinline__ void add_heads(RowsAccumulator<Config>& dq, RowsAccum
   uint32_t const tile_q = ptx::smem_address(shared), tile_k = tile_q + Config::kK;
   auto& sums = *reinterpret_cast<GateSumsByWarp*>(shared + Config::kGates);
   Lane const lane;
-  Part const part;
-  int const row = 16 * part.strip + lane.g;
+  WarpTile const warp_tile;
+  int const row = 16 * warp_tile.strip + lane.g;
   dq.clear();
   dk.clear();
   for (int32_t i = 0; i < problem.group; ++i) {
@@ -178,7 +179,7 @@ __device__ __forceinline__ void add_heads(RowsAccumulator<Config>& dq, RowsAccum
       finish_square<false>(f, product, problem.scale, vectors, gates, columns);
       multiply_keys<Config>(product, tile_k, tile_k);
       finish_square<true>(e, product, problem.scale, vectors, gates, columns);
-      write_column_sums(sums.columns, columns, lane, part);
+      write_column_sums(sums.columns, columns, lane, warp_tile);
       add_rounded_squares<Config>(dq, dk, f, e, tile_q, careful);
     }
     StateProducts<Config> products;
@@ -196,8 +197,8 @@ __device__ __forceinline__ void add_heads(RowsAccumulator<Config>& dq, RowsAccum
     add_scaled(dk, products.k, factors_k);
     add_scaled(dk, products.later,
                {vectors.b[row] * vectors.beta[row], vectors.b[row + 8] * vectors.beta[row + 8]});
-    write_row_sums(sums.gates[part.quarter], gates);
-    write_row_sums(sums.later[part.quarter], later);
+    write_row_sums(sums.gates[warp_tile.quarter], gates);
+    write_row_sums(sums.later[warp_tile.quarter], later);
     states = warp_sum(states);
     if (threadIdx.x % 32 == 0) sums.states[threadIdx.x / 32] = states;
     __syncthreads();  // all warps have written their sums
@@ -227,7 +228,7 @@ __device__ __forceinline__ void make_parts(RowsLoads<Config>& loads, const RowsI
   const BwdProblem& problem = loads.args.problem;
   uint32_t const tile_q = ptx::smem_address(loads.shared), tile_k = tile_q + Config::kK;
   auto& sums = *reinterpret_cast<GateSumsByWarp*>(loads.shared + Config::kGates);
-  int const quarter = Part().quarter, row = 16 * Part().strip + Lane().g;
+  int const quarter = WarpTile().quarter, row = 16 * WarpTile().strip + Lane().g;
   // [block][part][dQ, dK][n][thread], after the sums of all chunks and heads.
   GateSums* const end = loads.args.workspace.sums + int64_t{loads.args.items} * problem.group;
   float4* const kept = reinterpret_cast<float4*>(end) + threadIdx.x +

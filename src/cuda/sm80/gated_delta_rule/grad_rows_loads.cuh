@@ -36,7 +36,7 @@ struct RowsConfig : RowsSlot<SmemLayout<kChunk, part_columns(kHeadDim)>::kBytes>
   static constexpr int kK = Tile::kBytes;
   static constexpr int kSlots = 2 * Tile::kBytes;
   // Bytes after the slots: dQK and dKK, vectors of two heads, sums of warps.
-  static constexpr int kRest = 2 * kSquareBytes + 2 * static_cast<int>(sizeof(RecordVectors)) +
+  static constexpr int kRest = 2 * kTile64Bytes + 2 * static_cast<int>(sizeof(RecordVectors)) +
                                static_cast<int>(sizeof(GateSumsByWarp));
   // Two slots, if they fit: a head's tiles are loaded once, and those of the next head are loaded
   // ahead. Else there is one slot, loaded for each use, and dQK and dKK overwrite its dOut and dV.
@@ -44,7 +44,7 @@ struct RowsConfig : RowsSlot<SmemLayout<kChunk, part_columns(kHeadDim)>::kBytes>
       !kCareful && kSlots + 2 * Slot::kSlotBytes + kRest <= Target::kSharedMemory ? 2 : 1;
   static constexpr int kAfterSlots = kSlots + kSlotCount * Slot::kSlotBytes;
   static constexpr int kSquares = kSlotCount == 2 ? kAfterSlots : kSlots;
-  static constexpr int kVectors = kSlotCount == 2 ? kAfterSlots + 2 * kSquareBytes : kAfterSlots;
+  static constexpr int kVectors = kSlotCount == 2 ? kAfterSlots + 2 * kTile64Bytes : kAfterSlots;
   static constexpr int kGates = kVectors + 2 * static_cast<int>(sizeof(RecordVectors));
   // The kernel of careful chunks: flags of the items that its warps examined. Persistent blocks:
   // the kernel's arguments.
@@ -81,18 +81,18 @@ struct RowsLoads {
     const GradWorkspace& workspace = args.workspace;
     int64_t const index = record * workspace.tiles + tile;
     int32_t const column = tile * kChainColumns;
-    load_rows<Square, Config::kThreads>(slot + Config::kGradOut, problem.grad_out, coordinate, head,
+    load_rows<Tile64, Config::kThreads>(slot + Config::kGradOut, problem.grad_out, coordinate, head,
                                         column, problem.head_dim_v - column);
     if (low_values) {
-      load_tile<Square, Config::kThreads, true>(
+      load_tile<Tile64, Config::kThreads, true>(
           slot + Config::kGradValues,
-          reinterpret_cast<const uint16_t*>(workspace.grad_values_low + index * kSquareBytes),
+          reinterpret_cast<const uint16_t*>(workspace.grad_values_low + index * kTile64Bytes),
           kChainColumns, coordinate.count, kChainColumns);
     } else {
-      load_rows<Square, Config::kThreads>(slot + Config::kGradValues, problem.grad_v, coordinate,
+      load_rows<Tile64, Config::kThreads>(slot + Config::kGradValues, problem.grad_v, coordinate,
                                           head, column, problem.head_dim_v - column);
     }
-    image(low_residuals ? workspace.residuals_low : workspace.residuals, index, kSquareBytes,
+    image(low_residuals ? workspace.residuals_low : workspace.residuals, index, kTile64Bytes,
           slot + Config::kResiduals);
   }
 

@@ -19,7 +19,7 @@ struct StatesConfig {
   // A stage: K, X o D, V, vectors.
   static constexpr int kSolution = Tile::kBytes;
   static constexpr int kV = kSolution + Triangle::kBytes;
-  static constexpr int kVectors = kV + kSquareBytes;
+  static constexpr int kVectors = kV + kTile64Bytes;
   static constexpr int kStageBytes = kVectors + kChainVectorBytes;
   static constexpr int kSharedMemory = 2 * kStageBytes;
   static_assert(kSharedMemory <= Target::kSharedMemory);
@@ -74,8 +74,8 @@ __device__ __forceinline__ void compute_states(const BwdProblem& problem,
       pack<Dtype>(packed_state, state);
       store_image(state_image, packed_state);
     }
-    unsigned char* const image = workspace.residuals + indices.tile * kSquareBytes;
-    unsigned char* const image_low = workspace.residuals_low + indices.tile * kSquareBytes;
+    unsigned char* const image = workspace.residuals + indices.tile * kTile64Bytes;
+    unsigned char* const image_low = workspace.residuals_low + indices.tile * kTile64Bytes;
     float const growth = ptx::shared_load_unordered<float>(vectors + Vectors::growth);
     if (growth > kMaxGradGrowth) {
       residuals_by_tokens<Dtype, kDim>(problem, work, state, tiles, tiles + Config::kV, row,

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 
+#include "core/ceil_div.h"
 #include "core/launch.h"
 #include "sm80/gated_delta_rule/prepare.cuh"
 
@@ -15,8 +16,7 @@ inline int64_t record_count(const FwdProblem& problem) {
 template <class Config>
 cudaError_t launch_prepare(const FwdProblem& problem, int device, cudaStream_t stream) {
   using Record = typename Config::Record;
-  auto const group_blocks =
-      static_cast<uint32_t>((problem.group + kHeadsAtOnce - 1) / kHeadsAtOnce);
+  auto const group_blocks = static_cast<uint32_t>(ceil_div(problem.group, kHeadsAtOnce));
   PrepareArgs<Record> const args{problem, static_cast<Record*>(problem.workspace), group_blocks};
   LaunchShape const shape{
       problem.rows.tiles(problem.sequences, kChunk) * problem.heads_qk * group_blocks,

@@ -12,10 +12,16 @@
 #include "ptx/tma.cuh"
 #include "ptx/vectors.cuh"
 #include "ptx/wgmma.cuh"
+#include "sm90/gemm.cuh"
 
 namespace flashvar::sm90::gated_delta_rule {
 
 using namespace flashvar::gated_delta_rule;  // what all architectures share
+
+// Operands in shared memory, of 64 rows in column blocks of 64 columns: their rows, or their
+// columns, are k.
+using RowsAsK = MnMajor<Tile64::kColBlockBytes>;
+using ColumnsAsK = KMajor<Tile64::kColBlockBytes>;
 
 // The two mbarriers of a buffer: full = it is written, empty = all readers have released it.
 struct BarrierPair {

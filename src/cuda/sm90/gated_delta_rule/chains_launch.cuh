@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/ceil_div.h"
 #include "core/kernel_facts.h"
 #include "core/launch.h"
 #include "core/target.h"
@@ -76,8 +77,8 @@ struct ChainsLaunch {
         cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     ChainArgs args{};
     args.grad_segments = grad_segments;
-    args.value_tiles_128 = tiles(problem.head_dim_v, kColumns128);
-    args.key_tiles_128 = tiles(problem.head_dim, kColumns128);
+    args.value_tiles_128 = ceil_div(problem.head_dim_v, kColumns128);
+    args.key_tiles_128 = ceil_div(problem.head_dim, kColumns128);
     if (error == cudaSuccess) error = make_chain_args<Dtype>(args, problem, workspace);
     if (error != cudaSuccess) return error;
     if (grad_segments.boundaries > 0) return launch_segments(args, device, stream);
@@ -90,8 +91,6 @@ struct ChainsLaunch {
   // In the order of GradChainCosts' members, for an H200, which has 132 SMs. `chunk` and `scan` are
   // measured; the times of segments are estimated from them.
   static constexpr GradChainCosts kCosts{132, {1700, 3000}, 1750, 1850, 2500, 6000};
-
-  static int32_t tiles(int32_t columns, int32_t size) { return (columns + size - 1) / size; }
 
   // The three passes. Each may start while the preceding kernel's last blocks run (PDL).
   static cudaError_t launch_segments(const ChainArgs& args, int device, cudaStream_t stream) {
@@ -106,7 +105,7 @@ struct ChainsLaunch {
         chain_segments_kernel<StatesOfSegment, ReverseOfSegment, InnerStates, InnerReverse>>(
         args, shape, device, stream);
     if (error != cudaSuccess) return error;
-    int32_t const scans = tiles(problem.head_dim_v, Scan::kColumns);
+    int32_t const scans = ceil_div(problem.head_dim_v, Scan::kColumns);
     GradScanArgs const scan{{problem, segments.segments, segments.between, scans},
                             {problem, segments.segments, segments.grads, scans},
                             problem.sequences <= segments.boundaries};

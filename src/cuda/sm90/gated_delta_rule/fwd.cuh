@@ -83,8 +83,7 @@ template <class Config>
 __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Config>& smem,
                                           const Work& work) {
   using Dtype = typename Config::Dtype;
-  using Rows = KMajor<Config::kColBlockBytes>;     // Q
-  using Columns = KMajor<Config::kRowBlockBytes>;  // the state and the updates, [V] first
+  using Passed = KMajor<Config::kRowBlockBytes>;  // the state and the updates, [V] first
   using Offsets = VectorOffsets<ChunkRecord>;
   PipelineState<Config::kOutStages> stage;
   PipelineState<1>
@@ -105,8 +104,8 @@ __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Con
       continue;
     }
     float out[Config::kColumns / 2];
-    gemm_ss<Dtype, Config::kColumns, Config::kDim / 16>(out, Rows(tiles),
-                                                        Columns(smem.base + Config::kState));
+    gemm_ss<Dtype, Config::kColumns, Config::kDim / 16>(out, ColumnsAsK(tiles),
+                                                        Passed(smem.base + Config::kState));
     Lane const lane;
     uint32_t const c = vectors + Offsets::c + 4 * (16 * lane.warp + lane.g);
     float const factors[2] = {ptx::shared_load_unordered<float>(c),
@@ -117,7 +116,7 @@ __device__ __forceinline__ void write_out(const FwdArgs& args, const FwdSmem<Con
     scale_rows(out, factors);
     wait_operand(smem.updates_barriers(), passed.phase());  // the chunk's updates
     gemm_ss<Dtype, Config::kColumns, 4, true>(out, ScoresTile(tiles + Config::kScores),
-                                              Columns(smem.base + Config::kUpdates));
+                                              Passed(smem.base + Config::kUpdates));
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(out);
     warp_arrive(smem.updates_barriers().empty());
@@ -172,8 +171,6 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
   using Dtype = typename Config::Dtype;
   constexpr int kDim = Config::kDim;
   constexpr bool kOutput = Config::kOutput;
-  using Rows = KMajor<Config::kColBlockBytes>;      // K, columns are k
-  using Columns = MnMajor<Config::kColBlockBytes>;  // K, rows (tokens) are k
   using Offsets = VectorOffsets<ChunkRecord>;
   const FwdProblem& problem = args.problem;
 
@@ -215,7 +212,7 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     }
     float predicted[32], update[32];  // S^T K^T, then W^T; U^T
     if (kPassFirst) pass_state();
-    gemm_rs<Dtype, 64, kDim / 16, Rows, false>(predicted, packed_state, Rows(tiles));
+    gemm_rs<Dtype, 64, kDim / 16, ColumnsAsK, false>(predicted, packed_state, ColumnsAsK(tiles));
     if (kPassFirst) {
       ptx::wgmma_wait<0>();  // before the loads below, which reuse packed_state's registers
     } else {
@@ -244,7 +241,7 @@ __device__ __forceinline__ void advance_state(const FwdArgs& args, const FwdSmem
     for (int i = 0; i < 32; ++i) decayed[i] = update[i];
     b.scale(decayed);
     pack<Dtype>(packed_decayed, decayed);
-    gemm_rs<Dtype, kDim, 4>(state, packed_decayed, Columns(tiles));  // (F4)
+    gemm_rs<Dtype, kDim, 4>(state, packed_decayed, RowsAsK(tiles));  // (F4)
     if constexpr (kOutput) {
       // While the GEMM runs: pass the updates to the output warpgroup.
       pack<Dtype>(packed, update);
@@ -294,20 +291,22 @@ __device__ __forceinline__ void run_segment(const FwdArgs& args, const SegmentWo
     float state[Config::kDim / 2];
     load_first_state<Config::kDim>(problem, args.between, work, column, state);
     advance_state(args, smem, work, mine, column, state);
-    if (!args.after) store_state_after<Config::kDim>(problem, args.between, work, column, state);
+    if (!args.starts_at_boundary) {
+      store_state_after<Config::kDim>(problem, args.between, work, column, state);
+    }
     store_final_state<Config::kDim>(problem, work, column, state);
   }
 }
 
 // Grid, on one axis: segments x heads x column tiles of V. The segments are those that start at a
-// boundary (args.after), or the first of each sequence.
+// boundary (args.starts_at_boundary), or the first of each sequence.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     fwd_kernel(const __grid_constant__ FwdArgs args) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const FwdProblem& problem = args.problem;
   SegmentWork const work =
-      args.after
+      args.starts_at_boundary
           ? SegmentWork::starting_at_boundary(problem, args.segments, args.column_tiles,
                                               Config::kColumns)
           : SegmentWork::first_segment(problem, args.segments, args.column_tiles, Config::kColumns);

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 
+#include "core/ceil_div.h"
 #include "core/dtype.cuh"
 #include "core/kernel_facts.h"
 #include "core/launch.h"
@@ -104,9 +105,10 @@ struct FwdLaunch {
       int64_t const boundaries = args.segments.boundaries(problem);
       if (boundaries > 0) error = launch_segments(args, boundaries, device, stream);
       if (error != cudaSuccess) return error;
-      args.after = boundaries > 0;
-      int64_t const chains = (args.after ? boundaries : problem.sequences) * problem.heads;
-      return chains * tiles<Config<1>>(problem.head_dim_v) <= multiprocessors
+      args.starts_at_boundary = boundaries > 0;
+      int64_t const chains =
+          (args.starts_at_boundary ? boundaries : problem.sequences) * problem.heads;
+      return chains * ceil_div(problem.head_dim_v, Config<1>::kColumns) <= multiprocessors
                  ? launch_chains<Config<1>>(args, chains, device, stream)
                  : launch_chains<Config<2>>(args, chains, device, stream);
     }
@@ -119,19 +121,14 @@ struct FwdLaunch {
     return error == cudaSuccess ? maps.values({{args.v, problem.v}}) : error;
   }
 
-  template <class C>
-  static int32_t tiles(int32_t columns) {
-    return (columns + C::kColumns - 1) / C::kColumns;
-  }
-
   // Passes 1 and 2. Pass 1 may start while prepare writes the last records (PDL).
   static cudaError_t launch_segments(FwdArgs& args, int64_t boundaries, int device,
                                      cudaStream_t stream) {
     const FwdProblem& problem = args.problem;
     int64_t const chains = boundaries * problem.heads;
-    args.column_tiles = tiles<Config<1>>(problem.head_dim_v);
-    args.inner_tiles =
-        tiles<SegmentConfig>(problem.head_dim_v) + tiles<SegmentConfig>(problem.head_dim);
+    args.column_tiles = ceil_div(problem.head_dim_v, Config<1>::kColumns);
+    args.inner_tiles = ceil_div(problem.head_dim_v, SegmentConfig::kColumns) +
+                       ceil_div(problem.head_dim, SegmentConfig::kColumns);
     int64_t const first_blocks = problem.sequences * problem.heads * args.column_tiles;
     if (first_blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
     args.first_blocks = static_cast<uint32_t>(first_blocks);
@@ -140,14 +137,15 @@ struct FwdLaunch {
     cudaError_t const error =
         launch_kernel<segment_kernel<Config<1>, SegmentConfig>>(args, shape, device, stream);
     if (error != cudaSuccess) return error;
-    ScanArgs const scan{problem, args.segments, args.between, tiles<Scan>(problem.head_dim_v)};
+    ScanArgs const scan{problem, args.segments, args.between,
+                        ceil_div(problem.head_dim_v, Scan::kColumns)};
     LaunchShape const scan_shape{chains * scan.column_tiles, Scan::kThreads, 0, true};
     return launch_kernel<scan_kernel<Scan>>(scan, scan_shape, device, stream);
   }
 
   template <class C>
   static cudaError_t launch_chains(FwdArgs& args, int64_t chains, int device, cudaStream_t stream) {
-    args.column_tiles = tiles<C>(args.problem.head_dim_v);
+    args.column_tiles = ceil_div(args.problem.head_dim_v, C::kColumns);
     LaunchShape shape{chains * args.column_tiles, C::kThreads, C::kSharedMemory};
     // PDL needs a preceding kernel of this call: prepare is not launched without records.
     shape.programmatic = sm80::gated_delta_rule::record_count(args.problem) > 0;

@@ -22,7 +22,8 @@ struct FwdArgs {
   int32_t column_tiles;        // of V
   Segments segments;
   SegmentStates between;  // at boundaries, for the other passes
-  bool after;  // fwd_kernel: computes the segments that start at a boundary; else first segments
+  // fwd_kernel: computes the segments that start at a boundary; else first segments.
+  bool starts_at_boundary;
   // Pass 1: blocks of first segments; column tiles, of V and of transitions, of inner segments.
   uint32_t first_blocks;
   int32_t inner_tiles;

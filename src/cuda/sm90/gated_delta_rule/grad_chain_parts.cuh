@@ -47,10 +47,6 @@ constexpr int kStateRegisters = kExtent == Extent::kSequence ? 232 : 240;
 // Named barrier of the state warpgroups, in solve().
 inline constexpr uint32_t kSolveBarrier = 1;
 
-// Shared memory of each of the kBlocks blocks of an SM: CUDA reserves 1 KiB for every block.
-template <class Target, int kBlocks>
-constexpr int kShareOfMemory = (Target::kSharedMemory + 1024) / kBlocks - 1024;
-
 // The coordinates by which the loading lane locates a chunk's operands.
 struct GradLoads {
   const ChainArgs& args;
@@ -119,18 +115,18 @@ struct ImageStore {
   __device__ __forceinline__ void put(const uint32_t (&a)[4 * kColBlocks][4]) const {
     if (threadIdx.x % 32 == 0) ptx::bulk_wait_read<kPending>();
     __syncwarp();  // the staging buffer is free for all lanes
-    store_operand<kSquareBytes>(staging, a, 0);
+    store_operand<kTile64Bytes>(staging, a, 0);
   }
 
   __device__ __forceinline__ void send(unsigned char* image) const {
-    constexpr int kWarpBytes = kSquareBytes / kStateWarps;
+    constexpr int kWarpBytes = kTile64Bytes / kStateWarps;
     ptx::fence_async_proxy();  // bulk copies read the rows
     __syncwarp();              // all lanes have written the warp's rows
     if (threadIdx.x % 32 == 0) {
       uint32_t const first = Lane().warp * kWarpBytes;
 #pragma unroll
       for (int block = 0; block < kColBlocks; ++block) {
-        uint32_t const at = first + block * kSquareBytes;
+        uint32_t const at = first + block * kTile64Bytes;
         ptx::bulk_store(image + at, staging + at, kWarpBytes);
       }
       ptx::bulk_commit();

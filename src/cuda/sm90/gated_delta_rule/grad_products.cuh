@@ -10,13 +10,8 @@
 #include "gated_delta_rule/grad_rows.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "sm90/gated_delta_rule/chain_parts.cuh"
-#include "sm90/gemm.cuh"
 
 namespace flashvar::sm90::gated_delta_rule {
-
-// Operands of 64 rows in shared memory, read with their rows or their columns as k.
-using RowsAsK = MnMajor<kSquareBytes>;    // rows are k
-using ColumnsAsK = KMajor<kSquareBytes>;  // columns are k
 
 // Partial sums of the warps, each of 16 tokens.
 struct GateSumsByWarp {
@@ -76,7 +71,7 @@ struct SlotProducts {
     using Dtype = typename Config::Dtype;
     constexpr int kN = Config::kColumns;
     uint32_t const values = slot + Config::kGradValues, residuals = slot + Config::kResiduals;
-    uint32_t const square_a = slot + Config::kGradOut + warpgroup * kSquareBytes;
+    uint32_t const square_a = slot + Config::kGradOut + warpgroup * kTile64Bytes;
     RowsAsK const state(half_of<Config>(slot + Config::kState, warpgroup));
     RowsAsK const grad_state(half_of<Config>(slot + Config::kGradState, warpgroup));
     if constexpr (kAdd) fence();  // without kAdd it would make the registers live too early
@@ -138,7 +133,7 @@ __device__ __forceinline__ void add_scaled(float (&d)[kElements], const float (&
 
 // Turns a square `d`, F or in the second warpgroup E, into the gradient of `product`, Q K^T or K
 // K^T. The element-wise products of both are summed: `columns` (without beta of the column) are the
-// lane's sums over its rows, [2 n + k] for column 8 n + 2 t + k; to `row_sums` they are added with
+// lane's sums over its rows, [2 n + e] for column 8 n + 2 t + e; to `row_sums` they are added with
 // beta.
 __device__ __forceinline__ void finish_square(float (&d)[32], const float (&product)[32],
                                               uint32_t warpgroup, float scale,
@@ -161,19 +156,19 @@ __device__ __forceinline__ void finish_square(float (&d)[32], const float (&prod
       continue;
     }
 #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      int const j = 8 * n + 2 * lane.t + k;
+    for (int e = 0; e < 2; ++e) {
+      int const j = 8 * n + 2 * lane.t + e;
       float const sum = vectors.sums[j], norm = vectors.norm_k[j], beta = vectors.beta[j];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         // Q K^T has the diagonal, K K^T does not.
         bool const exists = j + static_cast<int>(warpgroup) <= 16 * lane.warp + lane.g + 8 * half;
         float const decay = exp2_approx(sums[half] - sum);
-        float& value = d[4 * n + 2 * half + k];
+        float& value = d[4 * n + 2 * half + e];
         // Above the diagonal 0 is selected, not multiplied by: the factors may be inf there.
         value = exists ? value * (factors[half] * norm) * decay : 0.f;
-        float const one = exists ? value * product[4 * n + 2 * half + k] : 0.f;
-        columns[2 * n + k] += one;
+        float const one = exists ? value * product[4 * n + 2 * half + e] : 0.f;
+        columns[2 * n + e] += one;
         value *= beta;
         row_sums[half] = fmaf(one, beta, row_sums[half]);
       }
@@ -208,7 +203,7 @@ template <class Dtype>
 __device__ __forceinline__ void put_square(uint32_t square, const float (&d)[32]) {
   uint32_t packed[4][4];
   pack<Dtype>(packed, d);
-  store_operand<kSquareBytes>(square, packed, 0);
+  store_operand<kTile64Bytes>(square, packed, 0);
   ptx::fence_async_proxy();  // wgmma reads it
 }
 
@@ -222,7 +217,7 @@ __device__ __forceinline__ void add_square_products(float (&dq)[Config::kColumns
   constexpr int kN = Config::kColumns;
   RowsAsK const q(half_of<Config>(tiles, warpgroup));
   RowsAsK const k(half_of<Config>(tiles + Config::kK, warpgroup));
-  uint32_t const dkk = squares + kSquareBytes;  // dQK lies before it
+  uint32_t const dkk = squares + kTile64Bytes;  // dQK lies before it
   ptx::wgmma_fence_operand(dq);
   ptx::wgmma_fence_operand(dk);
   ptx::wgmma_fence();

@@ -22,7 +22,7 @@ struct ReverseChain {
   static constexpr int kWarpgroups = kWarpgroups_;
   static constexpr bool kOutput = kExtent != Extent::kInner;
   static constexpr int kColBlocks = kDim / 64;
-  static constexpr int kTileBytes = kColBlocks * kSquareBytes;
+  static constexpr int kTileBytes = kColBlocks * kTile64Bytes;
   // A stage: K, X o D; and the vectors, which lie after all stages.
   static constexpr int kSolution = kTileBytes;
   static constexpr int kStageBytes = kSolution + Triangle::kBytes;
@@ -34,9 +34,9 @@ struct ReverseChain {
   static constexpr int kScores = kQ + kBuffers * kTileBytes;
   static constexpr int kGradOut = kScores + kBuffers * Triangle::kBytes;
   // Staging of stores, where there are any: the image of dS^T, and dV, of each warpgroup.
-  static constexpr int kGradState = kGradOut + kBuffers * kWarpgroups * kSquareBytes;
+  static constexpr int kGradState = kGradOut + kBuffers * kWarpgroups * kTile64Bytes;
   static constexpr int kGradValues = kGradState + kWarpgroups * kTileBytes;
-  static constexpr int kVectors = kOutput ? kGradValues + kWarpgroups * kSquareBytes : kGradState;
+  static constexpr int kVectors = kOutput ? kGradValues + kWarpgroups * kTile64Bytes : kGradState;
   static constexpr int kGrowth = kVectors + kStages * kChainVectorBytes;
   static constexpr int kGrowthBytes = 16;  // of the record: decay, growth, and two unused
   static_assert(offsetof(GradRecord, decay) % 16 == 0, "a bulk copy starts there");
@@ -44,7 +44,7 @@ struct ReverseChain {
   static constexpr int kPairs = kStages + 2 * kBuffers;  // of mbarriers
   static constexpr int kSharedMemory = kBarriers + kPairs * 16;
   static_assert(kStageBytes % 1024 == 0 && kVectors % 1024 == 0, "swizzle periods");
-  static_assert(kSharedMemory <= kShareOfMemory<Target, kBlocks>);
+  static_assert(kBlocks <= Target::blocks_that_fit(kSharedMemory));
 
   uint32_t base;
   uint32_t warpgroups;  // that have columns
@@ -65,7 +65,7 @@ struct ReverseChain {
     return base + kScores + buffer * Triangle::kBytes;
   }
   __device__ __forceinline__ uint32_t grad_out(uint32_t buffer, uint32_t warpgroup) const {
-    return base + kGradOut + (buffer * kWarpgroups + warpgroup) * kSquareBytes;
+    return base + kGradOut + (buffer * kWarpgroups + warpgroup) * kTile64Bytes;
   }
   __device__ __forceinline__ uint32_t growth(uint32_t buffer) const {
     return base + kGrowth + buffer * kGrowthBytes;
@@ -96,7 +96,7 @@ struct ReverseChain {
       BarrierPair const out = out_barriers(at), q_barriers = queries_barriers(at);
       ptx::mbarrier_wait(out.empty(), buffer.phase() ^ 1);  // dOut^T P has read both
       ptx::mbarrier_arrive_expect(out.full,
-                                  from.values * kSquareBytes + Triangle::kBytes + kGrowthBytes);
+                                  from.values * kTile64Bytes + Triangle::kBytes + kGrowthBytes);
       from.rows.load(grad_out(at, 0), from.args.grad_out, out.full, from.values, work.column, row,
                      work.head);
       ptx::bulk_load(scores(at), record.scores, Triangle::kBytes, out.full);
@@ -106,13 +106,13 @@ struct ReverseChain {
       BarrierPair const barrier = operands(stage.stage());
       ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // the stage is released
       ptx::mbarrier_arrive_expect(barrier.full,
-                                  from.keys * kSquareBytes + Triangle::kBytes + kChainVectorBytes);
+                                  from.keys * kTile64Bytes + Triangle::kBytes + kChainVectorBytes);
       from.rows.load(to, from.args.k, barrier.full, from.keys, 0, row, work.head_qk);
       ptx::bulk_load(to + kSolution, record.solution, Triangle::kBytes, barrier.full);
       ptx::bulk_load(vectors(stage.stage()), record.a, kChainVectorBytes, barrier.full);
 
       ptx::mbarrier_wait(q_barriers.empty(), buffer.phase() ^ 1);  // dOut^T Q has read Q
-      ptx::mbarrier_arrive_expect(q_barriers.full, from.keys * kSquareBytes);
+      ptx::mbarrier_arrive_expect(q_barriers.full, from.keys * kTile64Bytes);
       from.rows.load(queries(at), from.args.q, q_barriers.full, from.keys, 0, row, work.head_qk);
     }
   }
@@ -169,12 +169,10 @@ struct ReverseChain {
   // token by token is made a function, the compiler already emits other code for the whole loop.
   __device__ __forceinline__ void run(const ChainArgs& args, const SegmentWork& work,
                                       uint32_t warpgroup) const {
-    using Rows = KMajor<kSquareBytes>;      // K, columns are k
-    using Columns = MnMajor<kSquareBytes>;  // K and Q, rows (tokens) are k
     const BwdProblem& problem = args.problem;
     const GradWorkspace& workspace = args.workspace;
     ImageStore<kColBlocks> const images{base + kGradState + warpgroup * kTileBytes};
-    uint32_t const tile_v = base + kGradValues + warpgroup * kSquareBytes;
+    uint32_t const tile_v = base + kGradValues + warpgroup * kTile64Bytes;
 
     float grad[kDim / 2];
     load_last_gradient<kDim, kExtent>(args, work, grad);
@@ -216,7 +214,7 @@ struct ReverseChain {
         continue;
       }
       float d[32];
-      gemm_rs<Dtype, 64, kDim / 16, Rows, false>(d, packed_grad, Rows(tile_k));  // (R1)
+      gemm_rs<Dtype, 64, kDim / 16, ColumnsAsK, false>(d, packed_grad, ColumnsAsK(tile_k));  // (R1)
       if constexpr (kOutput) images.send(image);
       // While the GEMM runs: decay of the gradient, scaling of dOut.
       float const decay = ptx::shared_load_unordered<float>(chunk_vectors + Vectors::decay);
@@ -227,7 +225,7 @@ struct ReverseChain {
           ptx::shared_load_unordered<float>(chunk_vectors + Vectors::growth) > kCarefulGrowth;
       TokenFactors const b(chunk_vectors + Vectors::b);
       ptx::mbarrier_wait(queries_barriers(at).full, own.phase());       // Q is loaded
-      gemm_rs<Dtype, kDim, 4>(grad, packed_out, Columns(queries(at)));  // (R5)
+      gemm_rs<Dtype, kDim, 4>(grad, packed_out, RowsAsK(queries(at)));  // (R5)
       ptx::wgmma_wait<1>();
       ptx::wgmma_fence_operand(d);
 #pragma unroll
@@ -249,7 +247,7 @@ struct ReverseChain {
       uint32_t packed[4][4];
       if constexpr (kOutput) stage_values(tile_v, d, careful, low);
       pack_removed<Dtype>(packed, d, chunk_vectors);
-      gemm_rs<Dtype, kDim, 4>(grad, packed, Columns(tile_k));  // (R6)
+      gemm_rs<Dtype, kDim, 4>(grad, packed, RowsAsK(tile_k));  // (R6)
       if constexpr (kOutput) copy_out(problem, problem.grad_v, work, tile_v, row, work.column);
       ptx::wgmma_wait<1>();
       ptx::wgmma_fence_operand(out_product);

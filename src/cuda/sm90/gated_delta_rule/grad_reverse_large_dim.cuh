@@ -19,8 +19,6 @@ struct LargeDimReverseChain : ReverseChain<Target, Dtype_, kDim_, Extent::kSeque
   // compiler would put dS into memory.
   __device__ __forceinline__ void run(const ChainArgs& args, const SegmentWork& work,
                                       uint32_t /* warpgroup: the only one */) const {
-    using Rows = KMajor<kSquareBytes>;      // K and the image, columns are k
-    using Columns = MnMajor<kSquareBytes>;  // K and Q, rows (tokens) are k
     const BwdProblem& problem = args.problem;
     const GradWorkspace& workspace = args.workspace;
     ImageStore<Base::kColBlocks> const images{this->base + Base::kGradState};
@@ -66,7 +64,7 @@ struct LargeDimReverseChain : ReverseChain<Target, Dtype_, kDim_, Extent::kSeque
       uint32_t packed_out[4][4];
       load_transposed(packed_out, tile_out);
       gemm_triangle<Dtype, true, false>(out_product, packed_out, this->scores(at));
-      gemm_ss<Dtype, 64, kDim / 16>(d, Rows(images.staging), Rows(tile_k));  // (R1)
+      gemm_ss<Dtype, 64, kDim / 16>(d, ColumnsAsK(images.staging), ColumnsAsK(tile_k));  // (R1)
       // While the GEMMs run: decay of the gradient, then scaling of dOut.
       float const decay = ptx::shared_load_unordered<float>(chunk_vectors + Vectors::decay);
 #pragma unroll
@@ -76,7 +74,7 @@ struct LargeDimReverseChain : ReverseChain<Target, Dtype_, kDim_, Extent::kSeque
       warp_arrive(out.empty());
       scale_operand<Dtype>(packed_out, chunk_vectors + Vectors::c);
       ptx::mbarrier_wait(q_barriers.full, buffer.phase());                    // Q is loaded
-      gemm_rs<Dtype, kDim, 4>(grad, packed_out, Columns(this->queries(at)));  // (R5)
+      gemm_rs<Dtype, kDim, 4>(grad, packed_out, RowsAsK(this->queries(at)));  // (R5)
       ptx::wgmma_wait<1>();
       ptx::wgmma_fence_operand(d);
       TokenFactors(chunk_vectors + Vectors::b).scale(d);  // (R2)
@@ -92,7 +90,7 @@ struct LargeDimReverseChain : ReverseChain<Target, Dtype_, kDim_, Extent::kSeque
       uint32_t packed[4][4];
       Base::stage_values(tile_v, d, careful, low);
       pack_removed<Dtype>(packed, d, chunk_vectors);
-      gemm_rs<Dtype, kDim, 4>(grad, packed, Columns(tile_k));  // (R6)
+      gemm_rs<Dtype, kDim, 4>(grad, packed, RowsAsK(tile_k));  // (R6)
       copy_out(problem, problem.grad_v, work, tile_v, row, work.column);
       ptx::wgmma_wait<0>();
       ptx::wgmma_fence_operand(grad);

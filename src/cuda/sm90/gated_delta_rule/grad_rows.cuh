@@ -149,7 +149,7 @@ struct RowGradients {
     gates[1] = quad_sum(gates[1]) + factors_q[1] * dot_q.y + factors_k[1] * dot_k.y;
     float2 const column_sums = add_columns(columns);
     sync_warpgroups();  // both warpgroups have read the last head's squares and sums
-    put_square<Dtype>(smem.base + Config::kSquares + warpgroup * kSquareBytes, products.square);
+    put_square<Dtype>(smem.base + Config::kSquares + warpgroup * kTile64Bytes, products.square);
     GateSumsByWarp& sums = smem.sums();
     if (lane.t == 0) {
       sums.gates[warpgroup][row] = gates[0];

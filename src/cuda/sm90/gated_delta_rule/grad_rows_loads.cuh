@@ -40,7 +40,7 @@ struct RowsConfig : RowsSlot<SmemLayout<kChunk, kDim_>::kBytes> {
   static constexpr int kSlotCount = kDim == 64 ? 4 : 3;
   // After the slots: dQK and dKK, vectors of two heads, sums, two items.
   static constexpr int kSquares = kSlots + kSlotCount * Slot::kSlotBytes;
-  static constexpr int kVectors = kSquares + 2 * kSquareBytes;
+  static constexpr int kVectors = kSquares + 2 * kTile64Bytes;
   static constexpr int kSums = kVectors + 2 * static_cast<int>(sizeof(RecordVectors));
   static constexpr int kItems = kSums + static_cast<int>(sizeof(GateSumsByWarp));
   static constexpr int kItemBytes = 32;
@@ -151,7 +151,7 @@ __device__ __forceinline__ void load_slots(const RowsArgs& args, const RowsSmem<
     ptx::mbarrier_arrive_expect(full, Config::kSlotBytes);
     rows.load(to + Config::kGradOut, args.grad_out, full, 1, 64 * tile, item.first, head);
     rows.load(to + Config::kGradValues, args.grad_v, full, 1, 64 * tile, item.first, head);
-    ptx::bulk_load(to + Config::kResiduals, workspace.residuals + from * kSquareBytes, kSquareBytes,
+    ptx::bulk_load(to + Config::kResiduals, workspace.residuals + from * kTile64Bytes, kTile64Bytes,
                    full);
     ptx::bulk_load(to + Config::kState, workspace.states + from * Config::Tile::kBytes,
                    Config::Tile::kBytes, full);

@@ -22,20 +22,20 @@ struct StatesChain {
   static constexpr bool kOutput = kExtent != Extent::kInner;
   using Segment = std::conditional_t<kOutput, SegmentWork, Pass1Work>;
   static constexpr int kColBlocks = kDim / 64;
-  static constexpr int kStateBytes = kColBlocks * kSquareBytes;
+  static constexpr int kStateBytes = kColBlocks * kTile64Bytes;
   // A stage: K, X o D, V; and the vectors, which lie after all stages.
   static constexpr int kSolution = kStateBytes;
   static constexpr int kV = kSolution + Triangle::kBytes;
-  static constexpr int kStageBytes = kV + kWarpgroups * kSquareBytes;
+  static constexpr int kStageBytes = kV + kWarpgroups * kTile64Bytes;
   static constexpr int kStages = kBlocks == 1 ? 3 : 2;
   // Staging of stores: the images of S^T and R^T, of each warpgroup.
   static constexpr int kState = kStages * kStageBytes;
   static constexpr int kResiduals = kState + kWarpgroups * kStateBytes;
-  static constexpr int kVectors = kResiduals + kWarpgroups * kSquareBytes;
+  static constexpr int kVectors = kResiduals + kWarpgroups * kTile64Bytes;
   static constexpr int kBarriers = kVectors + kStages * kChainVectorBytes;
   static constexpr int kSharedMemory = kBarriers + kStages * 16;
   static_assert(kStageBytes % 1024 == 0 && kVectors % 1024 == 0, "swizzle periods");
-  static_assert(kSharedMemory <= kShareOfMemory<Target, kBlocks>);
+  static_assert(kBlocks <= Target::blocks_that_fit(kSharedMemory));
 
   uint32_t base;
   uint32_t warpgroups;  // that have columns
@@ -64,7 +64,7 @@ struct StatesChain {
       uint32_t const to = tiles(stage.stage());
       BarrierPair const barrier = operands(stage.stage());
       ptx::mbarrier_wait(barrier.empty(), stage.phase() ^ 1);  // the stage is released
-      ptx::mbarrier_arrive_expect(barrier.full, (from.keys + from.values) * kSquareBytes +
+      ptx::mbarrier_arrive_expect(barrier.full, (from.keys + from.values) * kTile64Bytes +
                                                     Triangle::kBytes + kChainVectorBytes);
       const GradRecord& record = from.record(row);
       from.rows.load(to, from.args.k, barrier.full, from.keys, 0, row, work.head_qk);
@@ -77,12 +77,10 @@ struct StatesChain {
   // A state warpgroup: carries the state of the columns of `work` through all chunks.
   __device__ __forceinline__ void run(const ChainArgs& args, const Segment& work,
                                       uint32_t warpgroup) const {
-    using Rows = KMajor<kSquareBytes>;      // K, columns are k
-    using Columns = MnMajor<kSquareBytes>;  // K, rows (tokens) are k
     const BwdProblem& problem = args.problem;
     const GradWorkspace& workspace = args.workspace;
     ImageStore<kColBlocks> const state_images{base + kState + warpgroup * kStateBytes};
-    ImageStore<1> const residual_images{base + kResiduals + warpgroup * kSquareBytes};
+    ImageStore<1> const residual_images{base + kResiduals + warpgroup * kTile64Bytes};
 
     float state[kDim / 2];
     if constexpr (kExtent == Extent::kSequence) {
@@ -95,10 +93,10 @@ struct StatesChain {
     PipelineState<kStages> stage;
     for (int32_t row = 0; row < work.span.count; row += kChunk, stage.advance()) {
       uint32_t const tile_k = tiles(stage.stage()), chunk_vectors = vectors(stage.stage());
-      uint32_t const tile_v = tile_k + kV + warpgroup * kSquareBytes;
+      uint32_t const tile_v = tile_k + kV + warpgroup * kTile64Bytes;
       TileIndices const indices(problem, work, workspace.tiles, row);
-      unsigned char* const image = workspace.residuals + indices.tile * kSquareBytes;
-      unsigned char* const image_low = workspace.residuals_low + indices.tile * kSquareBytes;
+      unsigned char* const image = workspace.residuals + indices.tile * kTile64Bytes;
+      unsigned char* const image_low = workspace.residuals_low + indices.tile * kTile64Bytes;
       uint32_t packed_state[kDim / 16][4];
       pack<Dtype>(packed_state, state);
       if constexpr (kOutput) state_images.template put<1>(packed_state);
@@ -122,9 +120,11 @@ struct StatesChain {
         // rows.
         static_assert(kOutput);
         state_images.send(indices.state(workspace));
-        gemm_ss<Dtype, 64, kDim / 16>(residual, Rows(state_images.staging), Rows(tile_k));
+        gemm_ss<Dtype, 64, kDim / 16>(residual, ColumnsAsK(state_images.staging),
+                                      ColumnsAsK(tile_k));
       } else {
-        gemm_rs<Dtype, 64, kDim / 16, Rows, false>(residual, packed_state, Rows(tile_k));
+        gemm_rs<Dtype, 64, kDim / 16, ColumnsAsK, false>(residual, packed_state,
+                                                         ColumnsAsK(tile_k));
         if constexpr (kOutput) state_images.send(indices.state(workspace));
       }
       ValueTile const values(tile_v);
@@ -152,7 +152,7 @@ struct StatesChain {
       TokenFactors(chunk_vectors + kVectorBeta).scale(residual);  // (S3)
       TokenFactors(chunk_vectors + Vectors::b).scale(residual);
       pack<Dtype>(packed, residual);
-      gemm_rs<Dtype, kDim, 4>(state, packed, Columns(tile_k));
+      gemm_rs<Dtype, kDim, 4>(state, packed, RowsAsK(tile_k));
       if constexpr (kOutput) residual_images.send(image);
       ptx::wgmma_wait<0>();
       ptx::wgmma_fence_operand(state);
