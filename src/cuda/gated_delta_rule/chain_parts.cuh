@@ -170,7 +170,7 @@ __device__ __forceinline__ uint32_t transposed_address(uint32_t tile, int n) {
   int const lane_id = static_cast<int>(threadIdx.x) % 32,
             warp = static_cast<int>(threadIdx.x) / 32 % 4;
   int const token = 8 * n + lane_id / 16 * 8 + lane_id % 8, unit = 2 * warp + lane_id / 8 % 2;
-  return tile + token * 128 + ((unit ^ (token & 7)) * 16);
+  return tile + Tile64::unit_offset(token, unit);
 }
 
 // The warp's 16 columns of a tile of V, transposed into the layout of accumulators.
@@ -267,7 +267,7 @@ __device__ __forceinline__ void copy_out(const FwdProblem& problem, const Tensor
 // Address of element (token, column) of a tile that is stored in column blocks of 64 columns.
 __device__ __forceinline__ uint32_t element_address(uint32_t tile, int token, int column) {
   int const in_block = column % 64;
-  return tile + column / 64 * (kChunk * 128) + token * 128 + ((in_block / 8 ^ (token & 7)) * 16) +
+  return tile + column / 64 * Tile64::kColBlockBytes + Tile64::unit_offset(token, in_block / 8) +
          in_block % 8 * 2;
 }
 

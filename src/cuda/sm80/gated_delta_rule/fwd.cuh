@@ -162,8 +162,7 @@ __device__ __forceinline__ void put_transposed(uint32_t tile, int n, const uint3
     int const token = 8 * (n + i / 2) + 2 * lane.t, column = 16 * lane.warp + 8 * (i % 2) + lane.g;
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      int const row = token + e;
-      uint32_t const address = tile + row * 128 + ((column / 8 ^ (row & 7)) * 16) + column % 8 * 2;
+      uint32_t const address = tile + Tile64::unit_offset(token + e, column / 8) + column % 8 * 2;
       ptx::shared_store(address, static_cast<uint16_t>(words[i] >> (16 * e)));
     }
   }

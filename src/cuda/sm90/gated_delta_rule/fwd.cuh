@@ -36,7 +36,7 @@ __device__ __forceinline__ void store_out(const FwdProblem& problem, const Work&
                                           int32_t row) {
   int const lane_id = static_cast<int>(threadIdx.x) % 32, warp = Lane().warp;
   int const mine = 16 * warp + lane_id % 16;
-  uint32_t const put = tile + mine * 128 + (lane_id / 16 ^ (mine & 7)) * 16;
+  uint32_t const put = tile + Tile64::unit_offset(mine, lane_id / 16);
   int const first = 16 * warp + lane_id / 8, unit = lane_id % 8;
   int32_t const column = work.column + 8 * unit;
   uint16_t* const to = problem.out.data + work.batch * problem.out.batch_stride +
@@ -52,14 +52,14 @@ __device__ __forceinline__ void store_out(const FwdProblem& problem, const Work&
         const float* const pair = out + 32 * block + 8 * step + 2 * i;
         words[i] = Config::Dtype::pack(pair[0], pair[1]);
       }
-      ptx::stmatrix_x4(put ^ (step * 32), words);
+      ptx::stmatrix_x4(Tile64::advance(put, 2 * step), words);
     }
     __syncwarp();  // all lanes have written the warp's rows of the tile
     uint4 rows[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       int const token = first + 4 * i;
-      rows[i] = ptx::shared_load_words(tile + token * 128 + ((unit ^ (token & 7)) * 16));
+      rows[i] = ptx::shared_load_words(tile + Tile64::unit_offset(token, unit));
     }
     bool const exists = column + 64 * block < problem.head_dim_v;
 #pragma unroll
