@@ -15,8 +15,10 @@
 #include "attention/problem.h"
 #include "core/dtype.cuh"
 #include "core/math.cuh"
+#include "core/quad.cuh"
 #include "core/smem_layout.cuh"
 #include "core/unaligned.cuh"
+#include "core/vec.cuh"
 #include "ptx/grid_dependency.cuh"
 
 namespace flashvar::attention {
@@ -37,20 +39,6 @@ struct PreprocessArgs {
 inline constexpr int kPreprocessThreads = 256;
 inline constexpr int kCounters = 2;     // [0] of key tiles, [1] of query tiles
 inline constexpr int kLanesPerRow = 8;  // lanes that compute delta of one row
-
-// Dot product of eight 16-bit elements.
-template <class Dtype>
-__device__ __forceinline__ float dot(uint4 a, uint4 b) {
-  const uint32_t x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
-  float sum = 0.f;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    sum += Dtype::unpack(static_cast<uint16_t>(x[i])) * Dtype::unpack(static_cast<uint16_t>(y[i]));
-    sum += Dtype::unpack(static_cast<uint16_t>(x[i] >> 16)) *
-           Dtype::unpack(static_cast<uint16_t>(y[i] >> 16));
-  }
-  return sum;
-}
 
 // Whether no key of the sequence is visible to a query of the tile, so that the main kernel does
 // not visit it.
@@ -136,13 +124,10 @@ __global__ void __launch_bounds__(kPreprocessThreads)
           return args.aligned ? *reinterpret_cast<const uint4*>(from + column)
                               : load_unaligned(from + column);
         };
-        sum += dot<Dtype>(load(out), load(grad_out));
+        sum += add_products_of<Dtype>(load(out), load(grad_out), 0.f);
       }
     }
-#pragma unroll
-    for (int step = 1; step < kLanesPerRow; step *= 2) {
-      sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    }
+    sum = warp_sum<kLanesPerRow>(sum);
     if (threadIdx.x % kLanesPerRow != 0) continue;
     float const lse = valid ? problem.lse[lse_row + row] : -infinity();
     bool const empty = lse == -infinity();

@@ -10,6 +10,7 @@
 #include "core/kernel_facts.h"
 #include "core/launch.h"
 #include "core/math.cuh"
+#include "core/quad.cuh"
 #include "ptx/grid_dependency.cuh"
 
 namespace flashvar::attention {
@@ -75,15 +76,11 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
   }
   float highest = -infinity();
   for (int32_t i = lane; i < count; i += 32) highest = fmaxf(highest, lses[i * pitch]);
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, step));
-  }
+  highest = warp_max(highest);
   float const shift = highest == -infinity() ? 0.f : highest;
   float sum = 0.f;
   for (int32_t i = lane; i < count; i += 32) sum += __expf(lses[i * pitch] - shift);
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  sum = warp_sum(sum);
   bool const empty = sum == 0.f;
   float lse = empty ? -infinity() : shift + __logf(sum);
   float inverse = empty ? 1.f : 1.f / sum;

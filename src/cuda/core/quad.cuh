@@ -1,5 +1,5 @@
 // Lanes of an m16n8 accumulator tile; reductions and a transpose among the four lanes of a quad,
-// which hold the same two rows of it.
+// which hold the same two rows of it; reductions among all lanes of a warp.
 #pragma once
 #include <cstdint>
 
@@ -25,6 +25,20 @@ __device__ __forceinline__ float quad_max(float x) {
 __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(0xffffffffu, x, 1);
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+// Sum over kLanes adjacent lanes. All of them get it, bit for bit the same.
+template <int kLanes = 32>
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+  for (int step = kLanes / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+  return x;
+}
+
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+  return x;
 }
 
 // Before: each lane holds two adjacent columns, packed into one word, of each of four accumulator

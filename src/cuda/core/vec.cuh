@@ -1,4 +1,5 @@
-// Vec: contiguous elements that a thread loads or stores at once, and their conversion to fp32.
+// Vec: contiguous elements that a thread loads or stores at once, and their conversion to fp32. The
+// dot product of such elements.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -92,5 +93,19 @@ struct Vec {
     memcpy(words, &bits, kBytes);
   }
 };
+
+// sum + the dot product of eight 16-bit elements.
+template <class Dtype>
+__device__ __forceinline__ float add_products_of(const uint4& one, const uint4& other, float sum) {
+  uint32_t const words[2][4] = {{one.x, one.y, one.z, one.w}, {other.x, other.y, other.z, other.w}};
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    sum = fmaf(Dtype::unpack(static_cast<uint16_t>(words[0][n])),
+               Dtype::unpack(static_cast<uint16_t>(words[1][n])), sum);
+    sum = fmaf(Dtype::unpack(static_cast<uint16_t>(words[0][n] >> 16)),
+               Dtype::unpack(static_cast<uint16_t>(words[1][n] >> 16)), sum);
+  }
+  return sum;
+}
 
 }  // namespace flashvar

@@ -1,5 +1,5 @@
-// Parts, for both families, of rows_kernel, which computes dQ and dK: its work items, the vectors
-// of a record in shared memory, reductions.
+// Parts, for both families, of rows_kernel, which computes dQ and dK: its work items, and the
+// vectors of a record in shared memory.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -74,25 +74,5 @@ struct RecordVectors {
 };
 static_assert(sizeof(RecordVectors) ==
               offsetof(GradRecord, solution_low) - offsetof(GradRecord, a));
-
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
-  return x;
-}
-
-// sum + the dot product of eight elements.
-template <class Dtype>
-__device__ __forceinline__ float add_products_of(const uint4& one, const uint4& other, float sum) {
-  uint32_t const words[2][4] = {{one.x, one.y, one.z, one.w}, {other.x, other.y, other.z, other.w}};
-#pragma unroll
-  for (int n = 0; n < 4; ++n) {
-    sum = fmaf(Dtype::unpack(static_cast<uint16_t>(words[0][n])),
-               Dtype::unpack(static_cast<uint16_t>(words[1][n])), sum);
-    sum = fmaf(Dtype::unpack(static_cast<uint16_t>(words[0][n] >> 16)),
-               Dtype::unpack(static_cast<uint16_t>(words[1][n] >> 16)), sum);
-  }
-  return sum;
-}
 
 }  // namespace flashvar::gated_delta_rule

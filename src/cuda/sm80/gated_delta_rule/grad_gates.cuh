@@ -5,6 +5,7 @@
 
 #include "core/any_dtype.cuh"
 #include "core/ceil_div.h"
+#include "core/quad.cuh"
 #include "gated_delta_rule/gates.cuh"
 #include "gated_delta_rule/grad_chunk.h"
 #include "gated_delta_rule/grad_rows.cuh"

@@ -3,6 +3,8 @@
 #pragma once
 #include <cstdint>
 
+#include "core/quad.cuh"
+#include "core/vec.cuh"
 #include "ptx/vectors.cuh"
 #include "sm80/gated_delta_rule/grad_chain_parts.cuh"
 #include "sm80/gated_delta_rule/grad_gates.cuh"

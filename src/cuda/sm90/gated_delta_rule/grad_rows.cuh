@@ -12,6 +12,8 @@
 #pragma once
 #include <cstdint>
 
+#include "core/quad.cuh"
+#include "core/vec.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/warp_uniform.cuh"
 #include "ptx/warpgroup.cuh"
