@@ -128,7 +128,7 @@ def ready(works: Mapping[str, tuple[Contender, cases.Cell]]) -> Prepared:
             results[name] = call()
             torch.cuda.synchronize()
             calls[name] = call
-        except Exception as error:  # a peer that cannot serve this cell is a result, not a failure
+        except Exception as error:  # a peer that cannot run this cell is a result, not a failure
             skipped[name] = reason(error)
     return Prepared(calls, _distances(results), skipped)
 

@@ -25,7 +25,7 @@ Tensors: TypeAlias = tuple[torch.Tensor, ...]
 Call: TypeAlias = Callable[[], Tensors]
 # Out for q, k and v as [batch, seqlen, heads, head_dim] or packed [tokens, heads, head_dim].
 Forward: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-# Makes the forward of a cell; raises where the contender cannot serve it.
+# Makes the forward of a cell; raises where the contender cannot run it.
 Make: TypeAlias = Callable[[Cell, torch.device], Forward]
 
 DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}

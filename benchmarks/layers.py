@@ -138,7 +138,7 @@ def _prepare(cells: Mapping[str, LayerCell], wanted: Sequence[str], names: Seque
                 prepared.calls[contender] = call
             except torch.cuda.OutOfMemoryError:
                 raise  # says nothing of the contender: the case is lost
-            except Exception as error:  # what a contender does not serve is an answer
+            except Exception as error:  # what a contender does not run is an answer
                 prepared.skipped[contender] = reason(error)
 
 

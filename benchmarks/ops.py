@@ -77,7 +77,7 @@ def _prepare(wanted: Sequence[str], names: Sequence[str]) -> None:
 
 
 def _ready(case: Case, wanted: Sequence[str]) -> tuple[dict[str, Call], list[Row]]:
-    """The calls of those who serve a cell, each called once, and rows of those who do not."""
+    """The calls of those who run a cell, each called once, and rows of those who do not."""
     _, op, cell = case
     calls: dict[str, Call] = {}
     skipped: list[Row] = []
@@ -88,7 +88,7 @@ def _ready(case: Case, wanted: Sequence[str]) -> tuple[dict[str, Call], list[Row
             calls[contender] = call
         except torch.cuda.OutOfMemoryError:
             raise  # says nothing of the contender: the case is lost
-        except Exception as error:  # what a contender does not serve is an answer
+        except Exception as error:  # what a contender does not run is an answer
             skipped.append({**_described(case), "contender": contender, "skipped": reason(error)})
     return calls, skipped
 

@@ -1,6 +1,6 @@
 """Kernels of packages that torch does not bring, where they are installed.
 
-Each raises ImportError where its package is missing, and ValueError for what it does not serve:
+Each raises ImportError where its package is missing, and ValueError for what it does not run:
 the run records that as the reason why it is absent. The calls follow the packages' documentation:
 flash-attn 2.8, flash-attn-4 4.0.0b36, flashinfer-python 0.7; FlashAttention 3 as built into
 vllm 0.33.

@@ -62,7 +62,7 @@ def modules_of_integrations(root: Path) -> str:
 
 
 def stand_in(root: Path) -> str:
-    """The modules of FlashAttention: what each has in flashvar's stand-in, or what serves it."""
+    """The modules of FlashAttention: what each has in flashvar's stand-in, or what replaces it."""
     source = root / "src" / "python" / "flashvar" / "compat"
     rows = {}
     for path in (source / "flash_attn").rglob("*.py"):

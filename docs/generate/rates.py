@@ -83,7 +83,7 @@ def _of_own_binaries(root: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _cells(document: dict[str, Any], direction: str) -> Cells:
-    """The cells that flashvar's binary served, with a row for each contender."""
+    """The cells that flashvar's binary ran, with a row for each contender."""
     cells: Cells = {}
     for row in document["rows"]:
         if row.get("direction", "forward") == direction and "tflops" in row:

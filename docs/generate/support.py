@@ -46,7 +46,7 @@ class Record:
     file: str
     device: str
     capability: tuple[int, int]
-    forced: str | None  # the architecture whose binary had to serve
+    forced: str | None  # the architecture whose binary had to run
     cases: frozenset[Passed]
     passed: int
     failed: int
@@ -312,7 +312,7 @@ def _pins(entries: tuple[object, ...]) -> dict[str, str]:
 
 
 def _window(name: str, whole: dict[str, str], edges: list[dict[str, str]]) -> str:
-    """What every test is run with, and the ends of what is served."""
+    """What every test is run with, and the limits of what is supported."""
     oldest, newest = (pins[name] for pins in edges)
     return f"{whole[name]}; tests of attention, also compiled, with {oldest} and {newest} too"
 

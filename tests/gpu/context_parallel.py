@@ -165,7 +165,7 @@ def check(case: Case, mesh: DeviceMesh, rows: int) -> dict[str, Any]:
     found, kernels = kernels_of(lambda: in_parts(case, mesh, tensors[:3], tensors[3]))
     errors = [difference(have, want) for have, want in zip(found, expected, strict=True)]
     budgets = [difference(have, want) for have, want in zip(whole, expected, strict=True)]
-    steps = 0 if case.mode == "plain" else ours.report().get(ours.SERVED_BELOW, 0)
+    steps = 0 if case.mode == "plain" else ours.report().get(ours.RUN_BELOW_DISPATCHER, 0)
     expected_steps = steps_of(case, dist.get_rank(), mesh.size())
     if case.mode == "plain" or case.chosen == "CUDNN_ATTENTION":  # who insists on cuDNN has it
         expected_steps = 0

@@ -201,7 +201,7 @@ def test_repeated_calls_are_found_at_once(
         raise AssertionError("a repeated call was checked anew")
 
     step()
-    for name in ("_kernels_serve", "skips_dispatcher", "_OP", "_BACKWARD_OP"):
+    for name in ("_kernels_run", "skips_dispatcher", "_OP", "_BACKWARD_OP"):
         monkeypatch.setattr(torch_library, name, refuse)
     step()
     assert served == ["forward", "forward", "backward"] * 2

@@ -43,7 +43,7 @@ def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(plan, name, Plans())
     sdpa = sys.modules.get("flashvar.integrations.torch.sdpa")
     if sdpa is not None:
-        monkeypatch.setattr(sdpa, "_served", Plans())
+        monkeypatch.setattr(sdpa, "_recent", Plans())
     monkeypatch.setattr(resolve, "_logged", set())
     cached = registry.installed, resolve.choose
     for one in cached:

@@ -71,7 +71,7 @@ def test_a_mode_is_the_reason_although_another_thread_is_served() -> None:
         with Watching():
             functional.scaled_dot_product_attention(Q, K, V)
         assert "Watching" in str(ours.last_reason())
-        assert ours.report()[ours.SERVED_BELOW] >= 1
+        assert ours.report()[ours.RUN_BELOW_DISPATCHER] >= 1
 
 
 def test_the_last_call_is_that_of_the_thread() -> None:

@@ -63,7 +63,7 @@ def test_equals_torchs_own(case: dict[str, Any]) -> None:
     with ours.activate(backend="reference"):
         found = computed(*tensors, **options)
         assert ours.last_reason() is None
-        assert ours.report() == {ours.SERVED: 1}
+        assert ours.report() == {ours.RUN: 1}
     for want, have in zip(expected, found, strict=True):
         torch.testing.assert_close(have, want)
 
@@ -260,7 +260,7 @@ def test_repeated_calls_follow_the_dtype_of_autocast(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr("flashvar.integrations.torch.sdpa.call_plain", None)
         with torch.autocast("cpu", torch.bfloat16):
             assert functional.scaled_dot_product_attention(q, k, v).dtype == torch.bfloat16
-        assert ours.report() == {ours.SERVED: 5}
+        assert ours.report() == {ours.RUN: 5}
 
 
 @pytest.mark.parametrize("mask", [None, torch.bool, torch.float32, torch.float16])
@@ -274,7 +274,7 @@ def test_autocast_makes_one_dtype_of_several(mask: torch.dtype | None) -> None:
         expected = computed(*leaves, **options)
         with ours.activate(backend="reference"):
             found = computed(*leaves, **options)
-            assert ours.report() == {ours.SERVED: 1}
+            assert ours.report() == {ours.RUN: 1}
     for have, want in zip(found, expected, strict=True):
         assert have.dtype == want.dtype
         torch.testing.assert_close(have.float(), want.float(), atol=4e-2, rtol=4e-2)
@@ -306,7 +306,7 @@ def test_transformer_encoder(training: bool) -> None:
         assert not torch.backends.mha.get_fastpath_enabled()
         with torch.set_grad_enabled(training):
             found = model(x, src_key_padding_mask=padding)
-        assert ours.report() == {ours.SERVED: 2}
+        assert ours.report() == {ours.RUN: 2}
     assert torch.backends.mha.get_fastpath_enabled()
     torch.testing.assert_close(found[~padding], expected[~padding])
 
@@ -318,7 +318,7 @@ def test_multihead_attention_without_weights() -> None:
     (expected,) = torch.autograd.grad(module(x, x, x, need_weights=False)[0].sum(), x)
     with ours.activate(backend="reference"):
         (found,) = torch.autograd.grad(module(x, x, x, need_weights=False)[0].sum(), x)
-        assert ours.report() == {ours.SERVED: 1}
+        assert ours.report() == {ours.RUN: 1}
     torch.testing.assert_close(found, expected)
 
 

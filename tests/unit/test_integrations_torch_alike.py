@@ -30,7 +30,7 @@ def test_tensors_that_are_alike_take_one_look(
         monkeypatch.undo()
         monkeypatch.setattr(ours, "attend_fast", lambda *_: None)
         expected = call(*tensors, **options)
-        assert ours.report() == {ours.SERVED: 2}
+        assert ours.report() == {ours.RUN: 2}
     for want, have in zip(expected, found, strict=True):
         assert torch.equal(have, want)
         assert have.stride() == want.stride()

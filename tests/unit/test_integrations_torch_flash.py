@@ -132,9 +132,9 @@ cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
 def test_takes_what_torch_gives_cudnn(layout: str, causal: bool) -> None:
     tensors = [made(layout, 9).requires_grad_() for _ in "qkv"]
     expected = scaled_dot_product_attention(*tensors, is_causal=causal, scale=0.3)
-    before = ours.SERVED.of_this_thread()
+    before = ours.CALLS.of_this_thread()
     out, lse, *rest = cudnn(*tensors, None, True, 0.0, causal, scale=0.3)
-    assert ours.SERVED.of_this_thread() == before + 1
+    assert ours.CALLS.of_this_thread() == before + 1
     torch.testing.assert_close(out, expected)
     torch.testing.assert_close(lse[..., 0], flash(*tensors, 0.0, causal, scale=0.3)[1])
     grads = [torch.autograd.grad(x.square().sum(), tensors) for x in (out, expected)]

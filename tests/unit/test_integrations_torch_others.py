@@ -43,7 +43,7 @@ def call(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
 
 def served() -> int:
     """Calls that flashvar served since the last look."""
-    found = ours.report().get(ours.SERVED, 0)
+    found = ours.report().get(ours.RUN, 0)
     ours._calls.clear()
     return found
 

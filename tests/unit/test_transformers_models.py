@@ -53,7 +53,7 @@ def test_own_path(name: str, padding: str, monkeypatch: pytest.MonkeyPatch) -> N
     def refuse(*_: Any) -> None:
         raise BackendUnavailableError("not today")
 
-    monkeypatch.setattr(transformers_attention, "_served", refuse)
+    monkeypatch.setattr(transformers_attention, "_by_flashvar", refuse)
     assert_like_eager(small_model(name, LENGTH), *inputs(name, LENGTH, padding))
 
 

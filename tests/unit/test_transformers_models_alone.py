@@ -237,6 +237,6 @@ def test_a_model_that_changes_its_mind(monkeypatch: pytest.MonkeyPatch) -> None:
     model = made("LlamaForCausalLM", _TEXT)
     before = model(**eaten(model)).logits
     model.set_attn_implementation("eager")
-    monkeypatch.setattr(transformers_attention, "_served", None)  # to call it would fail
+    monkeypatch.setattr(transformers_attention, "_by_flashvar", None)  # to call it would fail
     torch.testing.assert_close(model(**eaten(model)).logits, before)
     assert transformers_check.here.running == []

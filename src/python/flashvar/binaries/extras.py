@@ -58,15 +58,15 @@ def read(extras: Iterable[str], requirements: Iterable[str], platform: str) -> E
 
     Of extras that install the same distribution the lowest architecture names the binary.
     """
-    served: dict[str, set[str]] = {}
+    platforms: dict[str, set[str]] = {}
     installed: dict[str, str] = {}
     for pin in pins(requirements):
-        served.setdefault(pin.extra, set()).update(pin.platforms)
+        platforms.setdefault(pin.extra, set()).update(pin.platforms)
         installed[pin.extra] = pin.distribution
     binaries = sorted(filter(_names_binary, extras), key=BinaryKind.parse, reverse=True)
     every = frozenset({installed.get(extra, extra): extra for extra in binaries}.values())
     # An extra without a marker is for every platform.
-    here = frozenset(extra for extra in every if platform in (served.get(extra) or {platform}))
+    here = frozenset(extra for extra in every if platform in (platforms.get(extra) or {platform}))
     return Extras(here, every - here)
 
 

@@ -47,7 +47,7 @@ def check(report: Report, number: int, *, quiet: bool, timer: Timer | None = Non
 
 
 def _candidate(report: Report, number: int, cell: Cell) -> str:
-    """The candidate that serves flashvar's calls."""
+    """The candidate that runs flashvar's calls."""
     request = cell.request(number)
     decision = select(request, report.system, report.inventory, report.overrides)
     return _NOTHING if decision.chosen is None else decision.chosen.candidate
@@ -72,6 +72,6 @@ def _calls(
             call = op.call(cell, name, device)
             call()
             calls[name] = call
-        except Exception as error:  # a call that a peer cannot serve is a result, not a failure
+        except Exception as error:  # a call that a peer cannot run is a result, not a failure
             failures[name] = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return calls, failures

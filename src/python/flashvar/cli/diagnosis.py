@@ -50,12 +50,12 @@ class Report:
 
     @property
     def healthy(self) -> bool:
-        """Whether every function of every op is served on every device, as it should be."""
+        """Whether every function of every op runs on every device as it should."""
         return self._has_kernels and not self.errors and not self.fallbacks
 
     @property
     def _has_kernels(self) -> bool:
-        """Whether something other than the reference serves any call."""
+        """Whether something other than the reference runs any call."""
         return any(map(has_kernel, self.decisions))
 
     @property
@@ -86,7 +86,7 @@ class Report:
         return " ".join((first, *(f"{one}." for one in self.fallbacks)))
 
     def _runs_with(self, backend: str) -> str:
-        """How many requests a backend serves, and of which ops if not of all."""
+        """How many requests a backend runs, and of which ops if not of all."""
         mine = [
             one.request
             for one in self.decisions
@@ -168,7 +168,7 @@ def _held(spec: OpSpec, rows: list[KernelRow]) -> Iterator[tuple[str, tuple[Valu
 
 
 def rules_of(decision: Decision) -> tuple[Rule, ...]:
-    """The instruction families of a decision's kernel; empty if no compiled kernel serves."""
+    """The instruction families of a decision's kernel; empty if no compiled kernel runs it."""
     if decision.chosen is None or decision.chosen.kernel is None:
         return ()
     return decision.chosen.kernel.rules

@@ -55,7 +55,7 @@ class OpSpeed(Protocol):
     SMALL_CELLS: tuple[Cell, ...]
 
     def call(self, cell: Any, contender: str, device: torch.device) -> Call:
-        """A call of OURS or of a peer, with its inputs; raises if the contender cannot serve it."""
+        """A call of OURS or of a peer, with its inputs; raises if the contender cannot run it."""
         ...
 
 
@@ -70,7 +70,7 @@ def timed_ops() -> dict[str, OpSpeed]:
 
 @dataclass(frozen=True)
 class Result:
-    """One cell: the candidate that served it, and the rates by contender, in 10^12 per second."""
+    """One cell: the candidate that ran it, and the rates by contender, in 10^12 per second."""
 
     op: str
     cell: Cell

@@ -24,7 +24,7 @@ Outputs = dict[str, torch.Tensor]
 
 
 def check(report: Report, number: int, *, seconds: float = SECONDS) -> Verification:
-    """Check the ops on `cuda:number`, those that compiled kernels serve first.
+    """Check the ops on `cuda:number`, those that compiled kernels run first.
 
     Raises:
         BackendUnavailableError: torch sees no such device.

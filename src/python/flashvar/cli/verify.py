@@ -53,7 +53,7 @@ class Checked:
 
     op: str
     case: str
-    candidate: str  # what served it
+    candidate: str  # what ran it
     ratio: float  # the largest difference, as a part of what is allowed
     worst: str  # the result that differs most
     failure: str | None = None  # the error of a call that raised
@@ -93,8 +93,8 @@ def line(found: Verification, system: System, inventory: Inventory) -> str:
     device = found.device
     wrong = [one for one in found.checked if not one.passed]
     outcome = "passed" if found.passed else f"FAILED {len(wrong)}" if wrong else "FAILED"
-    served = dict.fromkeys(one.candidate for one in found.checked)
-    by = ", ".join(_described(name, inventory) for name in served) or "nothing"
+    candidates = dict.fromkeys(one.candidate for one in found.checked)
+    by = ", ".join(_described(name, inventory) for name in candidates) or "nothing"
     names = ", ".join(dict.fromkeys(one.op for one in found.checked)) or "no op"
     parts = [
         f"flashvar verify: {outcome}: {len(found.checked)} calls of {names} by {by}",

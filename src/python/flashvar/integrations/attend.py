@@ -31,7 +31,7 @@ _ON_CPU: Final = "a CPU tensor, where torch's own is faster"
 
 
 class Facts(NamedTuple):
-    """The facts that decide whether flashvar serves a call."""
+    """The facts that decide whether flashvar runs a call."""
 
     device: str  # "cuda", "cpu", ...
     capability: tuple[int, int] | None  # of an NVIDIA device
@@ -40,7 +40,7 @@ class Facts(NamedTuple):
 
 
 def decide(facts: Facts) -> str | None:
-    """Why flashvar does not serve a call; None if it does."""
+    """Why flashvar does not run a call; None if it does."""
     if facts.device == "cpu" and not facts.explicit:
         return _ON_CPU
     capability = facts.capability
@@ -86,7 +86,7 @@ class Attend(nn.Module):  # type: ignore[misc]
         return f"dropout={self.dropout}, flash={self.flash}, scale={self.scale}"
 
     def why_not(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | None:
-        """Why flashvar does not serve the call; None if it does."""
+        """Why flashvar does not run the call; None if it does."""
         _check(q, k, v)
         if not self.flash:
             return "flash=False"

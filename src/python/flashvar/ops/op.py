@@ -24,15 +24,15 @@ class Axis:
 
     name: str  # in manifests and requests, e.g. "row_dim"
     label: str  # for people, e.g. "row dim"
-    at_least: bool = False  # kernels of larger values serve too; else only the exact value
+    at_least: bool = False  # kernels of larger values fit too; else only the exact value
     pairs: bool = False  # a value is two integers; a single number stands for two equal ones
-    step: int = 1  # kernels serve only multiples of it
+    step: int = 1  # kernels support only multiples of it
     multiple: int = 1  # every function's kernels are compiled for multiples of it
-    maximum: int | None = None  # the largest value that any kernel serves
-    # The largest value that a function's kernels in binaries are compiled for, where Triton serves
-    # larger ones.
+    maximum: int | None = None  # the largest value that any kernel supports
+    # The largest value that a function's kernels in binaries are compiled for, where Triton
+    # supports larger ones.
     compiled_to: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}), hash=False)
-    # Kernels up to this value serve any smaller value; larger kernels serve values down to half
+    # Kernels up to this value support any smaller value; larger ones support values down to half
     # their own. 0: no limit.
     cheap: int = 0
     usual: tuple[Value, ...] = ()  # the values of most models
@@ -57,7 +57,7 @@ class Axis:
         found = getattr(call, self.name)
         return (found, getattr(call, self.name + SECOND)) if self.pairs else self.value(found)
 
-    def serves(self, compiled: Value, needed: Value) -> bool:
+    def fits(self, compiled: Value, needed: Value) -> bool:
         """Whether a kernel that is compiled for one value runs calls with another."""
         if not self.at_least or isinstance(compiled, str) or isinstance(needed, str):
             return compiled == needed
@@ -71,7 +71,7 @@ class Axis:
         return max(compiled) > self.cheap > 0 and max(compiled) > 2 * max(needed)
 
     def compiled_for(self, needed: Value, function: str) -> Value | None:
-        """The smallest value that a function's kernels can be compiled for to serve `needed`.
+        """The smallest value that a function's kernels can be compiled for to support `needed`.
 
         None where they can be compiled for no such value.
         """
@@ -88,11 +88,11 @@ class Axis:
         return f"{largest}in steps of {self.step}"
 
     def off_step(self, needed: Value) -> bool:
-        """Whether no kernel serves the value because it is not a multiple of the step."""
+        """Whether no kernel supports the value because it is not a multiple of the step."""
         return not isinstance(needed, str) and any(one % self.step for one in needed)
 
     def too_large(self, needed: Value) -> bool:
-        """Whether no kernel serves the value because it exceeds the maximum."""
+        """Whether no kernel supports the value because it exceeds the maximum."""
         return (
             self.maximum is not None and not isinstance(needed, str) and max(needed) > self.maximum
         )

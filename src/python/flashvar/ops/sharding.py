@@ -60,13 +60,13 @@ def register(rules: dict[Any, Rule]) -> None:
 
 
 def _for_older_torch(strategy: Callable[[Any], Any], info: Any) -> Callable[[Any], Any]:
-    """A strategy of DTensor that serves a None in the first place, and lists of tensors.
+    """A strategy of DTensor that accepts a None in the first place, and lists of tensors.
 
     Before torch 2.12 DTensor reads the mesh from the first argument alone, and at first it does not
     look for tensors in lists.
     """
 
-    def served(schema: Any) -> Any:
+    def wrapped(schema: Any) -> Any:
         arguments = schema.args_schema
         if arguments[0] is None:
             mesh = next(x.mesh for x in arguments if x is not None)
@@ -79,7 +79,7 @@ def _for_older_torch(strategy: Callable[[Any], Any], info: Any) -> Callable[[Any
             schema.schema_info = info
         return strategy(schema)
 
-    return served
+    return wrapped
 
 
 def _is_opaque(argument: Any) -> bool:

@@ -25,7 +25,7 @@ def values_of(spec: OpSpec, row: KernelRow) -> tuple[Value, ...] | None:
 
 
 def nearest_kernel(request: Request, rows: tuple[KernelRow, ...]) -> KernelRow | None:
-    """The cheapest kernel of the request's function and dtype that serves its axes.
+    """The cheapest kernel of the request's function and dtype that fits its axes.
 
     Of equally cheap kernels the first, as in the library's own search.
     """
@@ -37,7 +37,7 @@ def nearest_kernel(request: Request, rows: tuple[KernelRow, ...]) -> KernelRow |
         if held is None:
             continue
         pairs = list(zip(request.by_axis, held, strict=True))
-        if all(axis.serves(have, asked) for (axis, asked), have in pairs):
+        if all(axis.fits(have, asked) for (axis, asked), have in pairs):
             cost = sum(sum(have) for _, have in pairs if not isinstance(have, str))
             fitting.append((cost, row))
     return min(fitting, key=lambda one: one[0], default=(0, None))[1]

@@ -104,9 +104,9 @@ def _missing_binary(
     extras = inventory.extras
     offered = sorted(map(BinaryKind.parse, extras.here), reverse=True)
     capability = wanted.architecture.capability
-    serving = [one for one in offered if one.architecture.runs_on(capability)]
-    best = next((one for one in serving if one.runs_with(system.driver_cuda)), None)
-    best = best or next(iter(serving), None)
+    fitting = [one for one in offered if one.architecture.runs_on(capability)]
+    best = next((one for one in fitting if one.runs_with(system.driver_cuda)), None)
+    best = best or next(iter(fitting), None)
     if best is not None and not forced:
         wanted = best
     present = {binary.kind.name for binary in inventory.binaries}

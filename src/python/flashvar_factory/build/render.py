@@ -107,7 +107,7 @@ def plan_cmake(build: Build, facts: Facts, config: Config, directory: Path) -> s
         "GENERATED_DIR": directory.as_posix(),
         "PLAN_JSON": (directory / "plan.json").as_posix(),
         "LINEINFO": "ON" if facts.lineinfo else "OFF",
-        # zstd makes device code small, and needs a driver that serves CUDA 12.4.
+        # zstd makes device code small, and needs a driver that supports CUDA 12.4.
         "COMPRESSION": "speed" if build.toolkit else "size",
     }
     if build.torch is not None and facts.torch is not None:

@@ -22,7 +22,7 @@ from flashvar_factory.config.schema import FILE_NAME, Config
 from flashvar_factory.config.toml_table import Table
 from flashvar_factory.errors import PackagingError, ToolchainError
 
-# One identifier of cibuildwheel: the wheel serves every Python.
+# One identifier of cibuildwheel: the wheel is for every Python.
 PYTHON: Final = "cp311"
 PACKAGES: Final = ("flashvar", "flashvar_factory")
 GROUP: Final = "binary"

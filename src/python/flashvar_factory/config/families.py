@@ -29,7 +29,7 @@ class Family:
     largest: Mapping[str, int] = field(default_factory=dict)  # axis -> integer
 
     def why_not(self, architecture: Architecture) -> str | None:
-        """What is expected of an architecture instead of this one; None where it is served."""
+        """What is expected of an architecture instead of this one; None where it is supported."""
         if self.only is not None and architecture != self.only:
             return f"code {self.only.code!r}, the only one that family {self.name} compiles for"
         if self.minimum is not None and architecture.capability < self.minimum.capability:

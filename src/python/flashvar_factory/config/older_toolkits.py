@@ -22,7 +22,7 @@ _MEANING = "a requirement with its version, such as 'nvidia-cuda-nvcc-cu12==12.9
 class OlderToolkit:
     """What makes the machine code of a second binary of an architecture."""
 
-    cuda: int  # the major version: drivers that serve it run the binary
+    cuda: int  # the major version: drivers that support it run the binary
     ptx: str  # the version of PTX that its ptxas reads
     ptxas: str  # the requirement of its packages on PyPI
     runtime: str

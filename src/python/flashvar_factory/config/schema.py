@@ -56,7 +56,7 @@ class Target:
     """One architecture that binaries are made for, with one toolkit."""
 
     architecture: Architecture
-    family: str  # the folder of the CUDA sources that serves it
+    family: str  # the folder of src/cuda with its kernels
     shared_memory: int  # bytes a block may have
     distribution: str
     platforms: tuple[str, ...]  # the processors that a wheel is made for

@@ -255,7 +255,7 @@ def _check_together(
 
 
 def _advice(part: str, kinds: Sequence[BuildAxis]) -> str:
-    """What serves the number that was given, or is spelled like the word."""
+    """The value that is enough for the number that was given, or that is spelled like the word."""
     if any(kind.is_number(part) for kind in kinds):
         enough = [value for kind in kinds if (value := kind.enough(part)) is not None]
         return suggested(str(enough[0])) if enough else ""

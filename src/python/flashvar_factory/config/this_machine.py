@@ -23,25 +23,25 @@ def capabilities() -> tuple[Capability, ...]:
 
 
 def resolve(found: Sequence[Capability], config: Config) -> tuple[str, ...]:
-    """The architectures of `config` that serve the devices; the [dev] default without a device.
+    """The architectures of `config` that the devices run; the [dev] default without a device.
 
-    A device is served by its own architecture, else by the highest lower minor of the same major.
-    ConfigurationError when none of the devices is served.
+    A device runs its own architecture, else the highest lower minor of the same major.
+    ConfigurationError when the devices run none.
     """
     if not found:
         return (config.dev.architecture,)
-    served = [name for one in found if (name := _serving(one, config))]
-    if not served:
+    names = [name for one in found if (name := _best_for(one, config))]
+    if not names:
         devices = listed(f"{major}.{minor}" for major, minor in found)
         raise ConfigurationError(
             f"arch=native: expected a GPU that code for {listed(config.targets)} runs on, found "
             f"compute capability {devices}; name an architecture (arch=...) or add one to "
             "variants.toml"
         )
-    return tuple(dict.fromkeys(served))
+    return tuple(dict.fromkeys(names))
 
 
-def _serving(capability: Capability, config: Config) -> str | None:
+def _best_for(capability: Capability, config: Config) -> str | None:
     targets = (target for target in config.targets.values() if target.toolkit is None)
     candidates = [one.architecture for one in targets if one.architecture.runs_on(capability)]
     return max(candidates).name if candidates else None

@@ -92,14 +92,14 @@ def _read(path: Path, name: str) -> GpuRun | None:
                 tests[file, backend] = outcomes["passed"]
         stated = _outcomes(found["counts"])
         own = Architecture(*device["capability"])
-        served = BinaryKind(own) if _text(forced) is None else BinaryKind.parse(forced)
+        ran = BinaryKind(own) if _text(forced) is None else BinaryKind.parse(forced)
         return GpuRun(
             file=name,
             device=str(device["name"]),
             platform=str(system["platform"]),
-            architecture=served.name,
+            architecture=ran.name,
             forced=forced is not None,
-            native=served.architecture.capability == own.capability,
+            native=ran.architecture.capability == own.capability,
             complete=found.get("left_to_other_shards") == 0
             and not found.get("ended_early")
             and not system["interpreted"],

@@ -82,7 +82,7 @@ def write(
 def _described(
     project: str, license_name: str, version: int, backend: str, files: Mapping[str, bytes]
 ) -> dict[str, Any]:
-    """`metadata.json`: no architectures, for Triton serves those that no binary is made for."""
+    """`metadata.json`: no architectures, for Triton runs on those that no binary is made for."""
     hashes = {name: hashlib.sha256(data).digest() for name, data in sorted(files.items())}
     identity = hashlib.sha256(b"".join(hashes.values())).hexdigest()
     return {

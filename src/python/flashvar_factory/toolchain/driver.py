@@ -8,7 +8,7 @@ from flashvar.binaries.manifest import MinimumDriver
 from flashvar.machine.driver import BRANCHES
 
 # Compression of device code -> the oldest CUDA version whose drivers uncompress it. lz4 is older
-# than any driver served here.
+# than any driver supported here.
 OPENS: Final = {"zstd": (12, 4)}
 
 

@@ -145,7 +145,7 @@ def _one_each(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def unsupported(options: dict[str, Any]) -> str | None:
-    """Why the functions above do not serve a call with these arguments; None where they do."""
+    """Why the functions above do not run a call with these arguments; None where they do."""
     weight = options.get("weight")
     if weight is None:
         return "there is no weight"

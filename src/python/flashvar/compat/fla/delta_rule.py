@@ -63,7 +63,7 @@ def chunk_gated_delta_rule(
     """
     _refuse_head_first(head_first)
     _check_chunk_size(chunk_size)
-    return _serve(
+    return _run(
         *("chunk_gated_delta_rule", q.dtype, {**others, "cp_context": cp_context}),
         *(q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens),
         *(use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval),
@@ -96,9 +96,9 @@ def fused_recurrent_gated_delta_rule(
     head_first: bool = False,
     **others: Any,
 ) -> Results:
-    """The gated delta rule, with gradients too. Gates of keys or values (gk, gv) are not served."""
+    """The gated delta rule, with gradients. Gates of keys or values (gk, gv) are not supported."""
     _refuse_head_first(head_first or None)
-    return _serve(
+    return _run(
         *("fused_recurrent_gated_delta_rule", v.dtype, {**others, "gk": gk, "gv": gv}),
         *(q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens),
         *(use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval),
@@ -126,7 +126,7 @@ def chunk_delta_rule(
     """The delta rule, which is the gated one without gates."""
     _refuse_head_first(head_first)
     _check_chunk_size(chunk_size)
-    return _serve(
+    return _run(
         *("chunk_delta_rule", q.dtype, others),
         *(q, k, v, None, beta, scale, initial_state, output_final_state, cu_seqlens),
         use_qk_l2norm_in_kernel,
@@ -149,7 +149,7 @@ def fused_recurrent_delta_rule(
 ) -> Results:
     """The delta rule, which is the gated one without gates."""
     _refuse_head_first(head_first or None)
-    return _serve(
+    return _run(
         *("fused_recurrent_delta_rule", v.dtype, others),
         *(q, k, v, None, beta, scale, initial_state, output_final_state, cu_seqlens),
         use_qk_l2norm_in_kernel,
@@ -157,7 +157,7 @@ def fused_recurrent_delta_rule(
 
 
 def unsupported(options: dict[str, Any]) -> str | None:
-    """Why the functions above do not serve a call with these arguments; None where they do."""
+    """Why the functions above do not run a call with these arguments; None where they do."""
     beta = options.get("beta")
     if beta is not None and beta.dim() == 4:
         return "beta has a value for each channel of v"
@@ -215,7 +215,7 @@ def _gate(
     return a_log, dt_bias
 
 
-def _serve(
+def _run(
     function: str,
     out_dtype: torch.dtype,
     others: dict[str, Any],

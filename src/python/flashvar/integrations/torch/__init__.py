@@ -1,8 +1,8 @@
 """Runs torch's scaled_dot_product_attention with flashvar: `activate` and `deactivate`."""
 
 from flashvar.integrations.torch.activation import (
-    SERVED,
-    SERVED_BELOW,
+    RUN,
+    RUN_BELOW_DISPATCHER,
     Activation,
     activate,
     active,
@@ -12,8 +12,8 @@ from flashvar.integrations.torch.activation import (
 )
 
 __all__ = [
-    "SERVED",
-    "SERVED_BELOW",
+    "RUN",
+    "RUN_BELOW_DISPATCHER",
     "Activation",
     "activate",
     "active",

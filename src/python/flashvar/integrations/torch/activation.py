@@ -33,8 +33,8 @@ from flashvar.ops.dispatch_modes import active_mode, is_compiling, no_dispatch_m
 from flashvar.selection.request import BackendName
 
 __all__ = [
-    "SERVED",
-    "SERVED_BELOW",
+    "RUN",
+    "RUN_BELOW_DISPATCHER",
     "Activation",
     "activate",
     "active",
@@ -43,8 +43,8 @@ __all__ = [
     "report",
 ]
 
-SERVED: Final = "run by flashvar"
-SERVED_BELOW: Final = "run by flashvar below torch's dispatcher"
+RUN: Final = "run by flashvar"
+RUN_BELOW_DISPATCHER: Final = "run by flashvar below torch's dispatcher"
 _ON_CPU: Final = (
     "CPU tensors, where torch's own is faster; activate(backend='reference') takes them"
 )
@@ -141,13 +141,13 @@ def last_reason() -> str | None:
 
 
 def report() -> dict[str, int]:
-    """The number of calls since the first `activate`, by SERVED, SERVED_BELOW or a reason.
+    """The number of calls since the first `activate`, by RUN, RUN_BELOW_DISPATCHER or a reason.
 
-    SERVED_BELOW counts calls that came through torch's dispatcher. Several of them may be steps of
-    one attention call, as in torch's context_parallel.
+    RUN_BELOW_DISPATCHER counts calls that came through torch's dispatcher. Several of them
+    may be steps of one attention call, as in torch's context_parallel.
     """
-    below = sum(torch_flash.SERVED.counts().values())
-    return {**_calls.counts(), SERVED_BELOW: below} if below else _calls.counts()
+    below = sum(torch_flash.CALLS.counts().values())
+    return {**_calls.counts(), RUN_BELOW_DISPATCHER: below} if below else _calls.counts()
 
 
 def _switch() -> None:
@@ -267,8 +267,8 @@ def _observer(query: Any, key: Any, value: Any, mask: Any) -> str | None:
 
 def _call_observed(observer: str, query: Any, key: Any, value: Any, *given: Any) -> Any:
     """Call torch's own function, for modes and subclasses to see; flashvar may run its steps."""
-    torch_flash.serve_dtensors()
-    before = torch_flash.SERVED.of_this_thread()
+    torch_flash.set_up_dtensors()
+    before = torch_flash.CALLS.of_this_thread()
     ours, mode = _scaled_dot_product_attention, active_mode()
     kept = getattr(mode, "__dict__", {}).values()
     if any(value is ours for value in kept):
@@ -277,7 +277,7 @@ def _call_observed(observer: str, query: Any, key: Any, value: Any, *given: Any)
         return handle_torch_function(ours, tensors, *tensors, **_options(*given))
     with torch_attribute.read_as_own():
         out = _own(query, key, value, *given)
-    if torch_flash.SERVED.of_this_thread() > before:
+    if torch_flash.CALLS.of_this_thread() > before:
         _last.reason = None
     else:
         _note(observer if _on_cpu or _is_on_device(query) else _ON_CPU)
@@ -330,7 +330,7 @@ _flash_is_off._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def _note(reason: str | None) -> None:
     _last.reason = reason
-    _calls.add(reason or SERVED)
+    _calls.add(reason or RUN)
     if reason is not None and reason is not _ON_CPU:
         report_fallback("scaled_dot_product_attention", reason, "torch's own")
 

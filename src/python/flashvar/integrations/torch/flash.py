@@ -24,7 +24,7 @@ from flashvar.ops.attention import plan as plans
 from flashvar.ops.attention.problem import Inputs, Options, Wanted
 from flashvar.selection.request import BackendName
 
-__all__ = ["NAME", "SERVED", "Implementation", "serve_dtensors", "switch_off", "switch_on"]
+__all__ = ["CALLS", "NAME", "Implementation", "set_up_dtensors", "switch_off", "switch_on"]
 
 NAME: Final = "flashvar"
 _FLASH: Final = "_scaled_dot_product_flash_attention"
@@ -42,7 +42,7 @@ _on_cpu: list[Implementation] = []
 _backend: BackendName = "auto"
 _wants_cpu = False
 # The forwards that flashvar computed below the dispatcher since it was switched on.
-SERVED: Final = CallCounts()
+CALLS: Final = CallCounts()
 
 
 def switch_on(backend: BackendName = "auto", on_cpu: bool = False) -> bool:
@@ -65,8 +65,8 @@ def switch_on(backend: BackendName = "auto", on_cpu: bool = False) -> bool:
         registry.register_flash_attention_impl(NAME, register_fn=Implementation)
         registry.activate_flash_attention_impl(NAME)
         _before.append(current)
-        SERVED.clear()
-    serve_dtensors()
+        CALLS.clear()
+    set_up_dtensors()
     return True
 
 
@@ -74,7 +74,7 @@ def switch_off() -> None:
     """Restore the flash attention before `switch_on`; does nothing without one."""
     global _wants_cpu
     _wants_cpu = False
-    serve_dtensors()
+    set_up_dtensors()
     if not _before:
         return
     registry: Any = torch.nn.attention
@@ -85,7 +85,7 @@ def switch_off() -> None:
             registry.activate_flash_attention_impl(before)
 
 
-def serve_dtensors() -> None:
+def set_up_dtensors() -> None:
     """Run DTensors on the CPU if requested, once the DTensor module is imported."""
     requested = _wants_cpu and _DTENSORS in sys.modules
     if requested and not _on_cpu:
@@ -277,7 +277,7 @@ def _attend(
     """The output, in the strides of q, and the log-sum-exp [batch, heads, sequence]."""
     permute, options = _layout(q, causal, scale)
     out, lse = plans.forward(Inputs(permute(q), permute(k), permute(v)), options)
-    SERVED.add(_FLASH)
+    CALLS.add(_FLASH)
     return _with_strides_of(permute(out), q), lse
 
 

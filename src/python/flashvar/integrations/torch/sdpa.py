@@ -33,8 +33,8 @@ __all__ = ["attend", "attend_fast", "attend_with_lse", "non_plain_type", "why_no
 _grad_enabled: Final = torch.is_grad_enabled
 
 # The plan of a call, and whether rows come before heads in memory.
-_Served: TypeAlias = tuple[Plan, bool]
-_served: Final[Plans[_Served]] = Plans()
+_Recent: TypeAlias = tuple[Plan, bool]
+_recent: Final[Plans[_Recent]] = Plans()
 
 
 def attend_fast(
@@ -86,14 +86,14 @@ def attend_fast(
     layout = "bhsd->bshd" if rows_first else "bhsd"
     options = pack_options(causal, plain_scale(scale), -1, -1, 0.0, 0.0, False, layout, backend)
     out, _ = call_plain((q, k, v), options, False)
-    _served.remember(key, (q, k, v), (plan(q, k, v, NO_TENSORS, options), rows_first))
+    _recent.remember(key, (q, k, v), (plan(q, k, v, NO_TENSORS, options), rows_first))
     return out.transpose(1, 2) if rows_first else out
 
 
-def _known(key: tuple[Any, ...], *tensors: torch.Tensor) -> tuple[_Served, bool] | None:
-    """How a recent call like this one was served, and whether autograd records it."""
+def _known(key: tuple[Any, ...], *tensors: torch.Tensor) -> tuple[_Recent, bool] | None:
+    """The plan of a recent call like this one, and whether autograd records it."""
     try:
-        return _served.recent(key, tensors)
+        return _recent.recent(key, tensors)
     except TypeError:  # an option that cannot be hashed
         return None
 
@@ -109,7 +109,7 @@ def why_not(
     layout: Layout,
     backend: BackendName,
 ) -> str | None:
-    """Why flashvar does not serve a call; None if it does, and `attend` may be called."""
+    """Why flashvar does not run a call; None if it does, and `attend` may be called."""
     kind = non_plain_type(q) or non_plain_type(k) or non_plain_type(v)
     if kind is not None:
         return f"a tensor has the type {kind.__name__}"

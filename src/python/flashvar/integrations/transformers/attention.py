@@ -36,7 +36,7 @@ from flashvar.ops.attention.varlen import attention_varlen
 
 _ROWS: Final = "_flashvar_rows"
 # Arguments of a layer that are not supported, and why.
-_NOT_SERVED: Final = {
+_UNSUPPORTED: Final = {
     "output_attentions": "it keeps no attention weights",
     "head_mask": "it takes no head_mask",
     "block_table": "it does not read paged caches in place",
@@ -44,7 +44,7 @@ _NOT_SERVED: Final = {
     "block_indices": "it does not select keys by indices",
     "sinks": "it takes no sinks that change with the query",
 }
-_CHANGING: Final = frozenset((*_NOT_SERVED, "cu_seq_lens_q"))
+_CHANGING: Final = frozenset((*_UNSUPPORTED, "cu_seq_lens_q"))
 
 
 def attention(
@@ -137,10 +137,10 @@ def attention(
     call = Call(query, key, value, dropout, scaling, softcap, s_aux, position_bias)
     layout = _layout(call, attention_mask, is_causal, sliding_window, others)
     try:
-        for name, why in _NOT_SERVED.items():
+        for name, why in _UNSUPPORTED.items():
             if (given := others.get(name)) is not None and given is not False:
                 raise BackendUnavailableError(why)
-        return _served(call, layout), None
+        return _by_flashvar(call, layout), None
     except (BackendUnavailableError, InvalidInputError) as error:
         reason = str(error)
     return fall_back(reason, module, call, layout, others)
@@ -290,7 +290,7 @@ def _rows_of_positions(positions: torch.Tensor) -> Rows | None:
     return found[1]
 
 
-def _served(call: Call, layout: Layout) -> torch.Tensor:
+def _by_flashvar(call: Call, layout: Layout) -> torch.Tensor:
     """Attention through flashvar, [batch, seqlen_q, heads_q, head_dim_v]."""
     query, key, value = call.query, call.key, call.value
     if layout.keys < key.shape[2]:

@@ -27,12 +27,12 @@ def distributed_attention(
 ) -> torch.Tensor:
     """Attention over the whole sequences, [batch, seqlen_q, heads_q, head_dim_v].
 
-    Calls torch's function, which context_parallel has replaced. Flashvar serves its steps if
+    Calls torch's function, which context_parallel has replaced. Flashvar runs its steps if
     flashvar is torch's flash attention.
 
     Raises:
         BackendUnavailableError: context_parallel does not support the call; or FLASHVAR_STRICT=1,
-            and flashvar served none of its steps.
+            and flashvar ran none of its steps.
     """
     name = type(module).__name__
     found = _beyond_torchs(call, layout, others)
@@ -42,7 +42,7 @@ def distributed_attention(
             f"found {found}: run the model outside of it"
         )
     query, key, value = call.query, call.key, call.value
-    before = torch_flash.SERVED.of_this_thread()
+    before = torch_flash.CALLS.of_this_thread()
     out: torch.Tensor = functional.scaled_dot_product_attention(
         query,
         key,
@@ -52,8 +52,8 @@ def distributed_attention(
         scale=call.scaling,
         enable_gqa=query.shape[1] != key.shape[1],
     )
-    served = torch_flash.SERVED.of_this_thread() - before
-    if not torch.compiler.is_compiling() and not served:
+    steps = torch_flash.CALLS.of_this_thread() - before
+    if not torch.compiler.is_compiling() and not steps:
         report_fallback(name, REPLACED, "that one")
     return out.transpose(1, 2)
 

@@ -1,4 +1,4 @@
-"""Fallback to the model's own attention, for calls that flashvar does not serve."""
+"""Fallback to the model's own attention, for calls that flashvar does not support."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class _Forward:
     """A watched forward, and whether flashvar's attention function was called in it."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self.model, self.served = model, False
+        self.model, self.called = model, False
 
 
 class _Thread(threading.local):
@@ -50,7 +50,7 @@ here: Final = _Thread()
 def called() -> None:
     """Record a call of flashvar's attention function in the running forwards."""
     for forward in here.running:
-        forward.served = True
+        forward.called = True
 
 
 _traced: Final[set[type]] = set()
@@ -95,8 +95,8 @@ def causal_without_mask(layer: type) -> bool:
             if isinstance(one, type) and issubclass(one, PreTrainedModel)
             if one.__module__ == layer.__module__
         ]
-        served = any(one._supports_sdpa or one._supports_flash_attn for one in models)
-        _causal[layer] = served or not models
+        supports_sdpa = any(one._supports_sdpa or one._supports_flash_attn for one in models)
+        _causal[layer] = supports_sdpa or not models
     return _causal[layer]
 
 
@@ -156,14 +156,14 @@ def _ends(names: set[str], model: PreTrainedModel, arguments: Any, output: Any) 
     # Not an outermost forward, or the forward raised.
     if forward is None or here.running or output is None:
         return
-    attentions, served = set(), forward.served
+    attentions, was_called = set(), forward.called
     for module in model.modules():
-        served = served or type(module) in _traced
+        was_called = was_called or type(module) in _traced
         for handle in module.__dict__.pop(_HANDLES, ()):
             handle.remove()
         if "Attention" in type(module).__name__:
             attentions.add(type(module).__name__)
     asks = model.config._attn_implementation in names
-    if asks and attentions and not served:
+    if asks and attentions and not was_called:
         reason = f"its layers ({', '.join(sorted(attentions))}) compute attention themselves"
         report_fallback(type(model).__name__, reason, "the model's own")

@@ -169,7 +169,7 @@ def forward_at_autograd_key(keyset: Any, *arguments: Any) -> Any:
     # Calls that need no gradients, as those of compiled graphs, go straight to a plan.
     if nothing_intercepts(*inputs):
         recent = plans.known(inputs, options)
-        # Not of meta tensors: no backend serves them, and a plan asks the one that was named.
+        # Not of meta tensors: no backend runs them, and a plan asks the one that was named.
         if recent is None and not inputs[0].is_meta and _is_plain(inputs):
             found = plans.plan_of(inputs, options)
             results = found.run(inputs, True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def needs_padding(problem: Problem, backend: str) -> bool:
-    """Whether a kernel serves the problem and a head dim is not a multiple of 8."""
+    """Whether a kernel runs the problem and a head dim is not a multiple of 8."""
     in_kernels = problem.device is not None and backend != "reference"
     return in_kernels and (
         problem.head_dim % HEAD_DIM_STEP != 0 or problem.head_dim_v % HEAD_DIM_STEP != 0

@@ -49,7 +49,7 @@ from flashvar.selection.request import Overrides
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A problem, the candidate that serves it, and its launch."""
+    """A problem, the candidate that runs it, and its launch."""
 
     problem: Problem
     chosen: CandidateResult

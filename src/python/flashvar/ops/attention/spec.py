@@ -1,4 +1,4 @@
-"""The OpSpec of attention: its functions, its axis head_dim, and what Triton can serve."""
+"""The OpSpec of attention: its functions, its axis head_dim, and what Triton can run."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Rows:
 
 
 def logged_forward(launch: Launch, problem: Problem, chosen: CandidateResult) -> Launch:
-    """The launch; at debug level wrapped, so that the log shows how each call is served."""
+    """The launch; at debug level wrapped, so that the log shows what runs each call."""
     if not _log.isEnabledFor(logging.DEBUG):
         return launch
     seen: set[str] = set()
@@ -58,12 +58,10 @@ def logged_forward(launch: Launch, problem: Problem, chosen: CandidateResult) ->
 
     def logged(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> None:
         if explain is not None:
-            served_by = f"{chosen.candidate}, {explain(inputs, out, lse)}"
+            run_by = f"{chosen.candidate}, {explain(inputs, out, lse)}"
         else:
-            served_by = _served_by(
-                chosen, [*_of_inputs(inputs, problem), _rows("out", out, problem.out)]
-            )
-        _log_once("attention_fwd", problem, served_by, seen)
+            run_by = _run_by(chosen, [*_of_inputs(inputs, problem), _rows("out", out, problem.out)])
+        _log_once("attention_fwd", problem, run_by, seen)
         launch(inputs, out, lse)
 
     return logged
@@ -94,9 +92,9 @@ def logged_backward(
     ) -> None:
         if explain is not None:
             explanation = explain(inputs, out, lse, grad_out, grad_lse, grads)
-            served_by = f"{chosen.candidate}, {explanation}"
+            run_by = f"{chosen.candidate}, {explanation}"
         else:
-            served_by = _served_by(
+            run_by = _run_by(
                 chosen,
                 [
                     *_of_inputs(inputs, forward),
@@ -107,17 +105,17 @@ def logged_backward(
                     _rows("grad_v", grads.v, problem.grad_v),
                 ],
             )
-        _log_once("attention_bwd", forward, served_by, seen)
+        _log_once("attention_bwd", forward, run_by, seen)
         launch(inputs, out, lse, grad_out, grad_lse, grads, delta)
 
     return logged
 
 
-def _log_once(op: str, problem: Problem, served_by: str, seen: set[str]) -> None:
+def _log_once(op: str, problem: Problem, run_by: str, seen: set[str]) -> None:
     """Log one line per outcome: calls of one shape differ in their addresses."""
-    if served_by in seen:
+    if run_by in seen:
         return
-    seen.add(served_by)
+    seen.add(run_by)
     heads = f"{problem.heads_q} heads"
     if problem.heads_kv != problem.heads_q:
         heads += f" on {problem.heads_kv}"
@@ -130,11 +128,11 @@ def _log_once(op: str, problem: Problem, served_by: str, seen: set[str]) -> None
         problem.seqlen_k,
         heads,
         pair_text(problem.head_dim, problem.head_dim_v),
-        served_by,
+        run_by,
     )
 
 
-def _served_by(chosen: CandidateResult, rows: Iterable[Rows]) -> str:
+def _run_by(chosen: CandidateResult, rows: Iterable[Rows]) -> str:
     unaligned = _unaligned(rows)
     if chosen.backend == "triton" and unaligned is not None:
         return f"triton, after copies, for rows of {unaligned}"

@@ -274,7 +274,7 @@ def check_fit(batch: int, batch_k: int, head_dim: int, head_dim_k: int, layout: 
 
 
 def check_heads(heads_q: int, heads_kv: int, layout: str) -> None:
-    """Check that every key head serves the same number of query heads."""
+    """Check that every key head is shared by the same number of query heads."""
     if heads_kv < 1 or heads_q < 1 or heads_q % heads_kv != 0:
         raise ShapeError(
             "the heads of q must be a positive multiple of the heads of k and v, found "

@@ -1,4 +1,4 @@
-"""The OpSpec of causal_conv1d: its functions, its axes, and what serves it."""
+"""The OpSpec of causal_conv1d: its functions, its axes, and what runs it."""
 
 from __future__ import annotations
 

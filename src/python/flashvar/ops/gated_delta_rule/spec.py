@@ -1,4 +1,4 @@
-"""The OpSpec of gated_delta_rule: its functions, its axes, and what serves it."""
+"""The OpSpec of gated_delta_rule: its functions, its axes, and what runs it."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def known(tensors: tuple[Any, ...], norm: tuple[Any, ...]) -> tuple[Plan, bool] 
     """
     try:
         return _plans.recent((norm, tensors[0].shape), tensors)
-    # What has no shape, or cannot be hashed, is not served by the kernels.
+    # What has no shape, or cannot be hashed, is not for the kernels.
     except (AttributeError, RuntimeError, TypeError):
         return None
 
@@ -86,7 +86,7 @@ def remember(tensors: tuple[Any, ...], norm: tuple[Any, ...], found: Plan) -> No
 
 
 def plan(tensors: Tensors, norm: Norm) -> Plan:
-    """The plan of a forward that the kernels serve, made at the first of its kind."""
+    """The plan of a forward that the kernels run, made at the first of its kind."""
     key = _key(tensors), norm
     found = _plans.get(key)
     if found is None:
@@ -105,7 +105,7 @@ def known_backward(given: tuple[Optional, ...], norm: Norm, wanted: Wanted) -> B
 
 
 def gradients(given: tuple[Any, ...], norm: Norm, wanted: Wanted = ALL) -> list[Any]:
-    """The gradients of tensors that follow those of the results; the kernels serve the call."""
+    """The gradients of tensors that follow those of the results; the kernels run the call."""
     key = _key(given), norm, wanted
     found = _backward_plans.get(key)
     if found is None:

@@ -1,6 +1,6 @@
 """Registers the norms with torch: an op, its backward, and their derivatives.
 
-Plain tensors of a device take the kernels. The formula serves all others: the CPU, transforms of
+Plain tensors of a device take the kernels. The formula computes all others: the CPU, transforms of
 torch.func, forward mode, tensor subclasses, float64, and rows that are too long for a block. It
 also computes derivatives of higher order.
 """
@@ -69,7 +69,7 @@ def normalize(
     # Dynamo of torch 2.8 does not follow _make().
     tensors, norm = Tensors(*given), Norm(*options)
     present = [x for x in tensors if x is not None]
-    if not _kernels_serve(tensors, norm, present):
+    if not _kernels_run(tensors, norm, present):
         check(tensors, norm)
         return formula.forward(tensors, norm)
     if is_compiling() or not no_dispatch_mode_active():
@@ -93,7 +93,7 @@ def _forward_of_plain(
     return y, total
 
 
-def _kernels_serve(tensors: Tensors, norm: Norm, given: list[torch.Tensor]) -> bool:
+def _kernels_run(tensors: Tensors, norm: Norm, given: list[torch.Tensor]) -> bool:
     x, gate, weight, bias, residual = tensors
     if not _in_triton(x) or norm.dtype not in _IN_TRITON:
         return False

@@ -2,7 +2,7 @@
 
 Pair i of a row at position p is rotated by the angle with cosine cos[p, i] and sine sin[p, i].
 bfloat16 and float16 rows are rotated in float32. Plain tensors take one kernel (`torch_library`).
-`formula` computes the same with torch functions where the kernel cannot serve: transforms of
+`formula` computes the same with torch functions where the kernel cannot: in transforms of
 torch.func, forward mode, tensor subclasses, and gradients of the tables.
 """
 
@@ -165,7 +165,7 @@ def check_writable(x: torch.Tensor) -> None:
 
 
 def needs_formula(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
-    """Whether the kernel, which has a gradient for x only, cannot serve."""
+    """Whether the kernel, which has a gradient for x only, cannot run the call."""
     if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
         return True
     if is_compiling():

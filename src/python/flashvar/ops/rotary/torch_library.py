@@ -58,7 +58,7 @@ def _rotary(x: torch.Tensor, heads: int, *arguments: Any) -> torch.Tensor:
 
 
 def _rotary_fake(x: torch.Tensor, heads: int, *arguments: Any) -> torch.Tensor:
-    check_tables(x, *arguments[:2])  # it also serves a meta tensor beside others
+    check_tables(x, *arguments[:2])  # also for a meta tensor beside others
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 

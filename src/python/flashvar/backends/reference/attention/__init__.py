@@ -1,6 +1,6 @@
 """Attention in plain torch operations, for any device, slow.
 
-Serves CPU tensors, and tensors of any device when named. Computes in float32, or in float64 for
+For CPU tensors, and for tensors of any device when named. Computes in float32, or in float64 for
 float64 inputs. Scores are held for one chunk of query rows at a time, so memory is linear in the
 length of k.
 """

@@ -19,7 +19,7 @@ import triton.language as tl
 
 from flashvar.ops.merge_states.problem import LOWEST
 
-# They change from call to call: one kernel serves all of their values.
+# They change from call to call: one kernel runs all of their values.
 RUNTIME: Final = (
     *("rows", "seqlen", "heads", "parts", "skipped"),
     *("lses_part", "lses_batch", "lses_head", "lses_row"),
