@@ -272,7 +272,7 @@ def kernels(root: Path) -> str:
     rows = []
     for op in config.default_ops:
         values = config.defaults[op]
-        count = sum(kernel.op == op for kernel in build.kernels)
+        count = sum(kernel.function == op for kernel in build.kernels)
         compiled = (", ".join(map(str, values.get(axis, ()))) or "-" for axis in axes)
         rows.append((f"`{op}`", *compiled, count))
     return table(("op", *axes, "kernels"), rows)

@@ -192,7 +192,7 @@ def _lacking() -> str | None:
     explained = "no binary is installed"
     rows = (row for binary in inventory.binaries for row in binary.manifest.kernels)
     for row in rows:
-        request = Request.of(row.op, row.dtype or "", device, **row.values)
+        request = Request.of(row.function, row.dtype or "", device, **row.values)
         decision = select(request, system, inventory, overrides)
         if decision.chosen:
             return None

@@ -57,7 +57,7 @@ def kernels_that_serve() -> tuple[KernelRow, ...]:
 
 def skip_without(op: str) -> None:
     """Skip if the binary that has to serve is a build without the op."""
-    if not any(row.op.startswith(op) for row in kernels_that_serve()):
+    if not any(row.function.startswith(op) for row in kernels_that_serve()):
         pytest.skip(f"the binary for {expected_architecture()} is a build without {op}")
 
 
@@ -67,7 +67,7 @@ def skip_unless_compiled(
     """Skip what a binary of a subset of head dims, or no binary at all, cannot serve."""
     if backend != "cuda":
         return
-    rows = [row for row in kernels_that_serve() if row.op == op]
+    rows = [row for row in kernels_that_serve() if row.function == op]
     # A kernel of two head dims serves calls with no more than either.
     smaller = [min(dims_of(row)) for row in rows if row.dtype == DTYPES[dtype]]
     enough = [dim for dim in smaller if dim >= head_dim]

@@ -41,7 +41,7 @@ def test_every_kernel_of_the_expected_binary_serves() -> None:
     (binary,) = (one for one in registry.installed().binaries if one.kind.name == wanted)
     for row in binary.manifest.kernels:
         assert row.dtype is not None
-        result = choose(Request.of(row.op, row.dtype, 0, **row.values), "cuda")
+        result = choose(Request.of(row.function, row.dtype, 0, **row.values), "cuda")
         assert_served_by("cuda", result)
         assert result.kernel == row
 

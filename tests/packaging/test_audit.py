@@ -191,11 +191,11 @@ def test_nothing_against_a_release(target: Target, dist: Path, config: Config) -
     report = audit.audit(wheel, expectations.of(config))
     assert report.findings == ()
     assert report.architectures == (f"sm_{target.architecture.code}",)
-    spent = {(key.op, key.axes) for key in report.ledger if key.kind == fatbin.SASS}
+    spent = {(key.function, key.axes) for key in report.ledger if key.kind == fatbin.SASS}
     (build,) = expand(
         config, select_all(SelectionArguments(architectures=(target.kind.name,)), config)
     )
-    assert spent == {(kernel.op, kernel.axes) for kernel in build.kernels}
+    assert spent == {(kernel.function, kernel.axes) for kernel in build.kernels}
 
 
 def test_nothing_against_the_harness(

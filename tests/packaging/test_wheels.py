@@ -109,7 +109,7 @@ def test_kernels_fit_their_architecture(target: Target, unpacked: Path) -> None:
 @every_target
 def test_kernels_spill_no_more_than_their_op_may(target: Target, unpacked: Path) -> None:
     budgets = {
-        row.name: CONFIG.ops[row.op].budget.of(Kernel(row.op, row.axes))
+        row.name: CONFIG.ops[row.function].budget.of(Kernel(row.function, row.axes))
         for row in rows_of(unpacked, target)
     }
     spilling = {
@@ -147,7 +147,7 @@ def family_of(kernel: str, op: str) -> str | None:
 def machine_code(unpacked: Path, target: Target) -> dict[str, str]:
     """Mangled name -> SASS of every main kernel in a library."""
     rows = rows_of(unpacked, target)
-    mains = [name for row in rows for name in row.functions if family_of(name, row.op)]
+    mains = [name for row in rows for name in row.functions if family_of(name, row.function)]
     found = {}
     for start in range(0, len(mains), AT_ONCE):
         names = ",".join(mains[start : start + AT_ONCE])
@@ -164,7 +164,7 @@ def test_main_kernels_use_the_instructions_they_are_written_around(
 ) -> None:
     code, without = machine_code(unpacked, target), WITHOUT_ASYNCHRONOUS_COPIES
     missing = []
-    for row in [row for row in rows_of(unpacked, target) if row.op == op]:
+    for row in [row for row in rows_of(unpacked, target) if row.function == op]:
         copies: dict[str, list[str]] = {}
         for name in row.functions:
             if family := family_of(name, op):

@@ -279,7 +279,7 @@ def mangled(kernel: Kernel, number: int = 80, limit: int = 166912) -> str:
     second = axes.get(f"head_dim{SECOND}", first)
     dims = "" if first is None else f"Li{first}ELi{second}E"
     dtype = str(axes["dtype"])
-    name = f"{kernel.op.rpartition('_')[2]}_kernel"
+    name = f"{kernel.function.rpartition('_')[2]}_kernel"
     return (
         f"_ZN8flashvar4sm809attention{len(name)}{name}INS1_6ConfigINS_6TargetILi{number}ELi{limit}EEE"
         f"NS_5dtype{len(dtype)}{dtype}E{dims}Lb0EEEEEvNS1_4ArgsE"
@@ -295,7 +295,7 @@ def complete(config: Config, name: str) -> Manifest:
     kernels = tuple(
         replace(
             fake.kernels[0],
-            op=kernel.op,
+            function=kernel.function,
             axes=kernel.axes,
             name=kernel.name,
             family=target.family,
@@ -338,7 +338,7 @@ def _cubin(functions: tuple[str, ...], number: int, **facts: Any) -> bytes:
 def library(described: Manifest, *device: Image) -> Library:
     """What the manifest describes, with this device code or its own."""
     every = device or images(described.architecture.code, described)
-    ops = dict.fromkeys(row.op for row in described.kernels)
+    ops = dict.fromkeys(row.function for row in described.kernels)
     names = ("abi_version", "build_info", "last_error", *ops)
     return Library(
         exported=tuple(f"flashvar_{name}" for name in names),

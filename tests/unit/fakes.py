@@ -45,7 +45,7 @@ def kernel(
     """A kernel that launches anywhere unless told otherwise."""
     order = tuple(axes.items())
     return KernelRow(
-        op=op,
+        function=op,
         axes=order,
         name=Kernel(op, order).name,
         family="fake",

@@ -48,7 +48,7 @@ def test_nothing_against_it(tmp_path: Path) -> None:
     path = Wheel().write(tmp_path)
     config = schema.read(ROOT / "variants.toml")
     assert faults(path) == []
-    assert faults(path, replace(expectations.of(config), ops=frozenset(), config=None)) == []
+    assert faults(path, replace(expectations.of(config), functions=frozenset(), config=None)) == []
 
 
 def test_specific_code_is_in_a_wheel_named_without_it(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_config_knows_what_a_distribution_holds(tmp_path: Path) -> None:
 
 
 def test_config_knows_the_ops(tmp_path: Path) -> None:
-    expected = Expectations(ops=frozenset({"attention_fwd", "attention_bwd"}))
+    expected = Expectations(functions=frozenset({"attention_fwd", "attention_bwd"}))
     (fault,) = faults(Wheel().write(tmp_path), expected)
     assert "expected the ABI's symbol flashvar_attention_bwd, found none" in fault
 

@@ -326,7 +326,7 @@ OF_MANIFEST: Mapping[str, Fault] = {
     ),
     "axis of nobody": (
         edited(MANIFEST, '"dtype": "bf16"', '"dtype": "bf16", "x": 1'),
-        "expected 'attention_fwd_bf16_x1_hdim32', after the op and its axes",
+        "expected 'attention_fwd_bf16_x1_hdim32', after the function and its axes",
     ),
     "half a letter": (
         edited(MANIFEST, '"version": "0.1.0"', '"version": "0.1.0\\ud800"'),

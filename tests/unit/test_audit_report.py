@@ -65,7 +65,7 @@ def test_a_function_that_kernels_share_counts_for_each_that_has_a_copy(tmp_path:
     described = replace(FAKE, kernels=rows)
     report = audit.audit(Wheel(described).write(tmp_path))
     assert report.findings == ()
-    kernels = [row for key, row in report.ledger.items() if key.op]
+    kernels = [row for key, row in report.ledger.items() if key.function]
     assert [(row.code, row.kernels) for row in kernels] == [(3000, 3), (3000, 3)]
 
 
@@ -86,7 +86,7 @@ def test_ledger_divides_an_image_by_its_code(tmp_path: Path) -> None:
     small, large = (row.functions[0] for row in FAKE.kernels)
     image = Image("80", fake_artifacts.cubin({small: 100, large: 300}), compression=None)
     wheel = Wheel(library=fake_artifacts.library(FAKE, image))
-    rows = [row for key, row in audit.audit(wheel.write(tmp_path)).ledger.items() if key.op]
+    rows = [row for key, row in audit.audit(wheel.write(tmp_path)).ledger.items() if key.function]
     assert sum(row.stored for row in rows) == len(image.content) + -len(image.content) % 8
     assert rows[1].stored == pytest.approx(3 * rows[0].stored, abs=4)
 

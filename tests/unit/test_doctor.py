@@ -266,7 +266,7 @@ def test_bad_environment_is_an_error_of_its_own(
 def lacking(function: str, version: str = "0.1.0", **changes: Any) -> Inventory:
     """A binary for sm_80 whose manifest has no kernel of a function."""
     made = fakes.binary("80", version=version)
-    kernels = tuple(row for row in made.manifest.kernels if row.op != function)
+    kernels = tuple(row for row in made.manifest.kernels if row.function != function)
     return Inventory((replace(made, manifest=replace(made.manifest, kernels=kernels), **changes),))
 
 
@@ -315,7 +315,7 @@ def test_a_binary_with_every_compiled_function_serves_every_request() -> None:
 def test_dtypes_that_no_release_compiles_are_not_missed() -> None:
     held = {function: dtypes for spec in specs() for function, dtypes in spec.compiled.items()}
     (full,) = fakes.inventory("90a").binaries
-    rows = tuple(row for row in full.manifest.kernels if row.dtype in held[row.op])
+    rows = tuple(row for row in full.manifest.kernels if row.dtype in held[row.function])
     assert len(rows) < len(full.manifest.kernels)
     released = replace(full, manifest=replace(full.manifest, kernels=rows))
     found = report(fakes.system(fakes.H100), Inventory((released,)))

@@ -87,7 +87,7 @@ def test_a_command_has_the_head_dims_that_an_op_is_compiled_for(asked: int, head
     assert result_of(decision, "cuda sm_80").fix == command
     words = parse(command.partition(" -- ")[2].split(), CONFIG)
     (build,) = expand(CONFIG, select_dev(words, CONFIG, ()))
-    rows = [kernel.axis("head_dim") for kernel in build.kernels if kernel.op == function]
+    rows = [kernel.axis("head_dim") for kernel in build.kernels if kernel.function == function]
     assert max(map(int, rows)) >= asked
 
 

@@ -29,7 +29,7 @@ RAN: Final = ("own", "ptx", "never")
 
 # A manifest of all kernels that can be built has a few hundred kilobytes.
 _LARGEST: Final = 16 << 20
-_AXES: Final = 16  # of an op; ours have two
+_AXES: Final = 16  # of a function; ours have two
 _LIBRARY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*\.so")
 # The fixed keys of a kernel's row; every other key is an axis.
 FIXED_KERNEL_KEYS: Final = frozenset(
@@ -115,7 +115,7 @@ class Rule:
 class KernelRow:
     """One row of the binary's kernel table, with the launch facts of its main kernel."""
 
-    op: str
+    function: str  # the key "op" of the file
     axes: tuple[tuple[str, str | int], ...]  # e.g. (("dtype", "bf16"), ("row_dim", 64))
     name: str
     family: str
@@ -135,7 +135,7 @@ class KernelRow:
 
     @cached_property
     def dtype(self) -> str | None:
-        """The value of the axis dtype; None when the op has none."""
+        """The value of the axis dtype; None when the function has none."""
         value = dict(self.axes).get("dtype")
         return value if isinstance(value, str) else None
 
@@ -332,9 +332,9 @@ def _kernel(table: Table) -> KernelRow:
     kernel = Kernel(table.text("op"), tuple(axes))
     name = table.text("name")
     if name != kernel.name:
-        raise wrong(table.path("name"), f"{kernel.name!r}, after the op and its axes", name)
+        raise wrong(table.path("name"), f"{kernel.name!r}, after the function and its axes", name)
     return KernelRow(
-        op=kernel.op,
+        function=kernel.function,
         axes=kernel.axes,
         name=name,
         family=table.text("family"),
@@ -367,8 +367,8 @@ def _launch(table: Table) -> Launch:
 
 
 def _kernel_to_json(row: KernelRow) -> dict[str, object]:
-    special = ("op", "axes", "launches")
+    special = ("function", "axes", "launches")
     fixed = {key: value for key, value in vars(row).items() if key not in special}
     if row.launches:
         fixed["launches"] = [vars(one) for one in row.launches]
-    return {"op": row.op, **dict(row.axes), **fixed}
+    return {"op": row.function, **dict(row.axes), **fixed}

@@ -66,7 +66,7 @@ class Binary:
     @property
     def functions(self) -> frozenset[str]:
         """The functions that its manifest lists and that its library is not known to lack."""
-        listed = {row.op for row in self.manifest.kernels}
+        listed = {row.function for row in self.manifest.kernels}
         return frozenset(listed.difference(dict(self.missing)))
 
     @property

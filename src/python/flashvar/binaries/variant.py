@@ -155,18 +155,18 @@ class BinaryKind:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One compiled instance of an op: a value for each of the op's axes, in the op's order.
+    """One compiled instance of a function: a value for each of its axes, in their order.
 
     Where an axis has a pair of integers, (axis, first) is followed by (axis + SECOND, second).
     """
 
-    op: str
+    function: str  # the key "op" of files
     axes: tuple[tuple[str, str | int], ...]
 
     @property
     def name(self) -> str:
-        """`<op>_<value>...`; integers are prefixed with their axis: `rdim64`, `rdim192x128`."""
-        return "_".join((self.op, *self.words.values()))
+        """`<function>_<value>...`; integers follow their axis: `rdim64`, `rdim192x128`."""
+        return "_".join((self.function, *self.words.values()))
 
     @property
     def words(self) -> dict[str, str]:
@@ -186,5 +186,5 @@ class Kernel:
         }
 
     def axis(self, name: str) -> str | int:
-        """The value of the axis `name`; KeyError when the op has no such axis."""
+        """The value of the axis `name`; KeyError when the function has no such axis."""
         return dict(self.axes)[name]

@@ -150,7 +150,7 @@ def questions(system: System, inventory: Inventory) -> Iterator[Request]:
     devices: list[int | None] = [device.index for device in system.devices]
     for device, spec in product(devices or [None], ops.specs()):
         for function in spec.functions:
-            kinds = {*_usual(spec), *_held(spec, [row for row in rows if row.op == function])}
+            kinds = {*_usual(spec), *_held(spec, [row for row in rows if row.function == function])}
             for dtype, axes in sorted(kinds):
                 yield Request(function, dtype, device, axes)
 

@@ -139,8 +139,8 @@ def _never_run(report: Report) -> Iterator[str]:
 def _holdings(held: tuple[KernelRow, ...]) -> str:
     """The dtypes and axis values that a binary holds, per function."""
     alike: dict[str, list[str]] = {}
-    for function in dict.fromkeys(row.op for row in held):
-        mine = [row for row in held if row.op == function]
+    for function in dict.fromkeys(row.function for row in held):
+        mine = [row for row in held if row.function == function]
         dtypes = ", ".join(sorted({row.dtype for row in mine if row.dtype is not None}))
         alike.setdefault(_joined(dtypes, _kinds(function, mine)), []).append(function)
     return "; ".join(f"{', '.join(functions)} {what}" for what, functions in alike.items())

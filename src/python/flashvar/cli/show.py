@@ -113,8 +113,10 @@ def _rejected(rejected: Sequence[RejectedFolder]) -> Section:
 
 def _kernels(binary: Binary) -> Section:
     held = binary.manifest.kernels
-    ops = dict.fromkeys(row.op for row in held)
-    tables = tuple(_table([row for row in held if row.op == op], op) for op in ops)
+    tables = tuple(
+        _table([row for row in held if row.function == function], function)
+        for function in dict.fromkeys(row.function for row in held)
+    )
     notes = (_OF_SEVERAL,) if any(len(row.rules) > 1 for row in held) else ()
     return Section(f"Kernels of {binary.kind.name}", tables, notes=notes)
 
@@ -139,7 +141,7 @@ def _rows(held: Sequence[KernelRow], axes: tuple[str, ...]) -> Iterator[Row]:
     """One row per group of kernels that differ only in dtype."""
     dtypes_of: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
     for row in held:
-        values = Kernel(row.op, row.axes).values
+        values = Kernel(row.function, row.axes).values
         key = tuple(values.get(axis, "-") for axis in axes), _facts(row)
         dtypes_of.setdefault(key, []).append(row.dtype or "-")
     for (values_of, facts), dtypes in dtypes_of.items():

@@ -31,7 +31,7 @@ def nearest_kernel(request: Request, rows: tuple[KernelRow, ...]) -> KernelRow |
     """
     fitting: list[tuple[int, KernelRow]] = []
     for row in rows:
-        if row.op != request.function or row.dtype != request.dtype:
+        if row.function != request.function or row.dtype != request.dtype:
             continue
         held = values_of(request.spec, row)
         if held is None:
@@ -124,7 +124,7 @@ def _wasteful_axes(request: Request, binary: Binary, kernel: KernelRow) -> Itera
 
 
 def _no_kernel(request: Request, binary: Binary) -> Rejection:
-    rows = [row for row in binary.manifest.kernels if row.op == request.function]
+    rows = [row for row in binary.manifest.kernels if row.function == request.function]
     if not rows:
         return Rejection(f"holds no kernel for {request.function}", _add_function(request, binary))
     dtypes = sorted({row.dtype for row in rows if row.dtype is not None})
@@ -154,7 +154,7 @@ def _add_kernel(request: Request, binary: Binary) -> str | None:
         return None
     values: dict[str, set[Value]] = {}
     for spec in specs():
-        rows = (row for row in binary.manifest.kernels if row.op in spec.functions)
+        rows = (row for row in binary.manifest.kernels if row.function in spec.functions)
         kinds = {*_kinds(spec, rows), *([added] if spec is request.spec else [])}
         for index, axis in enumerate(spec.axes):
             values.setdefault(axis.name, set()).update(kind[index] for kind in kinds)

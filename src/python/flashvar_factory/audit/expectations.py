@@ -24,7 +24,7 @@ class Expectations:
     """Facts of the project. Without them a wheel is judged by what it says of itself."""
 
     architectures: Mapping[str, Architecture] = field(default_factory=lambda: MappingProxyType({}))
-    ops: frozenset[str] = frozenset()  # whose functions every library exports
+    functions: frozenset[str] = frozenset()  # that every library exports
     budget: int | None = None  # bytes a wheel may have; BUDGET for wheels of the factory
     config: Config | None = None
     root: Path | None = None  # of the sources that the wheel is to be made of

@@ -132,13 +132,13 @@ def _figures(library: Library, described: Manifest, expected: Expectations) -> I
         if limit is not None and used > limit:
             yield f"expected at most {limit} bytes of shared memory for {row.name}, found {used}"
         released = "+" not in described.version and not expected.spills
-        budget = ops[row.op].budget if row.op in ops else SpillBudget()
-        kernel = Kernel(row.op, row.axes)
+        budget = ops[row.function].budget if row.function in ops else SpillBudget()
+        kernel = Kernel(row.function, row.axes)
         if released and row.spill_bytes > budget.of(kernel):
             yield (
                 f"expected at most {budget.of(kernel)} bytes of spilled registers in a release, "
                 f"found {row.spill_bytes} of {row.name}; choose smaller tiles, or raise "
-                f"{budget.key(kernel)} of [ops.{row.op}] in variants.toml"
+                f"{budget.key(kernel)} of [ops.{row.function}] in variants.toml"
             )
         if released and row.stack_bytes >= row.spill_bytes + _SLOT:
             yield (
@@ -214,17 +214,17 @@ def _launched(described: Manifest) -> Iterator[str]:
 def _names(described: Manifest, expected: Expectations) -> Iterator[str]:
     """The template arguments in the names of a kernel's functions are its axes."""
     config = expected.config
-    pairs_of = {(row.op, axis) for row in described.kernels for axis, _ in row.axes}
+    pairs_of = {(row.function, axis) for row in described.kernels for axis, _ in row.axes}
     number = 10 * described.architecture.major + described.architecture.minor
     target = config.targets.get(described.kind.name) if config else None
     for row in described.kernels:
         axes = dict(row.axes)
         for axis in list(axes):
             twin = axis + SECOND
-            has_pairs = (row.op, twin) in pairs_of or (
+            has_pairs = (row.function, twin) in pairs_of or (
                 config is not None
-                and row.op in config.ops
-                and any(one.name == axis and one.pairs for one in config.ops[row.op].axes)
+                and row.function in config.ops
+                and any(one.name == axis and one.pairs for one in config.ops[row.function].axes)
             )
             if has_pairs and twin not in axes:
                 axes = _with(axes, axis, twin)

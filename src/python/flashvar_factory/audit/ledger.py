@@ -1,4 +1,4 @@
-"""The bytes of a wheel by kernel: one row per (architecture, op, axes)."""
+"""The bytes of a wheel by kernel: one row per (architecture, function, axes)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Key(NamedTuple):
 
     architecture: str  # "sm_90a", "compute_90" of PTX; "host" for all that is not device code
     kind: str  # "sass", "ptx", "host"
-    op: str | None  # None where nothing says whose they are
+    function: str | None  # None where nothing says whose they are
     axes: tuple[tuple[str, str | int], ...]  # (("dtype", "bf16"), ("head_dim", 64))
 
 
@@ -78,9 +78,9 @@ def _shares(image: Image, owners: dict[str, KernelRow]) -> Iterator[tuple[Key, R
 
 
 def _key(image: Image, owner: KernelRow | None) -> Key:
-    op, axes = (owner.op, owner.axes) if owner else (None, ())
+    function, axes = (owner.function, owner.axes) if owner else (None, ())
     prefix = "compute" if image.kind == PTX else "sm"
-    return Key(f"{prefix}_{image.code}", image.kind, op, axes)
+    return Key(f"{prefix}_{image.code}", image.kind, function, axes)
 
 
 def _device_bytes(library: Library) -> int:
@@ -91,4 +91,4 @@ def _order(key: Key) -> tuple[bool, str, str, str, tuple[tuple[str, int, str], .
     axes = tuple(
         (name, value if isinstance(value, int) else 0, str(value)) for name, value in key.axes
     )
-    return key.kind == "host", key.architecture, key.kind, key.op or "", axes
+    return key.kind == "host", key.architecture, key.kind, key.function or "", axes

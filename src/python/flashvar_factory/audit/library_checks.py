@@ -72,11 +72,11 @@ _OWNERS: Final = (
 
 
 def exports(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """Exported is the ABI: what every loader asks for, and one function for each op."""
+    """Exported is the ABI: what every loader asks for, and the functions of the ops."""
     for library, described in pairs(wheel):
-        ops = expected.ops or {kernel.op for kernel in described.kernels}
-        wanted = {f"{described.project}_{name}" for name in (*_COMMON, *ops)}
-        optional = (_LAST_ERROR, *(f"{op}_{one}" for op in ops for one in _BESIDE))
+        functions = expected.functions or {kernel.function for kernel in described.kernels}
+        wanted = {f"{described.project}_{name}" for name in (*_COMMON, *functions)}
+        optional = (_LAST_ERROR, *(f"{name}_{one}" for name in functions for one in _BESIDE))
         found = set(library.dynamic.exported)
         for name in sorted(found - wanted - {f"{described.project}_{name}" for name in optional}):
             yield Finding(

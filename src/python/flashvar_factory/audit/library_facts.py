@@ -54,4 +54,4 @@ def build_info(library: Library) -> tuple[str, str, str] | None:
 
 def kernel(row: KernelRow) -> Kernel:
     """The kernel of a manifest's row."""
-    return Kernel(row.op, row.axes)
+    return Kernel(row.function, row.axes)

@@ -112,7 +112,7 @@ class Report:
 
 
 def _entry(key: Key, row: Row) -> dict[str, object]:
-    fixed = {"architecture": key.architecture, "kind": key.kind, "op": key.op}
+    fixed = {"architecture": key.architecture, "kind": key.kind, "op": key.function}
     return {**fixed, **dict(key.axes), **vars(row)}
 
 
@@ -121,4 +121,4 @@ def _words(key: Key) -> str:
     if key.kind == "host":
         return "host code and data"
     axes = [f"{name}={value}" for name, value in key.axes]
-    return " ".join([key.architecture, key.kind, key.op or _UNKNOWN, *axes])
+    return " ".join([key.architecture, key.kind, key.function or _UNKNOWN, *axes])

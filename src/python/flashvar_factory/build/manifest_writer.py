@@ -86,7 +86,7 @@ def _row(
 ) -> manifest.KernelRow:
     main = launches[0]
     return manifest.KernelRow(
-        op=kernel.op,
+        function=kernel.function,
         axes=kernel.axes,
         name=kernel.name,
         family=family,

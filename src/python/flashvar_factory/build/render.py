@@ -39,7 +39,7 @@ class Facts:
 
 def instance(kernel: Kernel, build: Build, config: Config) -> str:
     """The translation unit of one kernel: its row of the kernel table, and its facts."""
-    name, project, op = kernel.name, config.project.name, config.ops[kernel.op]
+    name, project, op = kernel.name, config.project.name, config.ops[kernel.function]
     capability = 10 * build.architecture.major + build.architecture.minor
     target = f"Target<{capability}, {build.shared_memory}>"
     arguments = ", ".join([target, *(_argument(axis, value) for axis, value in kernel.axes)])
@@ -74,7 +74,7 @@ def kernel_tables(kernels: Sequence[Kernel], ops: Mapping[str, Op]) -> dict[str,
 
 
 def _kernel_table(kernels: Sequence[Kernel], op: Op) -> str:
-    names = [kernel.name for kernel in kernels if kernel.op == op.name]
+    names = [kernel.name for kernel in kernels if kernel.function == op.name]
     lines = [f"// {_MARK}", *(f"extern const {op.camel}Kernel {name};" for name in names)]
     entries = ", ".join([*(f"&{name}" for name in names), "nullptr"])
     lines.append(f"constexpr const {op.camel}Kernel* k{op.camel}Kernels[] = {{{entries}}};")
@@ -163,6 +163,6 @@ def plan_json(build: Build, facts: Facts, config: Config) -> str:
         "torch": build.torch,
         "platform": f"linux_{build.platform}",
         "family": build.family,
-        "kernels": [{"op": kernel.op, "axes": dict(kernel.axes)} for kernel in build.kernels],
+        "kernels": [{"op": kernel.function, "axes": dict(kernel.axes)} for kernel in build.kernels],
     }
     return json.dumps(document, indent=1) + "\n"

@@ -60,8 +60,8 @@ def selection(config: Config, build: Build) -> list[str]:
     values: dict[str, dict[str, dict[str, None]]] = {}
     for kernel in build.kernels:
         for axis, value in kernel.values.items():
-            values.setdefault(axis, {}).setdefault(kernel.op, {})[value] = None
-    given = [f"op={','.join(dict.fromkeys(kernel.op for kernel in build.kernels))}"]
+            values.setdefault(axis, {}).setdefault(kernel.function, {})[value] = None
+    given = [f"op={','.join(dict.fromkeys(kernel.function for kernel in build.kernels))}"]
     for axis, by_op in values.items():
         if any(list(held) != [*map(str, config.defaults[op][axis])] for op, held in by_op.items()):
             given.append(f"{axis}={','.join(dict.fromkeys(chain.from_iterable(by_op.values())))}")

@@ -97,7 +97,7 @@ def document(config: Config, release: str, builds: Sequence[Build]) -> dict[str,
                 "toolkit": None if one.toolkit is None else one.toolkit.ptxas,
                 "version": version.of_build(release, one, config),
                 "kernels": [
-                    {"name": kernel.name, "op": kernel.op, **dict(kernel.axes)}
+                    {"name": kernel.name, "op": kernel.function, **dict(kernel.axes)}
                     for kernel in one.kernels
                 ],
             }

@@ -115,7 +115,7 @@ class SpillBudget:
         return self.by_value.get(kernel.values.get(self.axis, ""), 0)
 
     def key(self, kernel: Kernel) -> str:
-        """The key in [ops.<op>] of variants.toml that sets the budget of `kernel`."""
+        """The key in [ops.<function>] of variants.toml that sets the budget of `kernel`."""
         if self.axis is None:
             return _SPILLS
         return f"{_SPILLS}.{self.axis}.{kernel.values.get(self.axis)}"

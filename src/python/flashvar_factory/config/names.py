@@ -40,7 +40,10 @@ def why_not(word: str) -> str | None:
 
 
 def op_of(function: str) -> str:
-    """The name without its last word: attention of attention_fwd, vector of vector_add."""
+    """The name without its last word: attention of attention_fwd.
+
+    A function that is all of its op needs such a word too: vector_add counts as the op vector.
+    """
     return function.rpartition("_")[0] or function
 
 

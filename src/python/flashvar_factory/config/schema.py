@@ -1,8 +1,9 @@
 """The one reader of `variants.toml`: strict; all other modules take its result.
 
-An op declares the axes it is compiled over. `defaults` has the values of each axis, `defaults.<op>`
-those of one op. An architecture has the code that is passed to the compiler, and the distribution
-with the binary. With `toolkits` an architecture has more targets: one for each older CUDA.
+Each function has a table in `ops`, which declares the axes it is compiled over. `defaults` has the
+values of each axis, `defaults.<function>` those of one function. An architecture has the code that
+is passed to the compiler, and the distribution with the binary. With `toolkits` an
+architecture has more targets: one for each older CUDA.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ def _parts(kernels: tuple[Kernel, ...], full: tuple[Kernel, ...]) -> list[str]:
     Each is one part, so without the underscores of its name: attentionfwd.
     """
     label: list[str] = []
-    ops = sorted({kernel.op for kernel in kernels})
-    if set(ops) != {kernel.op for kernel in full}:
+    ops = sorted({kernel.function for kernel in kernels})
+    if set(ops) != {kernel.function for kernel in full}:
         label += [op.replace("_", "") for op in ops]
     for axis in dict.fromkeys(axis for kernel in full for axis in kernel.words):
         there = _labels(kernels, axis)

@@ -48,7 +48,7 @@ class Need:
     @property
     def ops(self) -> list[str]:
         """The ops of the released functions."""
-        return sorted({op_of(row.op) for one in self.released for row in one.kernels})
+        return sorted({op_of(row.function) for one in self.released for row in one.kernels})
 
     def concerns(self, record: GpuRun) -> bool:
         """Whether the record is of this."""

@@ -111,7 +111,7 @@ def logged_backward(
     return logged
 
 
-def _log_once(op: str, problem: Problem, run_by: str, seen: set[str]) -> None:
+def _log_once(function: str, problem: Problem, run_by: str, seen: set[str]) -> None:
     """Log one line per outcome: calls of one shape differ in their addresses."""
     if run_by in seen:
         return
@@ -121,7 +121,7 @@ def _log_once(op: str, problem: Problem, run_by: str, seen: set[str]) -> None:
         heads += f" on {problem.heads_kv}"
     _log.debug(
         "%s %s, batch %d, %d queries, %d keys, %s of %s: %s",
-        op,
+        function,
         problem.dtype,
         problem.batch,
         problem.seqlen_q,
