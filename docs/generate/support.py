@@ -46,7 +46,7 @@ class Record:
     file: str
     device: str
     capability: tuple[int, int]
-    forced: str | None  # the architecture whose binary had to run
+    forced: str | None  # the kind of the binary that had to run
     cases: frozenset[Passed]
     passed: int
     failed: int
@@ -57,16 +57,15 @@ class Record:
     chosen: tuple[str, ...]  # the part of the tests that ran; empty: all
 
     @property
-    def architectures(self) -> tuple[str, ...]:
-        """Whose code ran: the binary that was forced, or the device's own."""
-        own = Architecture(*self.capability)
-        return (BinaryKind.parse(self.forced).name if self.forced else own.name,)
+    def kind(self) -> BinaryKind:
+        """Of the binary that ran: the one that was forced, or the device's own."""
+        own = BinaryKind(Architecture(*self.capability))
+        return BinaryKind.parse(self.forced) if self.forced else own
 
     @property
     def is_native(self) -> bool:
         """Whether that code is for the device itself, and not translated by its driver."""
-        kind = BinaryKind.parse(self.architectures[0])
-        return kind.architecture.capability == self.capability
+        return self.kind.architecture.capability == self.capability
 
     def of(self, backend: str, op: str | None = None) -> set[str]:
         """The cases that ran a backend's kernels: of every test, or of an op's own."""
@@ -131,7 +130,7 @@ def what_was_run(root: Path) -> str:
     every = records(root)
     rows, never = [], []
     for name, target in config.targets.items():
-        runs = [one for one in every if name in one.architectures and one.of("cuda")]
+        runs = [one for one in every if name == one.kind.name and one.of("cuda")]
         own = [one for one in runs if one.capability == target.architecture.capability]
         other = [one for one in runs if one not in own]
         translated = "; ".join(
@@ -166,7 +165,7 @@ def ops_that_ran(root: Path) -> str:
 def _of_binaries(every: list[Record], op: str, *, native: bool) -> str:
     """The cases of an op that ran a binary's kernels, by code and GPU."""
     return "; ".join(
-        f"`{one.architectures[0]}` on {one.device}: {len(found):,} cases"
+        f"`{one.kind.name}` on {one.device}: {len(found):,} cases"
         for one in every
         if one.is_native == native and (found := one.of("cuda", op))
     )
@@ -186,7 +185,7 @@ def in_words(root: Path) -> str:
     translated: dict[tuple[str, ...], list[str]] = {}
     for op in ops.TABLE:
         runs = (one for one in every if not one.is_native and one.of("cuda", op))
-        names = tuple(f"`{one.architectures[0].replace('_', '')}`" for one in runs)
+        names = tuple(f"`{one.kind.extra}`" for one in runs)
         translated.setdefault(names, []).append(f"`{op}`")
     ran = "; ".join(
         f"{'every op' if len(found) == len(ops.TABLE) else _listed(found)} "

@@ -192,9 +192,7 @@ def test_nothing_against_a_release(target: Target, dist: Path, config: Config) -
     assert report.findings == ()
     assert report.architectures == (f"sm_{target.architecture.code}",)
     spent = {(key.function, key.axes) for key in report.ledger if key.kind == fatbin.SASS}
-    (build,) = expand(
-        config, select_all(SelectionArguments(architectures=(target.kind.name,)), config)
-    )
+    (build,) = expand(config, select_all(SelectionArguments(targets=(target.kind.name,)), config))
     assert spent == {(kernel.function, kernel.axes) for kernel in build.kernels}
 
 

@@ -171,7 +171,7 @@ def test_text_names_every_binary_and_every_refusal() -> None:
     inventory = replace(fakes.inventory("80", "89"), rejected=(REPLACED,))
     text = rendered(report(fakes.system(fakes.L40S), inventory))
     binaries = text.partition("\nBinaries\n")[2].partition("\n\n")[0].splitlines()
-    assert [line.split()[0] for line in binaries] == ["architecture", "sm_80", "sm_89", "sm_89"]
+    assert [line.split()[0] for line in binaries] == ["kind", "sm_80", "sm_89", "sm_89"]
     assert "head dims 32, 64, 128, 256" in binaries[1]
     assert " ".join(binaries[3].split()) == "sm_89 wheel b rejected: replaced by wheel a"
 
@@ -221,7 +221,7 @@ def test_json_holds_the_whole_trace() -> None:
     document = json.loads(found.to_json())
     assert document["healthy"] is True
     assert document["system"]["devices"][0]["capability"] == [8, 9]
-    assert [one["architecture"] for one in document["binaries"]] == ["sm_80"]
+    assert [one["kind"] for one in document["binaries"]] == ["sm_80"]
     first = document["requests"][0]
     assert (first["device"], first["chosen"], first["backend"]) == (0, "cuda sm_80", "cuda")
     assert first["kernel"] == "attention_fwd_bf16_hdim32"

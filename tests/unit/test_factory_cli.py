@@ -38,7 +38,7 @@ def test_list_json_is_the_whole_matrix(
     code, out, err = run(capsys, *(where + what if before else what + where))
     document = json.loads(out)
     assert (code, err) == (0, "")
-    assert [build["architecture"] for build in document["builds"]] == list(CONFIG.targets)
+    assert [build["kind"] for build in document["builds"]] == list(CONFIG.targets)
     assert {len(build["kernels"]) for build in document["builds"]} == {12}
     assert document["builds"][-1]["code"] == "90a"
 

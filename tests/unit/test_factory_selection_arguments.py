@@ -23,19 +23,19 @@ SPOKEN = {
     "dtype=bf16 op=attention_fwd": SelectionArguments(
         ops=("attention_fwd",), axes={"dtype": ("bf16",)}
     ),
-    "arch=native": SelectionArguments(architectures=("native",)),
-    "arch=sm_80,89": SelectionArguments(architectures=("sm_80", "sm_89")),
-    "sm89": SelectionArguments(architectures=("sm_89",)),
-    "flashvar-sm90": SelectionArguments(architectures=("sm_90",)),
-    "sm_80 sm_86": SelectionArguments(architectures=("sm_80", "sm_86")),
+    "arch=native": SelectionArguments(targets=("native",)),
+    "arch=sm_80,89": SelectionArguments(targets=("sm_80", "sm_89")),
+    "sm89": SelectionArguments(targets=("sm_89",)),
+    "flashvar-sm90": SelectionArguments(targets=("sm_90",)),
+    "sm_80 sm_86": SelectionArguments(targets=("sm_80", "sm_86")),
     "sm80 hdim=64 sm90a,8.9": SelectionArguments(
         ("sm_80", "sm_90", "sm_89"), axes={"head_dim": (64,)}
     ),
-    "arch=sm_80 89": SelectionArguments(architectures=("sm_80", "sm_89")),
-    "sm80, sm86": SelectionArguments(architectures=("sm_80", "sm_86")),
-    "jobs=2 80": SelectionArguments(architectures=("sm_80",), jobs=2),
-    "80 hdim=64": SelectionArguments(architectures=("sm_80",), axes={"head_dim": (64,)}),
-    "all": SelectionArguments(architectures=tuple(CONFIG.targets)),
+    "arch=sm_80 89": SelectionArguments(targets=("sm_80", "sm_89")),
+    "sm80, sm86": SelectionArguments(targets=("sm_80", "sm_86")),
+    "jobs=2 80": SelectionArguments(targets=("sm_80",), jobs=2),
+    "80 hdim=64": SelectionArguments(targets=("sm_80",), axes={"head_dim": (64,)}),
+    "all": SelectionArguments(targets=tuple(CONFIG.targets)),
     "cache=sccache shard=2/3": SelectionArguments(cache="sccache", shard=(2, 3)),
     "ptx=1 jobs=3 toolkit=pypi": SelectionArguments(ptx=True, jobs=3, toolkit="pypi"),
 }

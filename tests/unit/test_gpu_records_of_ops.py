@@ -26,7 +26,7 @@ NEW = "tests/gpu/test_causal_conv1d_tiles.py"
 TESTS = (*OF_CONV, "tests/gpu/test_merge_states.py", "tests/gpu/record.py")
 
 BINARY = Binary(
-    architecture="sm_90",
+    kind="sm_90",
     code_kinds=("sass", "ptx"),
     version="0.1.0+ptx",
     revision="whole",
@@ -38,7 +38,7 @@ WHOLE = GpuRun(
     file="whole.json",
     device="H100",
     platform="linux_x86_64",
-    architecture="sm_90",
+    kind="sm_90",
     forced=False,
     native=True,
     complete=True,
@@ -145,7 +145,7 @@ REFUSED: dict[str, tuple[Mapping[str, Any], str]] = {
     "sum": ({"added_up": False}, "its counts differ"),
     "no binary": ({"binaries": ()}, "it names no binary"),
     "other binary": (
-        {"binaries": (replace(PART.binaries[0], architecture="sm_80"),)},
+        {"binaries": (replace(PART.binaries[0], kind="sm_80"),)},
         "it names no binary",
     ),
     "no commit": ({"binaries": (replace(BINARY, revision=None),)}, "was not built from a commit"),

@@ -18,7 +18,7 @@ def recorded(name: str) -> str:
     mine = [
         one
         for one in gpu_runs.read(ROOT)
-        if one.whole and one.architecture == name and one.passed.get("cuda") and not one.failed
+        if one.whole and one.kind == name and one.passed.get("cuda") and not one.failed
     ]
     if any(one.native for one in mine):
         return "own"

@@ -62,7 +62,7 @@ def test_document(wheel: Path) -> None:
     (file,) = document["files"]
     assert json.loads(json.dumps(document)) == document
     assert file["sha256"] == hashlib.sha256(wheel.read_bytes()).hexdigest()
-    assert (file["bytes"], file["architecture"]) == (wheel.stat().st_size, "sm_80")
+    assert (file["bytes"], file["kind"]) == (wheel.stat().st_size, "sm_80")
     assert file["results"] == {"audit": SUMMARY}
     assert file["kernels"] == [row.name for row in fakes.manifest("80").kernels]
     assert [step["name"] for step in document["steps"]][-1] == "index/pages"

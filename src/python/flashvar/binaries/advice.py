@@ -20,10 +20,10 @@ def install_runtime() -> str:
     return "`pip install .` in a checkout"
 
 
-def install_again(distribution: str, architecture: str) -> str:
+def install_again(distribution: str, kind: str) -> str:
     """The command that replaces an installed binary by the one of exactly this version."""
     requirement = f"--force-reinstall --no-deps {distribution}=={public(__version__)}"
-    return _from_wheels(architecture, requirement)
+    return _from_wheels(kind, requirement)
 
 
 def public(version: str) -> str:
@@ -31,9 +31,9 @@ def public(version: str) -> str:
     return version.partition("+")[0]
 
 
-def _from_wheels(architecture: str, requirement: str) -> str:
+def _from_wheels(kind: str, requirement: str) -> str:
     if PUBLISHED:
         return f"pip install {requirement}"
     # Nothing but what was made: on an index the name may be anybody's.
     source = "--no-index --find-links dist"
-    return f"nox -s wheels -- {architecture} && pip install {source} {requirement}"
+    return f"nox -s wheels -- {kind} && pip install {source} {requirement}"

@@ -96,14 +96,14 @@ class RejectedFolder:
     """A folder that is not used, and why."""
 
     folder: BinaryFolder
-    architecture: str | None  # or the name of its kind; None: the manifest could not be read
+    kind: str | None  # its name; None: the manifest could not be read
     reason: str
     fix: str | None
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """Rejected folders, and binaries, of each architecture the preferred one first."""
+    """Rejected folders, and binaries, of each kind the preferred one first."""
 
     binaries: tuple[Binary, ...] = ()
     rejected: tuple[RejectedFolder, ...] = ()
@@ -127,7 +127,7 @@ def installed() -> Inventory:
 
 
 def reject(binary: Binary, reason: str) -> Inventory:
-    """Reject a binary whose library did not load; the architecture's next folder replaces it."""
+    """Reject a binary whose library did not load; the next folder of its kind replaces it."""
     _unloadable[binary.folder.path] = reason
     installed.cache_clear()
     return installed()
@@ -136,7 +136,7 @@ def reject(binary: Binary, reason: str) -> Inventory:
 def without_function(binary: Binary, function: str, reason: str) -> Inventory:
     """Record that a binary's library does not export a function; its others can still be used.
 
-    The architecture's next folder that has the function is listed behind it.
+    The next folder of its kind that has the function is listed behind it.
     """
     _missing.setdefault(binary.folder.path, {})[function] = reason
     installed.cache_clear()
@@ -252,12 +252,12 @@ def in_wheels(path: Sequence[str] | None = None) -> Iterator[BinaryFolder]:
             continue
         name, version = _name(distribution)
         is_development = distributions.text(distribution, "INSTALLER").strip() == DEVELOPMENT
-        for architecture, folder in entries:
+        for kind, folder in entries:
             directory = Path(str(distribution.locate_file(folder)))
             remedy = (
-                f"nox -s build-dev -- arch={architecture}"
+                f"nox -s build-dev -- arch={kind}"
                 if is_development
-                else advice.install_again(name, architecture)
+                else advice.install_again(name, kind)
             )
             yield BinaryFolder(directory, f"wheel {name} {version}", remedy)
 

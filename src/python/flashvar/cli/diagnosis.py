@@ -211,7 +211,7 @@ def _better_than_chosen(decision: Decision) -> tuple[CandidateResult, ...]:
 def _binary_to_json(binary: Binary) -> dict[str, Any]:
     manifest = binary.manifest
     return {
-        "architecture": binary.kind.name,
+        "kind": binary.kind.name,
         "code": binary.architecture.code,
         "version": manifest.version,
         "origin": binary.folder.origin,
@@ -226,7 +226,7 @@ def _binary_to_json(binary: Binary) -> dict[str, Any]:
 
 def _rejected_to_json(rejected: RejectedFolder) -> dict[str, Any]:
     return {
-        "architecture": rejected.architecture,
+        "kind": rejected.kind,
         "origin": rejected.folder.origin,
         "directory": str(rejected.folder.path),
         "reason": rejected.reason,

@@ -64,7 +64,7 @@ def _system(report: Report) -> Table:
         *([("problem", system.problem)] if system.problem else []),
         *([("visible", f"CUDA_VISIBLE_DEVICES={system.visible_devices}")] * shortened),
         *([("backend", overrides.backend)] if overrides.backend != "auto" else []),
-        *([("forced to", overrides.architecture)] if overrides.architecture else []),
+        *([("forced to", overrides.kind)] if overrides.kind else []),
     ]
     return Table(rows([*((key, value or "not found") for key, value in facts), *named]))
 
@@ -98,14 +98,14 @@ def _binaries(report: Report) -> tuple[Table, ...]:
     ]
     bad = [
         (
-            rejected.architecture or "?",
+            rejected.kind or "?",
             "",
             rejected.folder.origin,
             f"rejected: {rejected.reason}" + (f" -> {rejected.fix}" if rejected.fix else ""),
         )
         for rejected in report.inventory.rejected
     ]
-    heading = ("architecture", "version", "from", "state")
+    heading = ("kind", "version", "from", "state")
     found = (*rows(good), *rows(bad, BAD))
     return (Table(found, heading),) if found else ()
 

@@ -74,7 +74,7 @@ def _only(inventory: Inventory, named: Sequence[str]) -> Inventory:
     binaries = tuple(
         one for one in inventory.binaries if names & {one.kind.name, one.architecture.name}
     )
-    rejected = tuple(one for one in inventory.rejected if one.architecture in names)
+    rejected = tuple(one for one in inventory.rejected if one.kind in names)
     return Inventory(binaries, rejected, inventory.extras)
 
 
@@ -166,7 +166,7 @@ def _document(inventory: Inventory) -> dict[str, Any]:
         "binaries": [_binary_to_json(binary) for binary in inventory.binaries],
         "rejected": [
             {
-                "architecture": one.architecture,
+                "kind": one.kind,
                 "origin": one.folder.origin,
                 "directory": str(one.folder.path),
                 "reason": one.reason,

@@ -52,7 +52,7 @@ def rejections(
     kernel: KernelRow | None,
 ) -> Iterator[Rejection]:
     """The reasons why a binary cannot run a request, the most fundamental first."""
-    manifest, architecture, forced = binary.manifest, binary.architecture, overrides.architecture
+    manifest, architecture, forced = binary.manifest, binary.architecture, overrides.kind
     if forced is not None and forced not in (architecture.name, binary.kind.name):
         yield Rejection(f"FLASHVAR_FORCE_ARCH={forced} was set")
     # The driver compiles PTX for seconds at load, and tiles are not tuned for the device: only if

@@ -110,7 +110,7 @@ class Overrides:
     """The user's overrides of selection."""
 
     backend: str = "auto"  # one of BACKENDS; a named backend has no fallback
-    architecture: str | None = None  # consider only these binaries: "sm_XY", or "sm_XY-cuN"
+    kind: str | None = None  # consider only these binaries: "sm_XY", or "sm_XY-cuN"
     # Errors: a binary of another version, a fallback of an integration, offsets that do not fit.
     strict: bool = False
 

@@ -39,7 +39,7 @@ def select(
     common = _other_backend_named("cuda", overrides) or _no_cuda(request, device, system)
     missing = None
     if device is not None and common is None:
-        missing = _missing_binary(device, system, inventory, overrides.architecture)
+        missing = _missing_binary(device, system, inventory, overrides.kind)
     # Without binaries one result stands for all of them; a call on the CPU gets it only if it names
     # the backend.
     wants_cuda = ("cuda",) if request.device is None else ("auto", "cuda")
@@ -110,7 +110,7 @@ def _missing_binary(
     if best is not None and not forced:
         wanted = best
     present = {binary.kind.name for binary in inventory.binaries}
-    if wanted.name in present | {rejected.architecture for rejected in inventory.rejected}:
+    if wanted.name in present | {rejected.kind for rejected in inventory.rejected}:
         return None
     candidate = f"cuda {wanted.name}"
     if wanted == best:
@@ -133,7 +133,7 @@ def _judge_rejected(
     rejected: RejectedFolder, device: Device | None, common: Rejection | None
 ) -> tuple[BinaryKind | None, CandidateResult]:
     """The result of a rejected binary; with the fix, if the device could use the binary."""
-    named = rejected.architecture
+    named = rejected.kind
     kind = None if named is None else BinaryKind.parse(named)
     useful = common is None and device is not None
     if kind is not None and device is not None:
@@ -191,8 +191,8 @@ def _triton_rejections(
 ) -> Iterator[Rejection]:
     if rejection := _other_backend_named("triton", overrides):
         yield rejection
-    if overrides.backend == "auto" and overrides.architecture is not None:
-        yield Rejection(f"FLASHVAR_FORCE_ARCH={overrides.architecture} was set")
+    if overrides.backend == "auto" and overrides.kind is not None:
+        yield Rejection(f"FLASHVAR_FORCE_ARCH={overrides.kind} was set")
     if request.device is None and not (system.interpreted and overrides.backend == "triton"):
         yield Rejection("runs only CUDA tensors, found CPU tensors")
     if request.device is not None and device is None:

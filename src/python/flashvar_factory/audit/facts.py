@@ -128,7 +128,7 @@ class Wheel:
 
     @property
     def entry_points(self) -> dict[str, str]:
-        """Architecture -> folder, of the group <project>.binaries."""
+        """Kind of binary -> folder, of the group <project>.binaries."""
         groups = entry_points.parse(self.metadata("entry_points.txt") or "")
         return {
             name: value

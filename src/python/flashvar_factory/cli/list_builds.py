@@ -64,7 +64,7 @@ def matrix(builds: Iterable[Build]) -> dict[str, list[dict[str, str]]]:
     return {
         "include": [
             {
-                "architecture": build.kind.name,
+                "kind": build.kind.name,
                 "distribution": build.distribution,
                 "platform": build.platform,
                 "wheel": f"{build.stem}-*_{build.platform}.whl",
@@ -87,7 +87,7 @@ def document(config: Config, release: str, builds: Sequence[Build]) -> dict[str,
         "version": release,
         "builds": [
             {
-                "architecture": one.kind.name,
+                "kind": one.kind.name,
                 "code": one.code,
                 "code_kinds": one.code_kinds,
                 "platform": one.platform,

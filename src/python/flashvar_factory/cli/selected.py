@@ -49,7 +49,7 @@ class Selected:
     def for_development(self) -> tuple[Build, ...]:
         """The selected builds; this machine's GPUs and [dev] decide what is left open."""
         arguments, config = self.arguments, self.config
-        here = self._devices(arguments.architectures or (selection_arguments.NATIVE,))
+        here = self._devices(arguments.targets or (selection_arguments.NATIVE,))
         return self._shard(expand(config, select_dev(arguments, config, here)))
 
     def for_release(self) -> tuple[Build, ...]:
@@ -62,7 +62,7 @@ class Selected:
     def whole_release(self) -> tuple[Build, ...]:
         """The same of all shards."""
         arguments, config = self.arguments, self.config
-        here = self._devices(arguments.architectures or ())
+        here = self._devices(arguments.targets or ())
         return expand(config, select_all(arguments, config, here))
 
     def require(self, builds: tuple[Build, ...]) -> tuple[Build, ...]:

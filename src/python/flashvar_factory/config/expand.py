@@ -21,7 +21,7 @@ from flashvar_factory.config.toml_table import Value
 class Selection:
     """What to build, nothing left open."""
 
-    architectures: tuple[str, ...]
+    targets: tuple[str, ...]  # names of variants.toml
     ops: tuple[str, ...]
     # The values that were given; an axis that is absent, or has (), takes its defaults.
     axes: Mapping[str, tuple[Value, ...]]
@@ -62,9 +62,9 @@ def select_all(
     """The selection of a release: what was not given is everything."""
     platform = arguments.platform or this_machine.PROCESSOR
     there = [name for name, target in config.targets.items() if platform in target.platforms]
-    asked = arguments.architectures or tuple(config.targets)
+    asked = arguments.targets or tuple(config.targets)
     everything = asked == tuple(config.targets)
-    chosen = tuple(there) if everything else _architectures(asked, config, found)
+    chosen = tuple(there) if everything else _targets(asked, config, found)
     lacking = [name for name in chosen if name not in there]
     if lacking:
         raise ConfigurationError(
@@ -91,14 +91,14 @@ def select_dev(
             "processor: development builds run where they are made; wheels are cross-compiled"
         )
     return Selection(
-        _architectures(arguments.architectures or (NATIVE,), config, found),
+        _targets(arguments.targets or (NATIVE,), config, found),
         arguments.ops or config.default_ops,
         {**config.dev.axes, **arguments.axes},
         arguments.ptx,
     )
 
 
-def _architectures(
+def _targets(
     names: tuple[str, ...], config: Config, found: Sequence[this_machine.Capability]
 ) -> tuple[str, ...]:
     resolved = (
@@ -109,7 +109,7 @@ def _architectures(
 
 
 def expand(config: Config, selection: Selection) -> tuple[Build, ...]:
-    """One Build per selected architecture, in the order of variants.toml."""
+    """One Build per selected target, in the order of variants.toml."""
     kernels = tuple(
         kernel for op in selection.ops for kernel in _kernels(op, config, selection.axes)
     )
@@ -133,7 +133,7 @@ def expand(config: Config, selection: Selection) -> tuple[Build, ...]:
             target.ran,
             config.project.torch,
         )
-        for target in (config.targets[name] for name in selection.architectures)
+        for target in (config.targets[name] for name in selection.targets)
     )
 
 

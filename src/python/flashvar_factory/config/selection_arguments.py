@@ -28,7 +28,7 @@ CacheChoice = Literal["none", "sccache", "ccache"]
 class SelectionArguments:
     """The arguments; None or a missing axis where nothing was given."""
 
-    architectures: tuple[str, ...] | None = None  # names, or NATIVE among them
+    targets: tuple[str, ...] | None = None  # names, or NATIVE among them
     ops: tuple[str, ...] | None = None
     axes: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)  # (): all by default
     ptx: bool = False
@@ -49,7 +49,7 @@ def parse(arguments: Sequence[str], config: Config) -> SelectionArguments:
     }
     _check_together(axes, ops or config.default_ops, config)
     return SelectionArguments(
-        architectures=_architectures(given.pop("arch", None), config),
+        targets=_targets(given.pop("arch", None), config),
         ops=ops,
         ptx=_one("ptx", given.pop("ptx", ["0"]), ("0", "1")) == "1",
         jobs=_jobs(given.pop("jobs", None)),
@@ -182,7 +182,7 @@ def _check_key(key: str, word: str, axes: list[str], short: list[str]) -> None:
         )
 
 
-def _architectures(parts: list[str] | None, config: Config) -> tuple[str, ...] | None:
+def _targets(parts: list[str] | None, config: Config) -> tuple[str, ...] | None:
     if parts is None:
         return None
     spellings = {spelling: name for name in config.targets for spelling in _spellings(name, config)}

@@ -54,13 +54,13 @@ class Need:
         """Whether the record is of this."""
         if self.name == TRITON:
             return record.passed.get(TRITON, 0) > 0
-        return record.architecture == self.name and record.passed.get(CUDA, 0) > 0
+        return record.kind == self.name and record.passed.get(CUDA, 0) > 0
 
     def binaries(self, record: GpuRun) -> tuple[Binary, ...]:
         """The binaries in the record that ran."""
         if self.name == TRITON:
             return record.binaries
-        return tuple(one for one in record.binaries if one.architecture == self.name)
+        return tuple(one for one in record.binaries if one.kind == self.name)
 
 
 def needs(root: Path, project: str, released: Iterable[Manifest]) -> list[Need]:
@@ -237,7 +237,7 @@ def _reasons_of_run(
         yield "it names no binary, and so no commit"
     for one in binaries:
         if one.revision is None or one.dirty is not False:
-            yield f"its binary of {one.architecture} was not built from a commit without changes"
+            yield f"its binary of {one.kind} was not built from a commit without changes"
             return
         found = since[one.revision]
         if found is None:
@@ -301,9 +301,9 @@ def _renewal(root: Path, need: Need, record: GpuRun | None, op: str | None = Non
         file = (FOLDER / f"a-gpu-{need.name.replace('_', '')}.json").as_posix()
     else:
         ptx = any("ptx" in one.code_kinds for one in record.binaries)
-        names = ",".join(dict.fromkeys(one.architecture for one in record.binaries)) or "all"
+        names = ",".join(dict.fromkeys(one.kind for one in record.binaries)) or "all"
         built = f"arch={names}{' ptx=1' if ptx else ''}"
-        force = f"FLASHVAR_FORCE_ARCH={record.architecture} " if record.forced else ""
+        force = f"FLASHVAR_FORCE_ARCH={record.kind} " if record.forced else ""
         file = record.file
     words = [file]
     if record and op:

@@ -27,7 +27,7 @@ _FINE: Final = ("passed", "skipped")  # outcomes of a test
 class Binary:
     """A binary that was installed during the run."""
 
-    architecture: str  # or the name of its kind
+    kind: str
     code_kinds: tuple[str, ...]
     version: str
     revision: str | None
@@ -43,7 +43,7 @@ class GpuRun:
     file: str  # from the root
     device: str
     platform: str
-    architecture: str  # kind of the binary that ran: the device's own, or the forced one
+    kind: str  # of the binary that ran: the device's own, or the forced one
     forced: bool
     native: bool  # its machine code ran; else the driver translated its PTX
     complete: bool  # no test of what was chosen was left to another run
@@ -97,7 +97,7 @@ def _read(path: Path, name: str) -> GpuRun | None:
             file=name,
             device=str(device["name"]),
             platform=str(system["platform"]),
-            architecture=ran.name,
+            kind=ran.name,
             forced=forced is not None,
             native=ran.architecture.capability == own.capability,
             complete=found.get("left_to_other_shards") == 0
@@ -128,7 +128,7 @@ def _outcomes(counts: Mapping[str, Any]) -> Counter[str]:
 def _binary(row: Mapping[str, Any]) -> Binary:
     made = row["source"]
     return Binary(
-        architecture=str(row["architecture"]),
+        kind=str(row["architecture"]),
         code_kinds=tuple(map(str, row["code_kinds"])),
         version=str(row["version"]),
         revision=_text(made["revision"]),

@@ -87,9 +87,9 @@ def _what(need: str) -> str:
 
 def _run(need: str, record: GpuRun) -> str:
     backend = "cuda" if need.startswith("sm_") else need
-    translated = need == record.architecture and not record.native
+    translated = need == record.kind and not record.native
     how = ", whose driver translated its PTX" if translated else ""
-    binaries = [one for one in record.binaries if one.architecture == need] or record.binaries
+    binaries = [one for one in record.binaries if one.kind == need] or record.binaries
     commits = ", ".join(dict.fromkeys((one.revision or "")[:12] for one in binaries))
     of = f" of {', '.join(record.chosen)}" if record.chosen else ""
     return (

@@ -63,7 +63,7 @@ def _lines(rows: Iterable[str]) -> str:
 
 
 def _file(file: Mapping[str, Any]) -> str:
-    code = f"{file['architecture']} ({'+'.join(file['code_kinds'])})" if "code" in file else "-"
+    code = f"{file['kind']} ({'+'.join(file['code_kinds'])})" if "code" in file else "-"
     kernels = len(file["kernels"]) if "kernels" in file else "-"
     results = "<br>".join(
         f"{escape(stage)}: {escape(text)}" for stage, text in file["results"].items()

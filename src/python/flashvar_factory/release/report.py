@@ -12,7 +12,7 @@ from flashvar_factory.release.steps import Outcome, digest
 
 SCHEMA: Final = 2
 NAME: Final = "report"
-_COLUMNS: Final = ("bytes", "architecture", "kernels", "file", "results")
+_COLUMNS: Final = ("bytes", "kind", "kernels", "file", "results")
 
 
 def document(release: Release, done: Mapping[str, Outcome]) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def _file(file: Path, done: Mapping[str, Outcome]) -> dict[str, Any]:
     described = members.described(file)
     if described is not None:
         row |= {
-            "architecture": described.kind.name,
+            "kind": described.kind.name,
             "code": described.architecture.code,
             "code_kinds": list(described.code_kinds),
             "toolkit": f"{described.toolkit.compiler} {described.toolkit.machine_code}",
@@ -89,7 +89,7 @@ def _row(file: Mapping[str, Any]) -> tuple[str, ...]:
     results = "; ".join(f"{stage}: {text}" for stage, text in file["results"].items())
     kernels = str(len(file["kernels"])) if "kernels" in file else "-"
     size = f"{file['bytes']:,}"
-    return size, file.get("architecture", "-"), kernels, file["file"], results or "-"
+    return size, file.get("kind", "-"), kernels, file["file"], results or "-"
 
 
 def _aligned(rows: Iterable[Sequence[str]]) -> list[str]:
