@@ -27,25 +27,25 @@ _EXTRA = re.compile(r"(?:^|_)(sm[1-9]\d+(?:_cu[1-9]\d*)?)$")
 def architecture(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     """Machine code, manifest, file name, entry point, label and variants.toml agree."""
     known = expected.architecture(wheel.name)
-    for library, described in pairs(wheel):
-        yield from _machine_code(library, described)
-        if known is not None and described.architecture != known:
-            yield _differs(wheel, f"code {known.code} as variants.toml says", described)
+    for library, manifest in pairs(wheel):
+        yield from _machine_code(library, manifest)
+        if known is not None and manifest.architecture != known:
+            yield _differs(wheel, f"code {known.code} as variants.toml says", manifest)
         yield from _entries(library)
         for source, extra in _names(wheel):
-            if extra != described.kind.extra.replace("-", "_"):
-                yield _differs(wheel, f"code for {extra} as {source} says", described)
+            if extra != manifest.kind.extra.replace("-", "_"):
+                yield _differs(wheel, f"code for {extra} as {source} says", manifest)
         for name, folder in wheel.entry_points.items():
-            if folder == library.folder and name != described.kind.name:
-                yield _differs(wheel, f"code for {name} as its entry point says", described)
-        real = f"{described.architecture.extra.removeprefix('sm')}_real"
+            if folder == library.folder and name != manifest.kind.name:
+                yield _differs(wheel, f"code for {name} as its entry point says", manifest)
+        real = f"{manifest.architecture.extra.removeprefix('sm')}_real"
         for label, values in _variants(wheel):
             if label != wheel.name.label or values != [real]:
-                yield _differs(wheel, f"{label}: sm_arch {values} as variant.json says", described)
+                yield _differs(wheel, f"{label}: sm_arch {values} as variant.json says", manifest)
 
 
-def _machine_code(library: Library, described: Manifest) -> Iterator[Finding]:
-    code = described.architecture.code
+def _machine_code(library: Library, manifest: Manifest) -> Iterator[Finding]:
+    code = manifest.architecture.code
     sass = [image for image in library.images if image.kind == fatbin.SASS]
     if not sass:
         yield Finding(
@@ -151,8 +151,8 @@ def _variants(wheel: Wheel) -> list[tuple[str, object]]:
         return [("variant.json", "unreadable")]
 
 
-def _differs(wheel: Wheel, wanted: str, described: Manifest) -> Finding:
-    found: Architecture = described.architecture
+def _differs(wheel: Wheel, wanted: str, manifest: Manifest) -> Finding:
+    found: Architecture = manifest.architecture
     return Finding(
         "architecture",
         wheel.path.name,
@@ -163,7 +163,7 @@ def _differs(wheel: Wheel, wanted: str, described: Manifest) -> Finding:
 def ptx(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     """No PTX in a release; elsewhere it is there if and only if the manifest says so."""
     del expected
-    for library, described in pairs(wheel):
+    for library, manifest in pairs(wheel):
         count = sum(image.kind == fatbin.PTX for image in library.images)
         is_release = "+" not in wheel.name.version
         for form in sorted({one.embedded for one in library.images if one.embedded is not None}):
@@ -174,7 +174,7 @@ def ptx(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
                     f"expected no {form.removeprefix('a ')} embedded in machine code, found some; "
                     "compile without -G and --source-in-ptx",
                 )
-        if count and (is_release or "ptx" not in described.code_kinds):
+        if count and (is_release or "ptx" not in manifest.code_kinds):
             wanted = "no PTX in a release" if is_release else "no PTX, as the manifest says"
             yield Finding(
                 "ptx",
@@ -183,12 +183,12 @@ def ptx(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
                 "use on other devices; build without ptx=1 and -virtual architectures",
             )
         if count and not is_release:
-            yield from _same_kernels(library, described)
-        if not count and "ptx" in described.code_kinds:
+            yield from _same_kernels(library, manifest)
+        if not count and "ptx" in manifest.code_kinds:
             yield Finding("ptx", library.path, "expected PTX, as the manifest says, found none")
 
 
-def _same_kernels(library: Library, described: Manifest) -> Iterator[Finding]:
+def _same_kernels(library: Library, manifest: Manifest) -> Iterator[Finding]:
     """PTX is there for each kernel in machine code, and of a version that its driver compiles."""
     texts = [image for image in library.images if image.kind == fatbin.PTX]
     compiled = [image for image in library.images if image.kind == fatbin.SASS]
@@ -205,7 +205,7 @@ def _same_kernels(library: Library, described: Manifest) -> Iterator[Finding]:
                 "expected PTX of each kernel in machine code, for the same largest block, found it "
                 f"to differ in {some(sorted(differing))}; build it again from an empty directory",
             )
-    toolkit = described.toolkit.version
+    toolkit = manifest.toolkit.version
     release = [int(part[:6]) for part in toolkit.split(".") if part.isdecimal()]
     newest = (release[0] - _VERSIONS_APART, release[1]) if len(release) > 1 else None
     for form in sorted({one.form for one in texts}):

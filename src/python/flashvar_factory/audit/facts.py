@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from flashvar.binaries import manifest
+from flashvar.binaries import manifest as manifests
 from flashvar.binaries.manifest import Launch
 from flashvar_factory.errors import BuildError, PackagingError
 from flashvar_factory.inspect import (
@@ -117,7 +117,7 @@ class Wheel:
     @property
     def manifests(self) -> dict[str, str]:
         """The text of every manifest in a folder of libraries, by that folder."""
-        suffix = f"/{manifest.FILE_NAME}"
+        suffix = f"/{manifests.FILE_NAME}"
         beside = {library.folder for library in self.libraries}
         declared = set(self.entry_points.values())
         return {
@@ -191,7 +191,7 @@ def gather(path: Path) -> Wheel:
 
 def _is_text(name: str) -> bool:
     folder, _, file = name.rpartition("/")
-    return file == manifest.FILE_NAME or (folder.endswith(".dist-info") and file in _METADATA)
+    return file == manifests.FILE_NAME or (folder.endswith(".dist-info") and file in _METADATA)
 
 
 def read_library(path: str, content: bytes, sha256: str) -> Library:

@@ -35,30 +35,30 @@ _NAME_BYTES = 31  # of a device function in the library's records, which cut lon
 
 def kernels(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     """The manifest's kernels are the library's: on the host's side, and on the device's."""
-    for library, described in pairs(wheel):
+    for library, manifest in pairs(wheel):
         faults = [
-            *_on_host(library, described),
-            *_on_device(library, described),
-            *_figures(library, described, expected),
-            *_names(described, expected),
-            *_launched(described),
+            *_on_host(library, manifest),
+            *_on_device(library, manifest),
+            *_figures(library, manifest, expected),
+            *_names(manifest, expected),
+            *_launched(manifest),
         ]
         for message in faults:
             yield Finding("kernels", library.path, message)
 
 
-def _on_host(library: Library, described: Manifest) -> Iterator[str]:
-    own = f".{described.project}.kernels"
+def _on_host(library: Library, manifest: Manifest) -> Iterator[str]:
+    own = f".{manifest.project}.kernels"
     records = [one.name for one in library.file.sections if one.name.endswith(".kernels")]
     if records not in ([], [own]):
         yield f"expected the records of kernels in {own} alone, found {some(records)}"
-    named, held = {row.name for row in described.kernels}, set(library.launches)
+    named, held = {row.name for row in manifest.kernels}, set(library.launches)
     if named - held:
         missing = some(sorted(named - held))
         yield f"expected {missing} in the library, as the manifest says, found no such kernels"
     if held - named:
         yield f"expected {some(sorted(held - named))} in the manifest, found no such kernels"
-    for row in described.kernels:
+    for row in manifest.kernels:
         launches = library.launches.get(row.name)
         if launches is None:
             continue
@@ -82,16 +82,16 @@ def _differences(name: str, origin: str, **pairs: tuple[object, object]) -> Iter
             yield f"expected {label} of {name} to be {wanted} {origin}, found {found}"
 
 
-def _on_device(library: Library, described: Manifest) -> Iterator[str]:
+def _on_device(library: Library, manifest: Manifest) -> Iterator[str]:
     held = Counter(function.name for image in library.images for function in image.functions or ())
-    claims = Counter(name for row in described.kernels for name in row.functions)
+    claims = Counter(name for row in manifest.kernels for name in row.functions)
     closed = sum(image.kind == SASS and image.functions is None for image in library.images)
     if closed:
         yield (
             "expected device code that is not compressed, or by zstd, found "
             f"{closed} images compressed otherwise; compile with --compress-mode=size"
         )
-    for row in described.kernels:
+    for row in manifest.kernels:
         missing = [name for name in row.functions if name not in held]
         if missing:
             yield f"expected the device functions of {row.name}, found no {some(missing)}"
@@ -109,7 +109,7 @@ def _on_device(library: Library, described: Manifest) -> Iterator[str]:
         yield f"expected device functions of the manifest's kernels alone, found {some(strange)}"
 
 
-def _figures(library: Library, described: Manifest, expected: Expectations) -> Iterator[str]:
+def _figures(library: Library, manifest: Manifest, expected: Expectations) -> Iterator[str]:
     """Registers, stack and threads, of the image that has exactly the functions of a kernel."""
     by_names = {
         frozenset(function.name for function in image.functions): image
@@ -117,11 +117,11 @@ def _figures(library: Library, described: Manifest, expected: Expectations) -> I
         if image.functions
     }
     target = (
-        expected.config.targets.get(described.kind.name) if expected.config is not None else None
+        expected.config.targets.get(manifest.kind.name) if expected.config is not None else None
     )
     ops = expected.config.ops if expected.config is not None else {}
     held = {name for names in by_names for name in names}
-    for row in described.kernels:
+    for row in manifest.kernels:
         image = by_names.get(frozenset(row.functions))
         if image is None and held.issuperset(row.functions):
             yield f"expected an image with the functions of {row.name} alone, found other images"
@@ -131,7 +131,7 @@ def _figures(library: Library, described: Manifest, expected: Expectations) -> I
         used = _shared_memory(row, () if image is None else image.functions or ())
         if limit is not None and used > limit:
             yield f"expected at most {limit} bytes of shared memory for {row.name}, found {used}"
-        released = "+" not in described.version and not expected.spills
+        released = "+" not in manifest.version and not expected.spills
         budget = ops[row.function].budget if row.function in ops else SpillBudget()
         kernel = Kernel(row.function, row.axes)
         if released and row.spill_bytes > budget.of(kernel):
@@ -196,9 +196,9 @@ def _mark(kernel: str) -> str:
     return name if len(name) >= _NAME_BYTES else f"{len(name)}{name}"
 
 
-def _launched(described: Manifest) -> Iterator[str]:
+def _launched(manifest: Manifest) -> Iterator[str]:
     """Functions are called as the launches say, and each of these has one."""
-    for row in described.kernels:
+    for row in manifest.kernels:
         marks = {_mark(one.kernel): one.kernel.partition(",")[0] for one in row.launches}
         used = [{mark for mark in marks if mark in function} for function in row.functions]
         strange = [name for name, found in zip(row.functions, used, strict=True) if not found]
@@ -211,13 +211,13 @@ def _launched(described: Manifest) -> Iterator[str]:
             yield f"expected a function {marks[mark]} of {row.name}, which it launches, found none"
 
 
-def _names(described: Manifest, expected: Expectations) -> Iterator[str]:
+def _names(manifest: Manifest, expected: Expectations) -> Iterator[str]:
     """The template arguments in the names of a kernel's functions are its axes."""
     config = expected.config
-    pairs_of = {(row.function, axis) for row in described.kernels for axis, _ in row.axes}
-    number = 10 * described.architecture.major + described.architecture.minor
-    target = config.targets.get(described.kind.name) if config else None
-    for row in described.kernels:
+    pairs_of = {(row.function, axis) for row in manifest.kernels for axis, _ in row.axes}
+    number = 10 * manifest.architecture.major + manifest.architecture.minor
+    target = config.targets.get(manifest.kind.name) if config else None
+    for row in manifest.kernels:
         axes = dict(row.axes)
         for axis in list(axes):
             twin = axis + SECOND

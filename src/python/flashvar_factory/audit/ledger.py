@@ -34,9 +34,9 @@ class Row:
 def ledger(wheel: Wheel) -> dict[Key, Row]:
     """The whole of the libraries: the stored bytes add up to their sizes."""
     rows: dict[Key, Row] = defaultdict(Row)
-    described = {library.path: manifest for library, manifest in pairs(wheel)}
+    by_path = {library.path: manifest for library, manifest in pairs(wheel)}
     for library in wheel.libraries:
-        manifest = described.get(library.path)
+        manifest = by_path.get(library.path)
         kernels = [(row, frozenset(row.functions)) for row in manifest.kernels] if manifest else []
         for image in library.images:
             for key, share in _shares(image, _owners(image, kernels)):

@@ -73,12 +73,12 @@ _OWNERS: Final = (
 
 def exports(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     """Exported is the ABI: what every loader asks for, and the functions of the ops."""
-    for library, described in pairs(wheel):
-        functions = expected.functions or {kernel.function for kernel in described.kernels}
-        wanted = {f"{described.project}_{name}" for name in (*_COMMON, *functions)}
+    for library, manifest in pairs(wheel):
+        functions = expected.functions or {kernel.function for kernel in manifest.kernels}
+        wanted = {f"{manifest.project}_{name}" for name in (*_COMMON, *functions)}
         optional = (_LAST_ERROR, *(f"{name}_{one}" for name in functions for one in _BESIDE))
         found = set(library.dynamic.exported)
-        for name in sorted(found - wanted - {f"{described.project}_{name}" for name in optional}):
+        for name in sorted(found - wanted - {f"{manifest.project}_{name}" for name in optional}):
             yield Finding(
                 "exports",
                 library.path,
@@ -95,7 +95,7 @@ def dependencies(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     A library that calls torch, as its manifest says, also needs torch's, and C functions of it.
     """
     del expected
-    coupled = {one.path for one, described in pairs(wheel) if described.torch is not None}
+    coupled = {one.path for one, manifest in pairs(wheel) if manifest.torch is not None}
     for library in wheel.libraries:
         calls_torch = library.path in coupled
         known = _SYSTEM | torch_coupling.LIBRARIES if calls_torch else _SYSTEM

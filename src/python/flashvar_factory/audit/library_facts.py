@@ -22,9 +22,9 @@ _BUILD_INFO: Final = re.compile(
 )
 
 
-def abi(library: Library, described: Manifest) -> int | None:
+def abi(library: Library, manifest: Manifest) -> int | None:
     """What `<project>_abi_version` returns; None where its code is not that of a constant."""
-    name = f"{described.project}_abi_version"
+    name = f"{manifest.project}_abi_version"
     symbol = next((one for one in library.dynamic.symbols if one.name == name), None)
     pattern = _RETURNS.get(library.dynamic.machine)
     if symbol is None or pattern is None or not 0 < symbol.size <= _LONGEST:

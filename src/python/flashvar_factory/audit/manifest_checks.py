@@ -39,16 +39,16 @@ def manifest(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
             yield Finding(
                 "manifest", f"{folder}/{FILE_NAME}", f"expected {name}'s manifest, found none"
             )
-    for folder, described in found.items():
+    for folder, manifest in found.items():
         where = f"{folder}/{FILE_NAME}"
-        if isinstance(described, ManifestError):
-            yield Finding("manifest", where, f"{described}; build it again")
+        if isinstance(manifest, ManifestError):
+            yield Finding("manifest", where, f"{manifest}; build it again")
             continue
         beside = [library for library in wheel.libraries if library.folder == folder]
-        for what, wanted, value in _rows(wheel, described, beside, expected):
+        for what, wanted, value in _rows(wheel, manifest, beside, expected):
             if wanted != value:
                 yield Finding("manifest", where, f"expected {what} {wanted}, found {value}")
-        if described.to_json() != wheel.manifests[folder]:
+        if manifest.to_json() != wheel.manifests[folder]:
             yield Finding(
                 "manifest",
                 where,
@@ -57,52 +57,52 @@ def manifest(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
 
 
 def _rows(
-    wheel: Wheel, described: Manifest, beside: list[Library], expected: Expectations
+    wheel: Wheel, manifest: Manifest, beside: list[Library], expected: Expectations
 ) -> Iterator[tuple[str, object, object]]:
     """What has to be equal: of the library (or its name), and of the manifest."""
-    library = described.library
+    library = manifest.library
     files = [one.path.rpartition("/")[2] for one in beside]
     yield "libraries beside it", [library.file], files
     for one in beside:
         yield f"bytes of {library.file}", one.size, library.bytes
         yield f"sha256 of {library.file}", one.sha256, library.sha256
-        yield "platform", f"linux_{one.dynamic.machine}", described.platform
+        yield "platform", f"linux_{one.dynamic.machine}", manifest.platform
         tag = wheels.tag(one.dynamic.machine).rpartition("-")[2]
         yield "tag", tag, tag if tag in wheel.platforms else ".".join(wheel.platforms)
     if expected.is_variant(wheel.name):  # it of the project has the project's version
-        yield "version", wheel.name.version, public(described.version)
+        yield "version", wheel.name.version, public(manifest.version)
     else:
-        yield "version", wheel.name.version, described.version
-        yield "distribution", wheel.name.distribution, described.distribution.replace("-", "_")
+        yield "version", wheel.name.version, manifest.version
+        yield "distribution", wheel.name.distribution, manifest.distribution.replace("-", "_")
 
 
 def derived(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     """What the library, the toolkit, variants.toml and the checkout know is what is stated."""
-    for library, described in pairs(wheel):
+    for library, manifest in pairs(wheel):
         where = f"{library.folder}/{FILE_NAME}"
-        for what, wanted, value in _derived(library, described, expected):
+        for what, wanted, value in _derived(library, manifest, expected):
             if wanted != value:
                 yield Finding("derived", where, f"expected {what} {wanted}, found {value}")
 
 
 def _derived(
-    library: Library, described: Manifest, expected: Expectations
+    library: Library, manifest: Manifest, expected: Expectations
 ) -> Iterator[tuple[str, object, object]]:
     """The name of a fact, the fact, and what the manifest states."""
-    yield "ABI, as the library returns it,", library_facts.abi(library, described), described.abi
-    stated = (described.architecture.name, described.version, described.source.hash)
+    yield "ABI, as the library returns it,", library_facts.abi(library, manifest), manifest.abi
+    stated = (manifest.architecture.name, manifest.version, manifest.source.hash)
     info = library_facts.build_info(library)
     yield "architecture, version and source hash, as the library states them,", info, stated
     toolkits = sorted({image.toolkit for image in library.images if image.toolkit is not None})
     if toolkits:
-        yield "toolkit, as the device code states it,", toolkits, [described.toolkit.machine_code]
+        yield "toolkit, as the device code states it,", toolkits, [manifest.toolkit.machine_code]
     versions = sorted({divmod(one.api, 10) for one in library.images if one.api is not None})
-    machine_code = described.toolkit.machine_code
+    machine_code = manifest.toolkit.machine_code
     if versions and _TOOLKIT.fullmatch(machine_code):
         wanted_version = [dotted(_release(machine_code))]
         yield "CUDA, as the device code states it,", [*map(dotted, versions)], wanted_version
-    yield "compiler", "nvcc", described.toolkit.compiler
-    toolkit, compiler = described.toolkit.machine_code, described.toolkit.version
+    yield "compiler", "nvcc", manifest.toolkit.compiler
+    toolkit, compiler = manifest.toolkit.machine_code, manifest.toolkit.version
     if _TOOLKIT.fullmatch(compiler) is None:
         yield "compiler's version", "three numbers", compiler
     elif _TOOLKIT.fullmatch(toolkit) and _release(compiler) < _release(toolkit):
@@ -115,22 +115,22 @@ def _derived(
             wanted = ["CUDA 12" if major < 13 else "CUDA 13"]
             yield "format of the device code to be that of", wanted, formats
         if (major, minor) >= min(BRANCHES):
-            oldest = driver.minimum((major, minor), described.code_kinds)
-            yield "minimum driver of that toolkit", oldest, described.minimum_driver
+            oldest = driver.minimum((major, minor), manifest.code_kinds)
+            yield "minimum driver of that toolkit", oldest, manifest.minimum_driver
         else:
             yield "toolkit", f"{dotted(min(BRANCHES))} or newer", toolkit
     else:
         yield "toolkit", "three numbers", toolkit
     for name in sorted({one.compression for one in library.images if one.compression is not None}):
         opened_by = driver.OPENS.get(name, (0, 0))
-        if described.minimum_driver.cuda < opened_by:
+        if manifest.minimum_driver.cuda < opened_by:
             wanted_cuda = f"{dotted(opened_by)} or newer, which decompresses {name}"
             yield (
                 "CUDA version of the minimum driver",
                 wanted_cuda,
-                dotted(described.minimum_driver.cuda),
+                dotted(manifest.minimum_driver.cuda),
             )
-    revision, dirty = described.source.revision, described.source.dirty
+    revision, dirty = manifest.source.revision, manifest.source.dirty
     if revision is not None and _REVISION.fullmatch(revision) is None:
         yield "revision to be", "the hash of a commit", revision
     if (revision is None) != (dirty is None):
@@ -138,7 +138,7 @@ def _derived(
     if expected.revision is not None:
         yield "revision and dirty", (expected.revision, False), (revision, dirty)
     if expected.config is not None:
-        yield from _configured(described, expected)
+        yield from _configured(manifest, expected)
 
 
 def _release(toolkit: str) -> tuple[int, int]:
@@ -147,30 +147,28 @@ def _release(toolkit: str) -> tuple[int, int]:
     return major, minor
 
 
-def _configured(
-    described: Manifest, expected: Expectations
-) -> Iterator[tuple[str, object, object]]:
+def _configured(manifest: Manifest, expected: Expectations) -> Iterator[tuple[str, object, object]]:
     config = expected.config
     assert config is not None
-    yield "project", config.project.name, described.project
-    yield "ABI of variants.toml", config.project.abi, described.abi
-    target = config.targets.get(described.kind.name)
+    yield "project", config.project.name, manifest.project
+    yield "ABI of variants.toml", config.project.abi, manifest.abi
+    target = config.targets.get(manifest.kind.name)
     if target is None:
         return
     made_by = None if target.toolkit is None else target.toolkit.version
-    yield "ptxas of variants.toml", made_by, described.toolkit.ptxas
-    yield "ran (where its kernels have run, by variants.toml)", target.ran, described.ran
-    yield "torch of variants.toml", config.project.torch, described.torch
-    yield "distribution", target.distribution, described.distribution
+    yield "ptxas of variants.toml", made_by, manifest.toolkit.ptxas
+    yield "ran (where its kernels have run, by variants.toml)", target.ran, manifest.ran
+    yield "torch of variants.toml", config.project.torch, manifest.torch
+    yield "distribution", target.distribution, manifest.distribution
     build = Build(
-        described.architecture,
-        described.architecture.code,
+        manifest.architecture,
+        manifest.architecture.code,
         target.family,
         target.shared_memory,
         target.distribution,
-        described.code_kinds,
-        tuple(library_facts.kernel(row) for row in described.kernels),
-        described.platform.removeprefix("linux_"),
+        manifest.code_kinds,
+        tuple(library_facts.kernel(row) for row in manifest.kernels),
+        manifest.platform.removeprefix("linux_"),
         target.toolkit,
         target.ran,
         config.project.torch,
@@ -181,28 +179,28 @@ def _configured(
             f"one of variants.toml's ({', '.join(target.platforms)})",
             build.platform,
         )
-    yield "family", [target.family], sorted({row.family for row in described.kernels})
-    release = public(described.version)
+    yield "family", [target.family], sorted({row.family for row in manifest.kernels})
+    release = public(manifest.version)
     if expected.root is not None:
         release = version.read(config, expected.root)
     try:
         labelled = version.of_build(release, build, config)
     except FlashvarError as error:
         labelled = str(error)
-    yield "version with the label of its kernels", labelled, described.version
+    yield "version with the label of its kernels", labelled, manifest.version
     if expected.root is not None:
-        yield from _sources(described, build, expected)
+        yield from _sources(manifest, build, expected)
 
 
 def _sources(
-    described: Manifest, build: Build, expected: Expectations
+    manifest: Manifest, build: Build, expected: Expectations
 ) -> Iterator[tuple[str, object, object]]:
     """The hash of the sources, where the checkout is at the wheel's commit, unchanged."""
     assert expected.root is not None
     revision, dirty = source.stated(expected.root)
-    made_of = (described.source.revision, described.source.dirty)
+    made_of = (manifest.source.revision, manifest.source.dirty)
     if revision is None or dirty or made_of != (revision, False):
         return
-    identity = source.identity(build, described.version, described.toolkit, lineinfo=False)
+    identity = source.identity(build, manifest.version, manifest.toolkit, lineinfo=False)
     found = source.digest(expected.root, identity)
-    yield "source hash of that commit", found, described.source.hash
+    yield "source hash of that commit", found, manifest.source.hash

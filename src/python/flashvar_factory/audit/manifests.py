@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-from flashvar.binaries import manifest
-from flashvar.binaries.manifest import Manifest
+from flashvar.binaries.manifest import FILE_NAME, Manifest, parse
 from flashvar.errors import ManifestError
 from flashvar_factory.audit.facts import Library, Wheel
 from flashvar_factory.errors import PackagingError
@@ -21,19 +20,19 @@ def manifests(wheel: Wheel) -> dict[str, Manifest | ManifestError]:
 @lru_cache(maxsize=8)  # every check asks; a wheel of the factory has one
 def _parsed(text: str) -> Manifest | ManifestError:
     try:
-        described = manifest.parse(text)
-        json_text.parse(text.encode(), manifest.FILE_NAME)  # no NaN, no infinities
+        manifest = parse(text)
+        json_text.parse(text.encode(), FILE_NAME)  # no NaN, no infinities
     except ManifestError as error:
         return error
     except PackagingError as error:
         return ManifestError(str(error))
-    return described
+    return manifest
 
 
 def pairs(wheel: Wheel) -> Iterator[tuple[Library, Manifest]]:
     """Every library that has a manifest beside it which can be read, with it."""
     found = manifests(wheel)
     for library in wheel.libraries:
-        described = found.get(library.folder)
-        if isinstance(described, Manifest):
-            yield library, described
+        manifest = found.get(library.folder)
+        if isinstance(manifest, Manifest):
+            yield library, manifest

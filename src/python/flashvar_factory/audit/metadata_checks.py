@@ -55,9 +55,9 @@ def metadata(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
         rows += _of_a_binary(text)
         version = binary_project.METADATA_VERSION
         rows.append(("version of the format", version, stated.get("metadata_version")))
-        for _, described in pairs(wheel):
-            rows += _said(described, read)
-        torch = next((described.torch for _, described in pairs(wheel)), None)
+        for _, manifest in pairs(wheel):
+            rows += _said(manifest, read)
+        torch = next((manifest.torch for _, manifest in pairs(wheel)), None)
         required = sorted(map(str, read.requires_dist or []))
         rows.append(("requirements", binary_project.requirements_of(torch), required))
         rows.append(("Python", binary_project.REQUIRES_PYTHON, stated.get("requires_python")))
@@ -77,15 +77,15 @@ def _of_a_binary(text: str) -> Iterator[tuple[str, object, object]]:
     yield "repeated or unknown fields", [], sorted({*many, *strange})
 
 
-def _said(described: Manifest, read: Metadata) -> Iterator[tuple[str, object, object]]:
+def _said(manifest: Manifest, read: Metadata) -> Iterator[tuple[str, object, object]]:
     """Summary and description, which an index shows; a description may be absent."""
-    project, architecture = described.project, described.architecture
-    yield "name, as its manifest writes it,", described.distribution, read.name
+    project, architecture = manifest.project, manifest.architecture
+    yield "name, as its manifest writes it,", manifest.distribution, read.name
     yield "summary", binary_project.summary_of(project, architecture), read.summary
     found = (read.description or "").strip("\n")
     if not found and read.description_content_type is None:
         return
-    readme = binary_project.readme_of(project, described.distribution, architecture)
+    readme = binary_project.readme_of(project, manifest.distribution, architecture)
     yield "description", readme.strip("\n"), found
     kind = read.description_content_type
     yield "content type of the description", binary_project.README_TYPE, kind
@@ -140,11 +140,11 @@ def entries(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     where = f"{wheel.info}/entry_points.txt"
     text = wheel.metadata("entry_points.txt") or ""
     groups = entry_points.parse(text)
-    for _, described in pairs(wheel):
-        wanted = {f"{described.project}.binaries": [(described.kind.name, wheel.name.distribution)]}
+    for _, manifest in pairs(wheel):
+        wanted = {f"{manifest.project}.binaries": [(manifest.kind.name, wheel.name.distribution)]}
         if groups != wanted or text.count("[") > 1:
             yield Finding(
                 "entries",
                 where,
-                f"expected {wanted}, by which {described.project} finds it, found {groups}",
+                f"expected {wanted}, by which {manifest.project} finds it, found {groups}",
             )

@@ -40,7 +40,7 @@ def platform(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
             "link against the stubs of glibc 2.28 (cmake/manylinux.cmake)",
         )
         return
-    calls_torch = any(described.torch is not None for _, described in pairs(wheel))
+    calls_torch = any(manifest.torch is not None for _, manifest in pairs(wheel))
     brought = torch_coupling.LIBRARIES if calls_torch else frozenset[str]()
     yield from _judge(wheel, min(floors), platform_tag.ask(wheel.path, wheel.name, brought))
 

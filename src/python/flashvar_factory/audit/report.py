@@ -39,7 +39,7 @@ class Report:
     @property
     def spilling(self) -> tuple[KernelRow, ...]:
         """The kernels whose threads keep registers in memory, by their manifests."""
-        rows = (row for _, described in pairs(self.wheel) for row in described.kernels)
+        rows = (row for _, manifest in pairs(self.wheel) for row in manifest.kernels)
         return tuple(row for row in rows if row.spill_bytes or row.stack_bytes)
 
     def to_json(self) -> str:

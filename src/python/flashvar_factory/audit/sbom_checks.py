@@ -39,8 +39,8 @@ _OF_LIBSTDCXX = b"N10__cxxabiv119__foreign_exceptionE\0"
 
 def sbom(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     """The SBOM is there, and its component is this wheel with this library, made of known parts."""
-    for library, described in pairs(wheel):
-        where = f"{wheel.info}/sboms/{documents.file_name(described.distribution)}"
+    for library, manifest in pairs(wheel):
+        where = f"{wheel.info}/sboms/{documents.file_name(manifest.distribution)}"
         content = wheel.files.get(where)
         if content is None:
             yield Finding("sbom", where, "expected an SBOM, found none; build the wheel again")
@@ -55,7 +55,7 @@ def sbom(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
                 raise PackagingError(
                     "expected the text that the factory writes, found other spaces or characters"
                 )
-            rows = list(_rows(document, library, described, expected))
+            rows = list(_rows(document, library, manifest, expected))
         except PackagingError as error:
             yield Finding("sbom", where, str(error).removeprefix(f"{where}: "))
             continue
@@ -70,7 +70,7 @@ def sbom(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
 
 
 def _rows(
-    document: Mapping[str, Any], library: Library, described: Manifest, expected: Expectations
+    document: Mapping[str, Any], library: Library, manifest: Manifest, expected: Expectations
 ) -> Iterator[tuple[str, object, object]]:
     """What has to be equal: of the wheel, and of the document."""
     yield "format", ("CycloneDX", "1.6"), (document["bomFormat"], document["specVersion"])
@@ -84,28 +84,28 @@ def _rows(
             yield field, words, place[field]
     yield "unknown fields", [], sorted(sbom_fields.strange(document))
     root = document["metadata"]["component"]
-    name, version = described.distribution, described.version
+    name, version = manifest.distribution, manifest.version
     yield "component", (name, version), (root["name"], root["version"])
     yield "purl", f"pkg:pypi/{name}@{quote(version, safe='')}", root["purl"]
     kinds = root["type"], [one["type"] for one in root["components"]]
     yield "kinds", ("library", ["file"]), kinds
     yield (
         "description",
-        f"Machine code for {described.architecture.code}, {described.platform}",
+        f"Machine code for {manifest.architecture.code}, {manifest.platform}",
         root["description"],
     )
     if expected.config is not None:
         license = [{"expression": expected.config.project.license}]
         yield "licence", license, root["licenses"]
-    commits = [{"uid": described.source.revision}] if described.source.revision else None
+    commits = [{"uid": manifest.source.revision}] if manifest.source.revision else None
     yield "commits", commits, root.get("pedigree", {}).get("commits")
     yield "number of properties", 2, len(root["properties"])
     properties = {row["name"]: row["value"] for row in root["properties"]}
-    wanted = {"source:dirty": _DIRTY[described.source.dirty], "source:hash": described.source.hash}
+    wanted = {"source:dirty": _DIRTY[manifest.source.dirty], "source:hash": manifest.source.hash}
     yield "source", wanted, properties
     files = [(one["name"], one["version"], _hashes(one)) for one in root["components"]]
-    yield "library", [(described.library.file, version, [library.sha256])], files
-    yield from _parts({one["name"]: one for one in document["components"]}, library, described)
+    yield "library", [(manifest.library.file, version, [library.sha256])], files
+    yield from _parts({one["name"]: one for one in document["components"]}, library, manifest)
     for one in (root, *root["components"], *document["components"]):
         yield f"bom-ref of {one['name']}", one["name"], one.get("bom-ref")
     names = [one["name"] for one in document["components"]]
@@ -117,17 +117,17 @@ def _rows(
 
 
 def _parts(
-    found: Mapping[str, Mapping[str, Any]], library: Library, described: Manifest
+    found: Mapping[str, Mapping[str, Any]], library: Library, manifest: Manifest
 ) -> Iterator[tuple[str, object, object]]:
     """The components: what is linked in, and what compiled and linked it."""
-    toolkit = described.toolkit
+    toolkit = manifest.toolkit
     compilers = sorted(name for name in found if name.endswith("-c++"))
     ptxas = {} if toolkit.ptxas is None else {"ptxas": toolkit.ptxas}
     wanted = {toolkit.compiler, "cudart-static", *compilers[:1], *ptxas}
     optional = {"libstdc++", "glibc-stubs"} & found.keys()
     yield "components", sorted(wanted | optional), sorted(found)
     yield "number of C++ compilers", 1, len(compilers)
-    symbols = glibc_symbols.file_name(described.platform.removeprefix("linux_"))
+    symbols = glibc_symbols.file_name(manifest.platform.removeprefix("linux_"))
     for name, one in found.items():
         yield f"kind, licence and purl of {name}", _fixed(one), _stated(one)
         words = one.get("description"), one.get("scope")

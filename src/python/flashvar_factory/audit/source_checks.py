@@ -60,10 +60,10 @@ def sources(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
 
 def _embedded(wheel: Wheel) -> Iterator[str]:
     """The files of the binary in a variant of the project's wheel."""
-    for _, described in pairs(wheel):
-        folder = f"{wheel.name.distribution}/_binaries/{described.kind.name}"
-        yield from (f"{folder}/{file}" for file in (described.library.file, FILE_NAME))
-        yield f"{wheel.info}/sboms/{sbom.file_name(described.distribution)}"
+    for _, manifest in pairs(wheel):
+        folder = f"{wheel.name.distribution}/_binaries/{manifest.kind.name}"
+        yield from (f"{folder}/{file}" for file in (manifest.library.file, FILE_NAME))
+        yield f"{wheel.info}/sboms/{sbom.file_name(manifest.distribution)}"
 
 
 def _compared(

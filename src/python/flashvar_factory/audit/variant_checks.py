@@ -28,7 +28,7 @@ def variant(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     except PackagingError as error:
         yield Finding("variant", where, str(error).removeprefix(f"{where}: "))
         return
-    held = [described for _, described in pairs(wheel)]
+    held = [manifest for _, manifest in pairs(wheel)]
     right = held[0].kind.extra.replace("-", "_") if held else variant_metadata.NULL
     if label != right:
         message = f"expected the label {right} of what is in it, found {label}; rename the file"

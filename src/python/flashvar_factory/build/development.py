@@ -14,7 +14,8 @@ import sysconfig
 from pathlib import Path
 from typing import Final
 
-from flashvar.binaries import manifest, registry
+from flashvar.binaries import manifest as manifests
+from flashvar.binaries import registry
 from flashvar.errors import BinaryError
 from flashvar_factory.build import cmake, process
 from flashvar_factory.build.configure import BuildPlan, configure, write_if_changed
@@ -44,7 +45,7 @@ def build(
     with process.locked(directory):
         plan = configure(config, build, toolchain, root=root, directory=directory, lineinfo=True)
         package = site(root) / build.stem
-        (package / manifest.FILE_NAME).unlink(missing_ok=True)
+        (package / manifests.FILE_NAME).unlink(missing_ok=True)
         built = cmake.build(plan, toolchain, root=root, jobs=jobs)
         cmake.install(built, site(root))
         _write_dist_info(plan, config, site(root))
@@ -61,26 +62,26 @@ def link_into_environment(site: Path, project: str) -> Path:
 
 def verify(package: Path) -> str:
     """Open the library of a built binary, as its manifest describes it; one line about it."""
-    described = manifest.read(package / manifest.FILE_NAME)
-    path = package / described.library.file
+    manifest = manifests.read(package / manifests.FILE_NAME)
+    path = package / manifest.library.file
     try:
-        if described.torch is not None:
+        if manifest.torch is not None:
             importlib.import_module("torch")  # brings the library that this one is linked with
         library = ctypes.CDLL(str(path))
-        abi = getattr(library, f"{described.project}_abi_version")
-        info = getattr(library, f"{described.project}_build_info")
+        abi = getattr(library, f"{manifest.project}_abi_version")
+        info = getattr(library, f"{manifest.project}_build_info")
     except (OSError, AttributeError, ImportError) as error:
         raise BinaryError(f"{path}: expected a library that loads, found: {error}") from error
     info.restype = ctypes.c_char_p
     stamp = json.loads(info().decode())
-    if (abi(), stamp["architecture"]) != (described.abi, described.architecture.name):
+    if (abi(), stamp["architecture"]) != (manifest.abi, manifest.architecture.name):
         raise BinaryError(
-            f"{path}: expected ABI {described.abi} for {described.architecture.name}, found ABI "
+            f"{path}: expected ABI {manifest.abi} for {manifest.architecture.name}, found ABI "
             f"{abi()} for {stamp['architecture']}; delete the build directory"
         )
     return (
         f"{path.name} loads: ABI {abi()}, {stamp['architecture']}, {stamp['version']}, "
-        f"{len(described.kernels)} kernels, {described.library.bytes:,} bytes"
+        f"{len(manifest.kernels)} kernels, {manifest.library.bytes:,} bytes"
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flashvar.binaries import manifest
+from flashvar.binaries import manifest as manifests
 from flashvar.binaries.variant import Architecture, Kernel
 from flashvar_factory.build import ptxas_report
 from flashvar_factory.errors import BuildError
@@ -31,20 +31,20 @@ def write(*, plan_json: Path, library: Path, objects_dir: Path, output: Path) ->
             f"beside them and {sorted(expected - set(facts))} missing; delete the build directory"
         )
     content = library.read_bytes()
-    document = manifest.Manifest(
+    document = manifests.Manifest(
         abi=plan["abi"],
         project=plan["project"],
         version=plan["version"],
         distribution=plan["distribution"],
-        source=manifest.SourceRevision(**plan["source"]),
+        source=manifests.SourceRevision(**plan["source"]),
         architecture=Architecture.parse(plan["code"]),
         code_kinds=tuple(plan["code_kinds"]),
-        toolkit=manifest.Toolkit(**plan["toolkit"]),
+        toolkit=manifests.Toolkit(**plan["toolkit"]),
         minimum_driver=_minimum_driver(plan["minimum_driver"]),
         platform=plan["platform"],
         ran=plan["ran"],
         torch=plan["torch"],
-        library=manifest.LibraryFile(
+        library=manifests.LibraryFile(
             library.name, len(content), hashlib.sha256(content).hexdigest()
         ),
         kernels=tuple(
@@ -53,7 +53,7 @@ def write(*, plan_json: Path, library: Path, objects_dir: Path, output: Path) ->
         ),
     )
     text = document.to_json()
-    manifest.parse(text)  # the reader's own rules, before anyone trusts the file
+    manifests.parse(text)  # the reader's own rules, before anyone trusts the file
     partial = output.with_suffix(".partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(output)
@@ -73,19 +73,19 @@ def _usage(objects_dir: Path, kernel: Kernel) -> ptxas_report.Usage:
     return usages[0]
 
 
-def _minimum_driver(row: Mapping[str, Any]) -> manifest.MinimumDriver:
+def _minimum_driver(row: Mapping[str, Any]) -> manifests.MinimumDriver:
     major, minor = row["cuda"]
-    return manifest.MinimumDriver((major, minor), row["display"])
+    return manifests.MinimumDriver((major, minor), row["display"])
 
 
 def _row(
     kernel: Kernel,
     family: str,
-    launches: tuple[manifest.Launch, ...],
+    launches: tuple[manifests.Launch, ...],
     usage: ptxas_report.Usage,
-) -> manifest.KernelRow:
+) -> manifests.KernelRow:
     main = launches[0]
-    return manifest.KernelRow(
+    return manifests.KernelRow(
         function=kernel.function,
         axes=kernel.axes,
         name=kernel.name,

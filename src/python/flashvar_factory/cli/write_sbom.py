@@ -6,7 +6,7 @@ import argparse
 import hashlib
 from pathlib import Path
 
-from flashvar.binaries import manifest
+from flashvar.binaries import manifest as manifests
 from flashvar_factory.build import sbom
 from flashvar_factory.inspect import archive
 
@@ -25,9 +25,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Write the document."""
-    described = manifest.read(arguments.manifest)
+    manifest = manifests.read(arguments.manifest)
     compiler, compiler_version = arguments.compiler
-    release = ".".join(described.toolkit.machine_code.split(".")[:2])
+    release = ".".join(manifest.toolkit.machine_code.split(".")[:2])
     link = sbom.Link(
         compiler,
         compiler_version,
@@ -35,9 +35,9 @@ def run(arguments: argparse.Namespace) -> None:
         libstdcxx=_part(arguments.libstdcxx, compiler_version) if arguments.libstdcxx else None,
         glibc=_part(arguments.glibc_symbols, arguments.glibc) if arguments.glibc_symbols else None,
     )
-    text = sbom.document(described, link, arguments.license, archive.epoch())
+    text = sbom.document(manifest, link, arguments.license, archive.epoch())
     arguments.output.mkdir(parents=True, exist_ok=True)
-    (arguments.output / sbom.file_name(described.distribution)).write_text(text, encoding="utf-8")
+    (arguments.output / sbom.file_name(manifest.distribution)).write_text(text, encoding="utf-8")
 
 
 def _part(path: Path, version: str) -> sbom.Part:

@@ -26,11 +26,11 @@ SCHEMA_URL: Final = "https://variants-schema.wheelnext.dev/peps/850/v0.2.0.json"
 Properties = Mapping[str, Sequence[str]]  # feature -> values
 
 
-def properties_of(described: Manifest) -> Properties:
+def properties_of(manifest: Manifest) -> Properties:
     """The properties of the variant that holds this binary."""
-    architecture = described.architecture
+    architecture = manifest.architecture
     return {
-        "cuda_version_lower_bound": [".".join(map(str, described.minimum_driver.cuda))],
+        "cuda_version_lower_bound": [".".join(map(str, manifest.minimum_driver.cuda))],
         "sm_arch": [f"{architecture.major}{architecture.minor}_real"],
     }
 

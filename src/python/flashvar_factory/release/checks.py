@@ -107,7 +107,7 @@ class ReleaseFiles:
     @cached_property
     def manifests(self) -> dict[Path, Manifest]:
         """Those of the binary wheels."""
-        found = {file: members.described(file) for file in self.wheels}
+        found = {file: members.manifest_of(file) for file in self.wheels}
         return {file: one for file, one in found.items() if one is not None}
 
     @cached_property
@@ -183,8 +183,8 @@ def audited(release: ReleaseFiles) -> str:
 def sboms(release: ReleaseFiles) -> str:
     """Each binary wheel has an SBOM, and it is valid; those of a platform agree on their parts."""
     require_same_parts(
-        (file, described.platform, text)
-        for file, described in release.manifests.items()
+        (file, manifest.platform, text)
+        for file, manifest in release.manifests.items()
         for text in sbom.read(file).values()
     )
     return f"one in each of {len(release.manifests)} binary wheels"
@@ -319,10 +319,10 @@ def write(release: ReleaseFiles, document: Mapping[str, Any], output: Path) -> l
         document["files"],
     )
     made[1].write_text(text, encoding="utf-8")
-    for file, described in release.manifests.items():
+    for file, manifest in release.manifests.items():
         (content,) = sbom.read(file).values()
-        platform = described.platform.removeprefix("linux_")
-        made.append(output / SBOMS / f"{described.distribution}-{platform}.cdx.json")
+        platform = manifest.platform.removeprefix("linux_")
+        made.append(output / SBOMS / f"{manifest.distribution}-{platform}.cdx.json")
         made[-1].write_text(content, encoding="utf-8")
     return made
 

@@ -66,9 +66,9 @@ class Need:
 def needs(root: Path, project: str, released: Iterable[Manifest]) -> list[Need]:
     """One for each released binary that `ran` in its manifest; one for Triton's kernels."""
     by_name: dict[str, list[Manifest]] = {}
-    for described in released:
-        if described.ran != _NEVER:
-            by_name.setdefault(described.kind.name, []).append(described)
+    for manifest in released:
+        if manifest.ran != _NEVER:
+            by_name.setdefault(manifest.kind.name, []).append(manifest)
     built_of = (*source.PARTS, schema.FILE_NAME)
     found = [Need(name, built_of, tuple(every)) for name, every in sorted(by_name.items())]
     triton = _TRITON_SOURCES.format(project=project)
@@ -245,8 +245,8 @@ def _reasons_of_run(
         elif files := [*found.common, *itertools.chain(*(found.by_op.get(op, ()) for op in ops))]:
             yield f"{_shown(files)} changed after its commit {one.revision[:12]}"
         other_comments = found is not None and found.touched
-        for described in need.released:
-            yield from _differences(one, described, record.platform, other_comments=other_comments)
+        for manifest in need.released:
+            yield from _differences(one, manifest, record.platform, other_comments=other_comments)
 
 
 def _shown(files: Sequence[str]) -> str:
@@ -260,19 +260,19 @@ def _tests_of(name: str) -> re.Pattern[str]:
 
 
 def _differences(
-    one: Binary, described: Manifest, platform: str, *, other_comments: bool
+    one: Binary, manifest: Manifest, platform: str, *, other_comments: bool
 ) -> Iterator[str]:
     """What the binary that ran and the one that is released do not share."""
-    if one.toolkit != described.toolkit.machine_code:
-        made = described.toolkit.machine_code
+    if one.toolkit != manifest.toolkit.machine_code:
+        made = manifest.toolkit.machine_code
         yield f"its binary was made by nvcc {one.toolkit}, the release's by {made}"
     built = (one.version, one.code_kinds, platform)
-    if built != (described.version, described.code_kinds, described.platform):
+    if built != (manifest.version, manifest.code_kinds, manifest.platform):
         return  # a build of other parts, e.g. with PTX: its hash covers these
-    if not other_comments and one.sources != described.source.hash:
+    if not other_comments and one.sources != manifest.source.hash:
         yield (
             f"its binary was made from sources {one.sources[:12]}, the release's from "
-            f"{described.source.hash[:12]}"
+            f"{manifest.source.hash[:12]}"
         )
 
 

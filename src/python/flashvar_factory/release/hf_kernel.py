@@ -69,8 +69,8 @@ def write(
         if folder.exists():  # an earlier one of ours, and nothing beside it
             shutil.rmtree(folder)
         contents = {_INIT: init, **contents}
-        described = _described(project, license_name, version, backend, contents)
-        text = json.dumps(described, indent=2) + "\n"
+        metadata = _metadata_of(project, license_name, version, backend, contents)
+        text = json.dumps(metadata, indent=2) + "\n"
         for name, data in {**contents, _METADATA: text.encode()}.items():
             file = folder / PurePosixPath(name)
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def write(
     return made
 
 
-def _described(
+def _metadata_of(
     project: str, license_name: str, version: int, backend: str, files: Mapping[str, bytes]
 ) -> dict[str, Any]:
     """`metadata.json`: no architectures, for Triton runs on those that no binary is made for."""

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist_filename
 from packaging.version import InvalidVersion
 
-from flashvar.binaries import manifest
+from flashvar.binaries import manifest as manifests
 from flashvar.binaries.advice import public
 from flashvar.binaries.manifest import Manifest
 from flashvar_factory.build import wheel
@@ -77,17 +77,17 @@ def read(file: Path) -> Member | None:
     return Member(distribution, kind, str(release))
 
 
-def described(file: Path) -> Manifest | None:
+def manifest_of(file: Path) -> Manifest | None:
     """The manifest of a binary wheel; None of any other file."""
     if file.suffix != ".whl":
         return None
     texts = (
         content
         for name, content in archive.read(file).items()
-        if name.endswith(f"/{manifest.FILE_NAME}")
+        if name.endswith(f"/{manifests.FILE_NAME}")
     )
     content = next(texts, None)
-    return None if content is None else manifest.parse(archive.text(content, str(file)))
+    return None if content is None else manifests.parse(archive.text(content, str(file)))
 
 
 def is_plain(file: Path) -> bool:

@@ -53,16 +53,16 @@ def _file(file: Path, done: Mapping[str, Outcome]) -> dict[str, Any]:
             if one.facts.get("file") == file.name
         },
     }
-    described = members.described(file)
-    if described is not None:
+    manifest = members.manifest_of(file)
+    if manifest is not None:
         row |= {
-            "kind": described.kind.name,
-            "code": described.architecture.code,
-            "code_kinds": list(described.code_kinds),
-            "toolkit": f"{described.toolkit.compiler} {described.toolkit.machine_code}",
-            "driver": described.minimum_driver.display,
-            "library_bytes": described.library.bytes,
-            "kernels": [kernel.name for kernel in described.kernels],
+            "kind": manifest.kind.name,
+            "code": manifest.architecture.code,
+            "code_kinds": list(manifest.code_kinds),
+            "toolkit": f"{manifest.toolkit.compiler} {manifest.toolkit.machine_code}",
+            "driver": manifest.minimum_driver.display,
+            "library_bytes": manifest.library.bytes,
+            "kernels": [kernel.name for kernel in manifest.kernels],
         }
     return row
 

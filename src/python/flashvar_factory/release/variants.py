@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flashvar.binaries import manifest
+from flashvar.binaries import manifest as manifests
 from flashvar.binaries.advice import public
 from flashvar.binaries.manifest import Manifest
 from flashvar_factory.errors import PackagingError
@@ -104,10 +104,10 @@ def _plain(wheels: Path, project: str) -> Path:
 
 def _binary(wheel: Path) -> Binary:
     files = archive.read(wheel)
-    found = [name for name in files if re.fullmatch(rf"[^/]+/{manifest.FILE_NAME}", name)]
+    found = [name for name in files if re.fullmatch(rf"[^/]+/{manifests.FILE_NAME}", name)]
     if len(found) != 1:
         raise PackagingError(
-            f"{wheel}: expected one <package>/{manifest.FILE_NAME}, found {len(found)}"
+            f"{wheel}: expected one <package>/{manifests.FILE_NAME}, found {len(found)}"
         )
     package = found[0].partition("/")[0]
     return Binary(
@@ -115,7 +115,7 @@ def _binary(wheel: Path) -> Binary:
         archive.parse_name(wheel.name).tag,
         _below(files, rf"{re.escape(package)}/"),
         _below(files, r"[^/]+\.dist-info/sboms/"),
-        manifest.parse(archive.text(files[found[0]], f"{wheel}: {found[0]}")),
+        manifests.parse(archive.text(files[found[0]], f"{wheel}: {found[0]}")),
     )
 
 

@@ -40,8 +40,8 @@ def folder(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture
 def library(folder: Path) -> ctypes.CDLL:
-    described = json.loads((folder / "manifest.json").read_text())
-    found = ctypes.CDLL(str(folder / described["library"]["file"]))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    found = ctypes.CDLL(str(folder / manifest["library"]["file"]))
     found.vecadd_build_info.restype = ctypes.c_char_p
     found.vecadd_last_error.restype = ctypes.c_char_p
     return found
@@ -52,10 +52,10 @@ def test_something_is_installed() -> None:
 
 
 def test_library_is_what_its_manifest_describes(folder: Path, library: ctypes.CDLL) -> None:
-    described = json.loads((folder / "manifest.json").read_text())
+    manifest = json.loads((folder / "manifest.json").read_text())
     built = json.loads(library.vecadd_build_info())
-    assert library.vecadd_abi_version() == described["abi"]
-    assert built["version"] == described["version"] == metadata.version(described["distribution"])
+    assert library.vecadd_abi_version() == manifest["abi"]
+    assert built["version"] == manifest["version"] == metadata.version(manifest["distribution"])
 
 
 def test_unknown_dtype_is_refused(library: ctypes.CDLL) -> None:
