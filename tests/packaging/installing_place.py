@@ -16,7 +16,7 @@ import fake_driver
 import fake_wheels
 
 from flashvar._version import __version__
-from flashvar.binaries.advice import public
+from flashvar.binaries.install_commands import public
 from flashvar.binaries.manifest import LibraryFile, MinimumDriver
 from flashvar.binaries.variant import Architecture
 from flashvar_factory.inspect import archive

@@ -114,7 +114,7 @@ def test_the_world_is_as_bad_as_it_can_be(world: World, environment: Path) -> No
 
 @pytest.mark.parametrize("way", ["folder", "index", "file"])
 def test_pip_installs_ours(way: str, world: World, environment: Path) -> None:
-    """The options of `advice.install`, of the pages, and of what `index` prints."""
+    """The options of `install_commands.install`, of the pages, and of what `index` prints."""
     options = {
         "folder": ("--no-index", "--find-links", str(world.dist)),
         "index": ("--index-url", world.own),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import fakes
 
-from flashvar.binaries import advice
+from flashvar.binaries import install_commands
 from flashvar.binaries.registry import BinaryFolder, Inventory, RejectedFolder
 from flashvar.cli.diagnosis import Report, examine
 from flashvar.machine.system import System
@@ -109,7 +109,7 @@ def examined(name: str) -> Report:
 
 
 def pip(extra: str) -> str:
-    return advice.install(extra)
+    return install_commands.install(extra)
 
 
 CUDA_80, CUDA_86, CUDA_89, CUDA_90 = "cuda sm_80", "cuda sm_86", "cuda sm_89", "cuda sm_90"

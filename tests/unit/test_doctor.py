@@ -12,7 +12,7 @@ import pytest
 from installed import put_binary
 
 from flashvar._version import __version__
-from flashvar.binaries import advice, registry
+from flashvar.binaries import install_commands, registry
 from flashvar.binaries.registry import BinaryFolder, Inventory, RejectedFolder
 from flashvar.cli import diagnosis, doctor_page, main, page_text
 from flashvar.cli.diagnosis import Report, examine
@@ -100,7 +100,10 @@ def test_asks_about_everything_installed_and_the_usual() -> None:
     ("system", "inventory", "fixes"),
     [
         pytest.param(
-            fakes.system(fakes.L40S), NOTHING, (advice.install("sm89"),), id="missing wheel"
+            fakes.system(fakes.L40S),
+            NOTHING,
+            (install_commands.install("sm89"),),
+            id="missing wheel",
         ),
         pytest.param(
             fakes.system(fakes.L40S, driver_cuda=(12, 8)),

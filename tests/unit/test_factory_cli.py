@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from matrix import CONFIG, project
 
-from flashvar.binaries import advice
+from flashvar.binaries import install_commands
 from flashvar_factory.__main__ import main
 from flashvar_factory.build import example
 from flashvar_factory.config import this_machine
@@ -179,7 +179,7 @@ def test_a_new_project_says_where_its_factory_comes_from(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(advice, "PUBLISHED", published)
+    monkeypatch.setattr(install_commands, "PUBLISHED", published)
     code, said, _ = run(capsys, "--root", str(tmp_path), "init", "mine")
     assert code == 0
     assert ("not on PyPI yet: put its wheel into vendor/" in said) is not published

@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from flashvar._version import __version__
-from flashvar.binaries.advice import public
+from flashvar.binaries.install_commands import public
 from flashvar.errors import ConfigurationError
 from flashvar_factory.build import example, render, source, wheel
 from flashvar_factory.config import schema, version

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flashvar.binaries import advice
+from flashvar.binaries import install_commands
 from flashvar_factory.config import readme
 
 if sys.version_info >= (3, 11):
@@ -75,7 +75,7 @@ def test_metadata_says_whose_it_is(folder: Path) -> None:
     """A release also says where its sources are."""
     project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["authors"]
-    assert not advice.PUBLISHED or "Repository" in project.get("urls", {})
+    assert not install_commands.PUBLISHED or "Repository" in project.get("urls", {})
     if "readme" not in project["dynamic"]:
         text = (folder / project["readme"]).read_text(encoding="utf-8")
         assert RELATIVE.findall(text) == []

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from flashvar.binaries import advice
+from flashvar.binaries import install_commands
 from flashvar.binaries.variant import CUDA
 from flashvar.errors import InstallError, NoWheelForGpuError, WheelNotFoundError
 from flashvar.installing import installer, settings, source, temporary, wheel_requirements
@@ -113,7 +113,7 @@ def test_a_password_is_not_shown() -> None:
 def test_nothing_named_is_the_release_once_there_is_one(
     published: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(advice, "PUBLISHED", published)
+    monkeypatch.setattr(install_commands, "PUBLISHED", published)
     if published:
         assert source.find(None, {}, extra="sm1") == WheelSource()
     else:

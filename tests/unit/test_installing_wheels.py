@@ -13,7 +13,7 @@ import fakes
 import pytest
 
 from flashvar._version import __version__
-from flashvar.binaries.advice import public
+from flashvar.binaries.install_commands import public
 from flashvar.binaries.manifest import LibraryFile
 from flashvar.binaries.variant import Architecture
 from flashvar.errors import DamagedWheelError

@@ -8,7 +8,7 @@ import fakes
 import pytest
 from fakes import BF16_64, chosen, result_of
 
-from flashvar.binaries import advice
+from flashvar.binaries import install_commands
 from flashvar.binaries.registry import Inventory
 from flashvar.errors import ConfigurationError, InvalidInputError
 from flashvar.machine.system import System
@@ -97,7 +97,7 @@ def test_forced_architecture_that_is_not_installed_is_named() -> None:
     overrides = Overrides("cuda", "sm_80")
     decision = select(BF16_64, fakes.system(fakes.L40S), fakes.inventory("89"), overrides)
     assert decision.chosen is None
-    assert result_of(decision, "cuda sm_80").fix == advice.install("sm80")
+    assert result_of(decision, "cuda sm_80").fix == install_commands.install("sm80")
 
 
 def test_forced_specific_ptx_stays_on_its_capability() -> None:

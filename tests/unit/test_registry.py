@@ -204,7 +204,7 @@ def test_development_build_is_built_again(tmp_path: Path, monkeypatch: pytest.Mo
     (info / "INSTALLER").write_text(f"{registry.DEVELOPMENT}\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     (binary,) = registry.installed().binaries
-    assert binary.folder.remedy == "nox -s build-dev -- arch=sm_89"
+    assert binary.folder.fix == "nox -s build-dev -- arch=sm_89"
 
 
 def put_foreign(

@@ -9,7 +9,7 @@ import fakes
 import pytest
 from installed import COMPILER, compile_library, library_source, put_binary
 
-from flashvar.binaries import advice
+from flashvar.binaries import install_commands
 from flashvar.errors import BackendUnavailableError, ConfigurationError, ManifestError
 from flashvar.machine.system import System
 from flashvar.selection import resolve
@@ -65,7 +65,7 @@ def test_missing_wheel_is_said_once(
         )
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert advice.install("sm80") in record.getMessage()
+    assert install_commands.install("sm80") in record.getMessage()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from fakes import BF16_64, chosen, result_of
 
 from flashvar import ops
-from flashvar.binaries import advice
+from flashvar.binaries import install_commands
 from flashvar.binaries.extras import Extras
 from flashvar.binaries.registry import BinaryFolder, Inventory, RejectedFolder
 from flashvar.errors import InvalidInputError
@@ -158,8 +158,8 @@ def test_two_different_devices_get_different_binaries() -> None:
 @pytest.mark.parametrize(
     ("device", "extras", "candidate", "fix"),
     [
-        (fakes.L40S, ("sm80", "sm89"), "cuda sm_89", advice.install("sm89")),
-        (fakes.L40S, ("sm80",), "cuda sm_80", advice.install("sm80")),
+        (fakes.L40S, ("sm80", "sm89"), "cuda sm_89", install_commands.install("sm89")),
+        (fakes.L40S, ("sm80",), "cuda sm_80", install_commands.install("sm80")),
         (fakes.L40S, (), "cuda sm_89", "nox -s build-dev"),
         (fakes.RTX_5090, ("sm80", "sm89"), "cuda sm_120", None),
     ],
@@ -309,7 +309,7 @@ def test_repairing_another_binary_is_not_suggested_on_tegra() -> None:
 def test_explanation_has_a_line_per_candidate_with_the_fix() -> None:
     lines = select(BF16_64, fakes.system(fakes.L40S), fakes.inventory("80")).explain().splitlines()
     assert lines == [
-        f"cuda sm_89: no: not installed -> {advice.install('sm89')}",
+        f"cuda sm_89: no: not installed -> {install_commands.install('sm89')}",
         "cuda sm_80: chosen: runs it, compiled for 8.0",
         "triton: runs it, compiled at the first call, but cuda sm_80 is preferred",
         'reference: no: runs CUDA tensors only when named: backend="reference"',

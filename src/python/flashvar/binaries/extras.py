@@ -1,6 +1,6 @@
 """Available extras: the architectures whose binaries pip can install, by platform.
 
-For an extra of another platform pip installs nothing and reports nothing, so suggestions must not
+For an extra of another platform pip installs nothing and reports nothing, so no command may
 name it.
 """
 

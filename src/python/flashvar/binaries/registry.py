@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Final
 
 from flashvar._version import __version__
-from flashvar.binaries import advice
 from flashvar.binaries import extras as available
+from flashvar.binaries import install_commands
 from flashvar.binaries import manifest as manifests
-from flashvar.binaries.advice import public
 from flashvar.binaries.extras import NO_EXTRAS, Extras
+from flashvar.binaries.install_commands import public
 from flashvar.binaries.manifest import Manifest
 from flashvar.binaries.variant import Architecture, BinaryKind
 from flashvar.errors import ManifestError
@@ -46,7 +46,7 @@ class BinaryFolder:
 
     path: Path
     origin: str  # for people, e.g. "wheel <name> <version>"
-    remedy: str  # the command or the step that replaces it
+    fix: str  # the command or the step that replaces it
     from_lib_dir: bool = False  # the user named it, through FLASHVAR_LIB_DIR
 
 
@@ -87,7 +87,7 @@ class Binary:
             return None
         return (
             f"{self.folder.origin} holds version {found}, flashvar is {public(__version__)}; "
-            f"for the same version of both: {self.folder.remedy}"
+            f"for the same version of both: {self.folder.fix}"
         )
 
 
@@ -167,14 +167,14 @@ def list_binaries(
         try:
             manifest = manifests.read(folder.path / manifests.FILE_NAME)
         except ManifestError as error:
-            rejected.append(RejectedFolder(folder, None, str(error), folder.remedy))
+            rejected.append(RejectedFolder(folder, None, str(error), folder.fix))
             continue
         missing_functions = (missing or {}).get(folder.path, {})
         binary = Binary(folder, manifest, tuple(missing_functions.items()))
         name = binary.kind.name
         reason = _rejection_reason(binary) or (unloadable or {}).get(folder.path)
         if reason is not None:
-            rejected.append(RejectedFolder(folder, name, reason, folder.remedy))
+            rejected.append(RejectedFolder(folder, name, reason, folder.fix))
         else:
             usable.append(binary)
     binaries: dict[str, list[Binary]] = {}
@@ -254,12 +254,12 @@ def in_wheels(path: Sequence[str] | None = None) -> Iterator[BinaryFolder]:
         is_development = distributions.text(distribution, "INSTALLER").strip() == DEVELOPMENT
         for kind, folder in entries:
             directory = Path(str(distribution.locate_file(folder)))
-            remedy = (
+            fix = (
                 f"nox -s build-dev -- arch={kind}"
                 if is_development
-                else advice.install_again(name, kind)
+                else install_commands.install_again(name, kind)
             )
-            yield BinaryFolder(directory, f"wheel {name} {version}", remedy)
+            yield BinaryFolder(directory, f"wheel {name} {version}", fix)
 
 
 def _name(distribution: metadata.Distribution) -> tuple[str, str]:
@@ -283,6 +283,6 @@ def _entries(distribution: metadata.Distribution) -> list[tuple[str, str]]:
 
 def _embedded() -> Iterator[BinaryFolder]:
     folder = Path(__file__).parents[1] / "_binaries"
-    remedy = f"install the wheel variant of flashvar {public(__version__)} again"
+    fix = f"install the wheel variant of flashvar {public(__version__)} again"
     for path in sorted(folder.glob(f"*/{manifests.FILE_NAME}")):
-        yield BinaryFolder(path.parent, "embedded in flashvar", remedy)
+        yield BinaryFolder(path.parent, "embedded in flashvar", fix)

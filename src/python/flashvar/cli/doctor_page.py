@@ -1,4 +1,4 @@
-"""The page of `flashvar doctor`: the conclusion, the facts behind it, and suggested commands."""
+"""The page of `flashvar doctor`: the conclusion, its facts, and the commands that help."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def page(report: Report) -> Page:
             *_families(report.decisions),
             *(() if report.speed is None else _speed(report.speed)),
         ),
-        remedy="To run something better",
+        commands_title="To run something better",
         commands=report.fixes,
     )
 

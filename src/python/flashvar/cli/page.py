@@ -48,7 +48,7 @@ class Page:
     summary: str  # the first line
     tone: str
     sections: tuple[Section, ...] = ()
-    remedy: str = ""  # the title of the commands
+    commands_title: str = ""
     commands: tuple[str, ...] = ()  # at the end, each on its own line, to be copied
 
 

@@ -32,7 +32,7 @@ def show(page: Page, console: Console) -> None:
         console.print(Padding(_section(section), (0, 0, 0, 2)))
     if page.commands:
         console.print()
-        console.print(Text(page.remedy, "bold cyan"))
+        console.print(Text(page.commands_title, "bold cyan"))
     for command in page.commands:  # never wrapped: commands are meant to be copied
         console.print(Text(f"  {command}", "bold yellow"), soft_wrap=True)
 

@@ -30,7 +30,7 @@ def _lines(page: Page, width: int | None) -> Iterator[str]:
         for note in section.notes:
             yield from _broken(_INDENT + note, _INDENT, width)
     if page.commands:
-        yield f"\n{page.remedy}"
+        yield f"\n{page.commands_title}"
         yield from (_INDENT + command for command in page.commands)
 
 

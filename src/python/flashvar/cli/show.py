@@ -56,7 +56,7 @@ def page(inventory: Inventory, others: Sequence[str] = ()) -> Page:
             *(_rejected(inventory.rejected),) * bool(inventory.rejected),
             *(_kernels(one) for one in inventory.binaries),
         ),
-        remedy="" if many else "To see what this machine needs",
+        commands_title="" if many else "To see what this machine needs",
         commands=() if many else ("flashvar doctor",),
     )
 

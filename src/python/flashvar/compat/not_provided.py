@@ -1,4 +1,4 @@
-"""The parts of other packages that a stand-in does not have, with suggestions instead."""
+"""The parts of other packages that a stand-in does not have, and what to use instead."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class MissingModuleFinder:
         """None for `importlib.util.find_spec`; NotProvidedError for an import.
 
         Packages call `importlib.util.find_spec` to find out what is installed, which must not be an
-        error. An import raises with a suggestion instead of "No module named".
+        error. An import raises this instead of "No module named".
         """
         del path, target
         if not _imports(sys._getframe(1)):

@@ -94,10 +94,8 @@ def find(environ: Mapping[str, str]) -> Installer:
     uv = environ.get("UV") or shutil.which("uv", path=f"{scripts}:{environ.get('PATH', '')}")
     if uv:
         return Uv((uv,))
-    remedy = "`python -m ensurepip` adds pip" if _has("ensurepip") else "install uv"
-    raise InstallError(
-        f"expected pip in {sys.prefix} or uv on PATH, found neither working: {remedy}"
-    )
+    fix = "`python -m ensurepip` adds pip" if _has("ensurepip") else "install uv"
+    raise InstallError(f"expected pip in {sys.prefix} or uv on PATH, found neither working: {fix}")
 
 
 def _has(module: str) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from flashvar.binaries import advice
+from flashvar.binaries import install_commands
 from flashvar.errors import WheelNotFoundError
 
 VARIABLE: Final = "FLASHVAR_INDEX"
@@ -49,7 +49,7 @@ def find(named: str | None, environ: Mapping[str, str], *, extra: str) -> WheelS
     """
     where, text = ("--from", named) if named else (VARIABLE, environ.get(VARIABLE))
     if not text:
-        if advice.PUBLISHED:
+        if install_commands.PUBLISHED:
             return WheelSource()
         raise WheelNotFoundError(
             "expected a folder of wheels or a package index, found none, and no release of "

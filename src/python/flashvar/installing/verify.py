@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flashvar.binaries import registry
-from flashvar.binaries.advice import public
+from flashvar.binaries.install_commands import public
 from flashvar.binaries.manifest import Manifest
 from flashvar.binaries.variant import dotted
 from flashvar.errors import DamagedWheelError, DriverTooOldError, NoWheelForGpuError

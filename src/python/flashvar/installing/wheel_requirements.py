@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from flashvar.binaries import advice
+from flashvar.binaries import install_commands
 from flashvar.binaries.extras import pins
 from flashvar.binaries.variant import CUDA, Architecture, BinaryKind, dotted
 from flashvar.errors import InstallError, NoWheelForGpuError
@@ -51,7 +51,7 @@ def of_installed(platform: str) -> tuple[WheelRequirement, ...]:
     if installed is None:
         raise InstallError(
             "expected flashvar to be installed in this environment, found no metadata of it: "
-            f"run {advice.install_runtime()} first"
+            f"run {install_commands.install_runtime()} first"
         )
     required = distributions.fields(installed).get_all("Requires-Dist") or []
     if not any(pins(required)):

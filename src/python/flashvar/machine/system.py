@@ -68,7 +68,7 @@ def gather() -> System:
 
     Imports torch and queries its devices, which initialises CUDA but makes no context.
     """
-    torch, devices, problem, repair = _ask_torch()
+    torch, devices, problem, fix = _ask_torch()
     version = getattr(torch, "version", None)
     return System(
         devices=devices,
@@ -85,7 +85,7 @@ def gather() -> System:
         python=platform.python_version(),
         platform=platform_tag(),
         problem=problem,
-        torch_repair=repair,
+        torch_repair=fix,
         visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
     )
 
@@ -103,8 +103,8 @@ def _ask_torch() -> tuple[Any, tuple[Device, ...], str | None, str | None]:
     try:
         torch = import_module("torch")
     except Exception as error:  # a broken torch raises more than ImportError
-        why, repair = broken_torch.explain(error)
-        return None, (), f"torch cannot be imported: {why}", repair
+        why, fix = broken_torch.explain(error)
+        return None, (), f"torch cannot be imported: {why}", fix
     if not hasattr(torch, "__version__"):  # Python imports any folder of that name as a package
         where = ", ".join(map(str, getattr(torch, "__path__", ["an unknown place"])))
         return None, (), f"torch is not installed, a folder of its name is left over: {where}", None

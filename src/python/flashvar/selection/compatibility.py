@@ -81,7 +81,7 @@ def rejections(
             )
     missing = dict(binary.missing).get(request.function)
     if missing is not None:
-        yield Rejection(missing, binary.folder.remedy)
+        yield Rejection(missing, binary.folder.fix)
     if kernel is None:
         yield _no_kernel(request, binary)
         return
@@ -174,7 +174,7 @@ def _add_function(request: Request, binary: Binary) -> str | None:
         return _add_kernel(request, binary)
     if binary.version_mismatch is None:  # the wheel of this version does not have it either
         return None
-    return binary.folder.remedy
+    return binary.folder.fix
 
 
 def is_subset(binary: Binary) -> bool:

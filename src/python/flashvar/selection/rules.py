@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from flashvar.binaries import advice
+from flashvar.binaries import install_commands
 from flashvar.binaries.manifest import KernelRow
 from flashvar.binaries.registry import Binary, Inventory, RejectedFolder
 from flashvar.binaries.variant import Architecture, BinaryKind, dotted
@@ -114,7 +114,9 @@ def _missing_binary(
         return None
     candidate = f"cuda {wanted.name}"
     if wanted == best:
-        return CandidateResult(candidate, "cuda", False, NOT_INSTALLED, advice.install(best.extra))
+        return CandidateResult(
+            candidate, "cuda", False, NOT_INSTALLED, install_commands.install(best.extra)
+        )
     if wanted.extra in extras.elsewhere:
         reason = f"flashvar has no wheel for {system.platform}"
         return CandidateResult(candidate, "cuda", False, reason)

@@ -188,6 +188,6 @@ def _is_of_torch(symbol: Undefined) -> bool:
 
 def _owner(name: str) -> str:
     """`, of <whom>: <what to do>` for a library or a symbol that has a well-known owner."""
-    owners = (advice for pattern, advice in _OWNERS if re.match(pattern, name))
+    owners = (owner for pattern, owner in _OWNERS if re.match(pattern, name))
     owner = next(owners, None)
     return f", of {owner}" if owner else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from flashvar.binaries.advice import public
+from flashvar.binaries.install_commands import public
 from flashvar.binaries.manifest import FILE_NAME, Manifest
 from flashvar.binaries.variant import dotted
 from flashvar.errors import FlashvarError, ManifestError

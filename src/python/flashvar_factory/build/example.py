@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from flashvar._version import __version__
-from flashvar.binaries.advice import public
+from flashvar.binaries.install_commands import public
 from flashvar.errors import ConfigurationError
 from flashvar_factory.build import global_names
 from flashvar_factory.config import names

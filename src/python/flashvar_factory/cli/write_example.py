@@ -7,7 +7,7 @@ import os
 import shlex
 from pathlib import Path
 
-from flashvar.binaries import advice
+from flashvar.binaries import install_commands
 from flashvar_factory.build import example
 
 
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> None:
     folder = Path(os.path.realpath(arguments.root / (arguments.output or arguments.project)))
     for path in example.write(arguments.project, folder, factory):
         print(path)
-    if factory is None and not advice.PUBLISHED:
+    if factory is None and not install_commands.PUBLISHED:
         print(
             "flashvar-factory is not on PyPI yet: put its wheel into vendor/ (`--factory` does), "
             "or into a folder that PIP_FIND_LINKS and UV_FIND_LINKS name"

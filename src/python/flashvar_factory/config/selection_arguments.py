@@ -223,7 +223,7 @@ def _values(axis: str, parts: list[str], ops: Sequence[str], config: Config) -> 
         if not given:
             raise ConfigurationError(
                 f"{axis}={part}: expected {_limits(axis, ops, config)}, or '{ALL}' for the values "
-                f"of variants.toml ({listed(config.axes[axis])}){_advice(part, kinds)}"
+                f"of variants.toml ({listed(config.axes[axis])}){_suggestion(part, kinds)}"
             )
         kind, value = given[0]
         ranks[value] = kind.rank(value)
@@ -254,7 +254,7 @@ def _check_together(
                 )
 
 
-def _advice(part: str, kinds: Sequence[BuildAxis]) -> str:
+def _suggestion(part: str, kinds: Sequence[BuildAxis]) -> str:
     """The value that is enough for the number that was given, or that is spelled like the word."""
     if any(kind.is_number(part) for kind in kinds):
         enough = [value for kind in kinds if (value := kind.enough(part)) is not None]

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from flashvar.binaries.advice import public
+from flashvar.binaries.install_commands import public
 from flashvar.binaries.manifest import Manifest
 from flashvar.errors import FlashvarError
 from flashvar_factory import audit, index

@@ -11,7 +11,7 @@ from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist
 from packaging.version import InvalidVersion
 
 from flashvar.binaries import manifest as manifests
-from flashvar.binaries.advice import public
+from flashvar.binaries.install_commands import public
 from flashvar.binaries.manifest import Manifest
 from flashvar_factory.build import wheel
 from flashvar_factory.config import version
@@ -149,8 +149,8 @@ def extras_complaints(pure: Path, config: Config, members: Sequence[Member]) -> 
     return found
 
 
-def refuse(found: Sequence[str], where: str, advice: str) -> None:
+def refuse(found: Sequence[str], where: str, fix: str) -> None:
     """Raise ReleaseError where there is something to complain about, in the folder `where`."""
     if found:
         lines = "\n".join(f"  {line}" for line in found)
-        raise ReleaseError(f"{where}: expected the files of one release, found\n{lines}\n{advice}")
+        raise ReleaseError(f"{where}: expected the files of one release, found\n{lines}\n{fix}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashvar.binaries import manifest as manifests
-from flashvar.binaries.advice import public
+from flashvar.binaries.install_commands import public
 from flashvar.binaries.manifest import Manifest
 from flashvar_factory.errors import PackagingError
 from flashvar_factory.inspect import archive, variant_metadata

@@ -106,14 +106,14 @@ def check_channels(
     dim = channels(x, layout)
     if weight.dim() != 2 or weight.shape[0] != dim:
         given = tuple((x if of_update is None else of_update).shape)
-        advice = f"check that layout={layout!r} is the order of your dimensions"
+        fix = f"check that layout={layout!r} is the order of your dimensions"
         if weight.dim() == 3 and weight.shape[1] == 1:
-            advice = "squeeze the middle dimension of a Conv1d's weight"
+            fix = "squeeze the middle dimension of a Conv1d's weight"
         elif of_update is not None:
-            advice = f"pass x, state and weight in this order, or {advice}"
+            fix = f"pass x, state and weight in this order, or {fix}"
         raise ShapeError(
             f"weight must be [dim, width] with dim {dim} for x {given}, found "
-            f"{tuple(weight.shape)}: {advice}"
+            f"{tuple(weight.shape)}: {fix}"
         )
     if weight.shape[1] not in WIDTHS:
         raise ShapeError(

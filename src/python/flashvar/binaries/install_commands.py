@@ -1,4 +1,4 @@
-"""Suggestions: the commands that install a binary of this version of flashvar."""
+"""The commands that install a binary of this version of flashvar."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import fakes
 import pytest
 from documented import ROOT, pages
 
-from flashvar.binaries import advice
+from flashvar.binaries import install_commands
 from flashvar.errors import InstallError
 from flashvar.installing import wheel_requirements
 from flashvar.machine import distributions
@@ -22,11 +22,11 @@ COMMAND = re.compile(r"(?:uv )?pip install(?:\\\n|[^\n`])*")
 
 
 def test_until_there_is_a_release_wheels_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(advice, "PUBLISHED", False)
-    monkeypatch.setattr(advice, "__version__", "1.2.3+local")
+    monkeypatch.setattr(install_commands, "PUBLISHED", False)
+    monkeypatch.setattr(install_commands, "__version__", "1.2.3+local")
     made = "nox -s wheels -- {} && pip install --no-index --find-links dist "
-    assert advice.install("sm89") == made.format("sm89") + '"flashvar[sm89]"'
-    assert advice.install_again("flashvar-sm89", "sm_89") == (
+    assert install_commands.install("sm89") == made.format("sm89") + '"flashvar[sm89]"'
+    assert install_commands.install_again("flashvar-sm89", "sm_89") == (
         made.format("sm_89") + "--force-reinstall --no-deps flashvar-sm89==1.2.3"
     )
 
@@ -38,24 +38,24 @@ def test_until_there_is_a_release_wheels_are_made(monkeypatch: pytest.MonkeyPatc
 def test_a_missing_runtime_gets_what_works(
     published: bool, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(advice, "PUBLISHED", published)
+    monkeypatch.setattr(install_commands, "PUBLISHED", published)
     monkeypatch.setattr(distributions, "find", lambda name: None)
     with pytest.raises(InstallError, match=re.escape(f": {command} first")):
         wheel_requirements.of_installed("linux_x86_64")
 
 
 def test_a_release_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(advice, "PUBLISHED", True)
-    monkeypatch.setattr(advice, "__version__", "1.2.3")
-    assert advice.install("sm89") == 'pip install "flashvar[sm89]"'
-    assert advice.install_again("flashvar-sm89", "sm_89") == (
+    monkeypatch.setattr(install_commands, "PUBLISHED", True)
+    monkeypatch.setattr(install_commands, "__version__", "1.2.3")
+    assert install_commands.install("sm89") == 'pip install "flashvar[sm89]"'
+    assert install_commands.install_again("flashvar-sm89", "sm_89") == (
         "pip install --force-reinstall --no-deps flashvar-sm89==1.2.3"
     )
 
 
 @pytest.mark.parametrize("published", [False, True])
 def test_a_missing_binary_gets_what_works(published: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(advice, "PUBLISHED", published)
+    monkeypatch.setattr(install_commands, "PUBLISHED", published)
     request = Request.of("attention_fwd", "bf16", 0, head_dim=64)
     decision = select(request, fakes.system(fakes.L40S), fakes.inventory(), Overrides())
     fix = fakes.result_of(decision, "cuda sm_89").fix
@@ -80,7 +80,7 @@ def commands() -> list[tuple[str, str]]:
 
 def test_pages_ask_pip_for_what_it_finds() -> None:
     """The page on releasing is about the time when there is one."""
-    if advice.PUBLISHED:
+    if install_commands.PUBLISHED:
         assert [page for page in pages() if NO_RELEASE in read(page)] == []
         return
     vain = [
