@@ -322,7 +322,7 @@ OF_KERNELS: Mapping[str, Fault] = {
     "stack": (row(stack_bytes=64), "to be 0 as its device code states, found 64"),
     "threads": (
         row(threads=256),
-        "expected threads of attention_fwd_bf16_hdim32 to be 128 as the library",
+        "expected threads of attention_fwd_bf16_hdim32 to be 128 as the kernel facts",
     ),
     "shared memory": (
         row(shared_memory=0),
@@ -371,11 +371,11 @@ OF_KERNELS: Mapping[str, Fault] = {
     ),
     "name that is no text": (
         library(kernels=(), more=(Section(".x.kernels", 1, b"\xff" * 300),)),
-        "expected UTF-8 text in a kernel's record",
+        "expected UTF-8 text in kernel facts",
     ),
     "records cut short": (
         library(more=(Section(".x.kernels", 1, b"abc"),)),
-        "expected records of 296 bytes",
+        "expected kernel facts of 296 bytes",
     ),
 }
 

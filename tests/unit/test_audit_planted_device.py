@@ -83,11 +83,11 @@ OF_DEVICE: Mapping[str, Fault] = {
         planted.library(
             kernels=(), more=(Section(".x.kernels", 1, records(*KERNELS), 0, ALLOCATED),)
         ),
-        "expected the records of kernels in .flashvar.kernels alone, found .flashvar.kernels, .x.k",
+        "expected kernel facts in .flashvar.kernels alone, found .flashvar.kernels, .x.k",
     ),
     "records twice": (
         planted.library(kernels=tuple(row.name for row in KERNELS) * 2),
-        "expected one record of each launch of attention_fwd_bf16_hdim32, found one twice",
+        "expected each launch of attention_fwd_bf16_hdim32 once in the kernel facts",
     ),
     "image twice": (
         planted.device(planted.own()[0], *planted.own()),

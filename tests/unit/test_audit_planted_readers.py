@@ -419,7 +419,7 @@ OF_LIBRARY: Mapping[str, Fault] = {
         planted.library(
             more=(Section(".x.kernels", 1, fake_artifacts.record("a", FIRST) * 20_000),)
         ),
-        "expected at most 16,384 records of kernels",
+        "expected at most 16,384 kernel facts",
     ),
 }
 

@@ -104,7 +104,7 @@ def test_a_broken_record_is_no_record(
     text: str, release: Release, stages: dict[str, Writes]
 ) -> None:
     pipeline.run(release, stages)
-    (record,) = (release.folder / "records" / "one").iterdir()
+    (record,) = (release.folder / "done" / "one").iterdir()
     record.write_text(text, encoding="utf-8")
     pipeline.run(release, stages)
     assert calls(stages) == [2, 1, 1]

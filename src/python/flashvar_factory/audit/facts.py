@@ -26,7 +26,7 @@ from flashvar_factory.inspect import (
 from flashvar_factory.inspect.dynamic import Dynamic
 
 _METADATA: Final = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "variant.json")
-_RECORDS_SUFFIX: Final = ".kernels"  # of the section of kernel facts: .<project>.kernels
+_FACTS_SUFFIX: Final = ".kernels"  # of the section of kernel facts: .<project>.kernels
 # A manifest of ours has 0.1 MB; of members larger than what is kept, the hash is known alone.
 _TEXT_BYTES: Final = 1 << 20
 _KEPT_BYTES: Final = 1 << 22
@@ -78,7 +78,7 @@ class Library:
     sha256: str  # hex
     dynamic: Dynamic
     images: tuple[Image, ...]
-    launches: Mapping[str, tuple[Launch, ...]]  # that a library of this factory records, by kernel
+    launches: Mapping[str, tuple[Launch, ...]]  # the kernel facts of a library, by row
     file: elf.Elf
 
     @property
@@ -198,7 +198,7 @@ def read_library(path: str, content: bytes, sha256: str) -> Library:
     """The library at `path` of a wheel; BuildError when it cannot be read."""
     file = elf.parse(content, path)
     device = [section for name in fatbin.SECTIONS for section in file.named(name)]
-    records = [one.content for one in file.sections if one.name.endswith(_RECORDS_SUFFIX)]
+    facts = [one.content for one in file.sections if one.name.endswith(_FACTS_SUFFIX)]
     return Library(
         path=path,
         size=len(content),
@@ -209,7 +209,7 @@ def read_library(path: str, content: bytes, sha256: str) -> Library:
             for section in device
             for image in fatbin.images(section.content, path)
         ),
-        launches=kernel_facts.parse(b"".join(map(bytes, records)), path),
+        launches=kernel_facts.parse(b"".join(map(bytes, facts)), path),
         file=file,
     )
 

@@ -1,8 +1,9 @@
-"""Checks a manifest's kernels against the library: the records of its host code, its device code.
+"""Checks a manifest's kernels against the library: its kernel facts and its device code.
 
-A manifest repeats what others know: the records in the library (threads, shared memory, tiles), the
-cubins (registers, stack, the largest block) and the mangled names of device functions, which hold
-the template arguments that a kernel was compiled for. Each figure is compared with its origin.
+A manifest repeats what others know: the kernel facts in the library (threads, shared memory,
+tiles), the cubins (registers, stack, the largest block) and the mangled names of device functions,
+which hold the template arguments that a kernel was compiled for. Each figure is compared with its
+origin.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _SLOT = 8  # bytes: what a stack grows by
 # Of every architecture: registers of a thread and of a block, threads of a block and of a warp, and
 # the registers that a thread gets at a time.
 _REGISTERS, _FILE, _THREADS, _WARP, _UNIT = 255, 1 << 16, 1024, 32, 8
-_NAME_BYTES = 31  # of a device function in the library's records, which cut longer ones
+_NAME_BYTES = 31  # of a device function in kernel facts, which cut longer ones
 
 
 def kernels(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
@@ -49,9 +50,9 @@ def kernels(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
 
 def _on_host(library: Library, manifest: Manifest) -> Iterator[str]:
     own = f".{manifest.project}.kernels"
-    records = [one.name for one in library.file.sections if one.name.endswith(".kernels")]
-    if records not in ([], [own]):
-        yield f"expected the records of kernels in {own} alone, found {some(records)}"
+    sections = [one.name for one in library.file.sections if one.name.endswith(".kernels")]
+    if sections not in ([], [own]):
+        yield f"expected kernel facts in {own} alone, found {some(sections)}"
     named, held = {row.name for row in manifest.kernels}, set(library.launches)
     if named - held:
         missing = some(sorted(named - held))
@@ -63,11 +64,11 @@ def _on_host(library: Library, manifest: Manifest) -> Iterator[str]:
         if launches is None:
             continue
         if len(set(launches)) < len(launches):
-            yield f"expected one record of each launch of {row.name}, found one twice"
+            yield f"expected each launch of {row.name} once in the kernel facts, found one twice"
         main = launches[0]
         yield from _differences(
             row.name,
-            "as the library records",
+            "as the kernel facts say",
             tile=(main.tile, row.tile),
             threads=(main.threads, row.threads),
             shared_memory=(main.shared_memory, row.shared_memory),

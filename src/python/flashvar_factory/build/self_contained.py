@@ -48,7 +48,7 @@ def write(config: Config, build: Build, *, root: Path, output: Path) -> None:
     for package in PACKAGES:
         _copy(source.HOME / "src" / "python" / package, output / "src" / "python" / package)
     _copy(source.HOME / LOCKED, output / LOCKED)
-    source.record(root, output)
+    source.write_revision(root, output)
     (output / "pyproject.toml").write_text(pyproject(config, build, root), encoding="utf-8")
 
 

@@ -16,7 +16,7 @@ from flashvar_factory.config.expand import Build
 
 CMAKE: Final = "cmake"
 # In a copy of a checkout's sources: its revision, and whether it differed from that.
-RECORD: Final = "source_revision.json"
+REVISION_FILE: Final = "source_revision.json"
 # By convention of a project: its CMake files, and its C++ and CUDA sources.
 CUDA: Final = "src/cuda"
 PARTS: Final = ("CMakeLists.txt", CMAKE, CUDA)
@@ -32,7 +32,7 @@ def gather(root: Path, plan: str) -> SourceRevision:
 
 def stated(root: Path) -> tuple[str | None, bool | None]:
     """Revision of the checkout at `root`, and whether it differs; None for both without one."""
-    return _recorded(root) or _git(root)
+    return _copied_revision(root) or _git(root)
 
 
 def identity(build: Build, labelled: str, toolkit: Toolkit, *, lineinfo: bool) -> str:
@@ -43,13 +43,13 @@ def identity(build: Build, labelled: str, toolkit: Toolkit, *, lineinfo: bool) -
     return json.dumps([*parts, vars(toolkit), build.platform, lineinfo, *coupled])
 
 
-def record(root: Path, output: Path) -> None:
+def write_revision(root: Path, output: Path) -> None:
     """Write the revision of the checkout at `root` down for a copy of its sources in `output`."""
-    (output / RECORD).write_text(json.dumps(stated(root)), encoding="utf-8")
+    (output / REVISION_FILE).write_text(json.dumps(stated(root)), encoding="utf-8")
 
 
-def _recorded(root: Path) -> tuple[str | None, bool | None] | None:
-    path = root / RECORD
+def _copied_revision(root: Path) -> tuple[str | None, bool | None] | None:
+    path = root / REVISION_FILE
     if not path.is_file():
         return None
     revision, dirty = json.loads(path.read_text(encoding="utf-8"))

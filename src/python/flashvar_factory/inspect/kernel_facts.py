@@ -1,4 +1,4 @@
-"""Reads the records that a library keeps of its kernels: what each launches, and with what."""
+"""Reads the kernel facts of a library: what each kernel of its table launches, and with what."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ _ALIGNMENT = 4  # of its integers
 
 
 def read(library: Path, section: str) -> dict[str, tuple[Launch, ...]]:
-    """The records that the library keeps in `section`, by row of the kernel table."""
+    """Those of a library, in `section`, by row of the kernel table."""
     return parse(elf.section(library, section) or b"", f"{library}, {section}")
 
 
-def parse(records: bytes, where: str) -> dict[str, tuple[Launch, ...]]:
-    """The records of a section that came from `where`, by row; each row's in their order."""
+def parse(content: bytes, where: str) -> dict[str, tuple[Launch, ...]]:
+    """Those of a section that came from `where`, by row; each row's in their order."""
     facts: dict[str, list[Launch]] = {}
     offset = 0
-    elf.limit(len(records) // _FACTS.size, "records of kernels", where, _MOST)
-    while offset < len(records):
-        if records[offset] == 0:  # padding: the compiler may align records beyond their size
+    elf.limit(len(content) // _FACTS.size, "kernel facts", where, _MOST)
+    while offset < len(content):
+        if content[offset] == 0:  # padding: the compiler may align them beyond their size
             offset += _ALIGNMENT
             continue
-        if offset + _FACTS.size > len(records):
+        if offset + _FACTS.size > len(content):
             raise BuildError(
-                f"{where}: expected records of {_FACTS.size} bytes, found {len(records) - offset} "
-                "bytes at its end"
+                f"{where}: expected kernel facts of {_FACTS.size} bytes, found "
+                f"{len(content) - offset} bytes at its end"
             )
-        *texts, threads, shared_memory, a, b, c, d = _FACTS.unpack_from(records, offset)
+        *texts, threads, shared_memory, a, b, c, d = _FACTS.unpack_from(content, offset)
         row, kernel, family, when = (_text(text, where) for text in texts)
         tile = tuple(size for size in (a, b, c, d) if size)
         launch = Launch(kernel, family, when, tile, threads, shared_memory)
@@ -51,4 +51,4 @@ def _text(field: bytes, where: str) -> str:
             raise ValueError(f"bytes behind the text {text!r}")
         return text.decode("utf-8")
     except ValueError as error:
-        raise BuildError(f"{where}: expected UTF-8 text in a kernel's record: {error}") from None
+        raise BuildError(f"{where}: expected UTF-8 text in kernel facts: {error}") from None

@@ -1,6 +1,6 @@
-"""Runs a step of a release unless its record shows the same inputs and its files are still there.
+"""Runs a step of a release, unless it is done: with the same inputs, and its files still there.
 
-A record is written when a step has succeeded, so an interrupted release goes on where it stopped.
+A finished step has a file in DONE, so an interrupted release goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from flashvar_factory.build import source
 
-RECORDS: Final = "records"
+DONE: Final = "done"
 _PIECE: Final = 1 << 20  # bytes of a file that are hashed at a time
 
 
@@ -39,11 +39,11 @@ class Step:
 def recall(step: Step, folder: Path) -> Outcome | None:
     """The outcome of the step in `folder`, None where it must be done."""
     try:
-        record = json.loads(_path(step, folder).read_text(encoding="utf-8"))
-        files = {Path(name): sha256 for name, sha256 in record["files"].items()}
-        if record["inputs"] != identity(step):
+        done = json.loads(_path(step, folder).read_text(encoding="utf-8"))
+        files = {Path(name): sha256 for name, sha256 in done["files"].items()}
+        if done["inputs"] != identity(step):
             return None
-        outcome = Outcome(record["summary"], tuple(files), record["facts"])
+        outcome = Outcome(done["summary"], tuple(files), done["facts"])
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return None  # none, or half of one
     there = all(file.is_file() and digest(file) == sha256 for file, sha256 in files.items())
@@ -51,11 +51,11 @@ def recall(step: Step, folder: Path) -> Outcome | None:
 
 
 def perform(step: Step, folder: Path) -> Outcome:
-    """Do the step, and record it in `folder`."""
+    """Do the step, and write its file in `folder`."""
     path = _path(step, folder)
     path.unlink(missing_ok=True)
     outcome = step.run()
-    record = {
+    done = {
         "step": step.name,
         "inputs": identity(step),
         "summary": outcome.summary,
@@ -64,7 +64,7 @@ def perform(step: Step, folder: Path) -> Outcome:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    partial.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
     partial.replace(path)
     return outcome
 
@@ -90,4 +90,4 @@ def digests(files: Iterable[Path]) -> dict[str, str]:
 
 
 def _path(step: Step, folder: Path) -> Path:
-    return folder / RECORDS / f"{step.name}.json"
+    return folder / DONE / f"{step.name}.json"
