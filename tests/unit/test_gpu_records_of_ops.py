@@ -12,7 +12,7 @@ import pytest
 
 from flashvar_factory.config import schema
 from flashvar_factory.release import gpu_records, own_sources
-from flashvar_factory.release.gpu_records import Judged, Need, Since
+from flashvar_factory.release.gpu_records import Need, RecordResult, Since
 from flashvar_factory.release.gpu_runs import Binary, GpuRun
 
 ROOT = Path(__file__).parents[2]
@@ -80,8 +80,8 @@ def since(*common: str, **own: tuple[str, ...]) -> Since:
 CHANGED = {"whole": since(causal_conv1d=(CONV,)), "part": since()}
 
 
-def judge(*records: GpuRun, **changed: Since | None) -> Judged:
-    return gpu_records.judge(NEED, WHOLE, [WHOLE, *records], {**CHANGED, **changed})
+def judge(*records: GpuRun, **changed: Since | None) -> RecordResult:
+    return gpu_records.result(NEED, WHOLE, [WHOLE, *records], {**CHANGED, **changed})
 
 
 def test_a_record_of_the_op_that_changed_is_enough() -> None:
@@ -122,7 +122,7 @@ def test_every_op_that_changed_needs_a_record() -> None:
 
 def test_nothing_but_records_of_ops_is_no_record() -> None:
     since = {"part": CHANGED["part"]}
-    assert gpu_records.judge(NEED, PART, [PART], since).reason == "it did not run all tests"
+    assert gpu_records.result(NEED, PART, [PART], since).reason == "it did not run all tests"
 
 
 def without(file: str) -> dict[str, Any]:

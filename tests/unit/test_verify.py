@@ -39,7 +39,7 @@ def cases(name: str, dtype: str) -> Iterator[Case]:
 
 @pytest.mark.parametrize(("name", "dtype"), KINDS)
 def test_right_calls_pass(name: str, dtype: str) -> None:
-    found = [verification.judge(name, case, "reference", CPU) for case in cases(name, dtype)]
+    found = [verification.check_case(name, case, "reference", CPU) for case in cases(name, dtype)]
     assert found
     assert [(one.case, one.ratio, one.failure) for one in found if not one.passed] == []
 
@@ -68,7 +68,7 @@ def planted(case: Case, wrong: float) -> Case:
 )
 def test_one_wrong_element_fails(name: str, dtype: str, wrong: float) -> None:
     for case in cases(name, dtype):
-        found = verification.judge(name, planted(case, wrong), "reference", CPU)
+        found = verification.check_case(name, planted(case, wrong), "reference", CPU)
         assert not found.passed, case.name
         assert found.worst == "result 1"
 
@@ -85,7 +85,7 @@ def test_a_wrong_gradient_fails() -> None:
 
     case = next(cases("attention", "bf16"))
     doubled = replace(case, call=lambda given: case.call({**given, "k": Doubled.apply(given["k"])}))
-    found = verification.judge("attention", doubled, "reference", CPU)
+    found = verification.check_case("attention", doubled, "reference", CPU)
     assert (found.passed, found.worst) == (False, "gradient of k")
 
 
@@ -94,7 +94,7 @@ def test_a_call_that_raises_fails() -> None:
         raise RuntimeError("misaligned address\nmore")
 
     case = replace(next(cases("merge_states", "bf16")), call=call)
-    found = verification.judge("merge_states", case, "cuda sm_90", CPU)
+    found = verification.check_case("merge_states", case, "cuda sm_90", CPU)
     assert (found.passed, found.failure) == (False, "misaligned address")
 
 
@@ -105,7 +105,7 @@ def test_gradients_without_a_kernel_leave_the_forward_to_check() -> None:
         return whole.call(given)
 
     whole = next(cases("attention", "bf16"))
-    found = verification.judge("attention", replace(whole, call=call), "cuda sm_90", CPU)
+    found = verification.check_case("attention", replace(whole, call=call), "cuda sm_90", CPU)
     assert found.passed
     assert found.case == f"{whole.name} forward"
 
@@ -119,7 +119,9 @@ def on_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls are judged right without being made."""
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     monkeypatch.setattr(
-        verification, "judge", lambda op, case, name, _: Checked(op, case.name, name, 0.5, "out")
+        verification,
+        "check_case",
+        lambda op, case, name, _: Checked(op, case.name, name, 0.5, "out"),
     )
 
 
@@ -189,7 +191,9 @@ def test_exit_codes(
 ) -> None:
     monkeypatch.setattr(diagnosis, "gather", lambda: H200)
     monkeypatch.setattr(
-        verification, "judge", lambda op, case, name, _: Checked(op, case.name, name, ratio, "out")
+        verification,
+        "check_case",
+        lambda op, case, name, _: Checked(op, case.name, name, ratio, "out"),
     )
     assert cli.main(["doctor", "--verify"]) == code
     (line,) = capsys.readouterr().out.splitlines()

@@ -52,7 +52,7 @@ class Need(NamedTuple):
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Fetch, judge and install what is missing; returns the exit code.
+    """Fetch, check and install what is missing; returns the exit code.
 
     Raises:
         InstallError: nothing was installed, or not everything; its class says which kind.
@@ -78,7 +78,7 @@ def run(chosen: argparse.Namespace) -> int:
     where = source.find(chosen.source, os.environ, extra=missing[0].requirement.kind.extra)
     tool = installer.find(os.environ)
     with temporary.folder() as folder:
-        judged = folder / "judged"
+        checked = folder / "checked"
         wheels: dict[str, Wheel] = {}  # by distribution: GPUs of two capabilities may share one
         for need in missing:
             name = need.requirement.distribution
@@ -86,7 +86,7 @@ def run(chosen: argparse.Namespace) -> int:
                 wheels[name] = _fetch(need, where, tool, folder)
             verify.fits(wheels[name].manifest, [gpu.capability for gpu in need.gpus], system)
         requirements = {
-            wheel.requirement: repack.write(wheel.files, wheel.requirement, judged)
+            wheel.requirement: repack.write(wheel.files, wheel.requirement, checked)
             for wheel in wheels.values()
         }
         files = {name: len(one) for wheel in wheels.values() for name, one in wheel.files.items()}
@@ -95,7 +95,7 @@ def run(chosen: argparse.Namespace) -> int:
             print(f"would install {_listed(requirements)} into {sys.prefix}; nothing was changed")
             return 0
         with destination.without_remains(files):
-            tool.install(list(requirements.values()), judged)
+            tool.install(list(requirements.values()), checked)
     _check_found(requirements)
     print(f"installed {_listed(requirements)} into {sys.prefix}; `flashvar doctor` shows what runs")
     return 0

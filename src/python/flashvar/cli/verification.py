@@ -51,7 +51,7 @@ def check(report: Report, number: int, *, seconds: float = SECONDS) -> Verificat
                     left += 1
                     continue
                 candidate = decision.chosen.candidate if decision.chosen else ""
-                checked.append(judge(op, case, candidate, torch.device("cuda", number)))
+                checked.append(check_case(op, case, candidate, torch.device("cuda", number)))
     return Verification(device, tuple(checked), left, unchecked)
 
 
@@ -74,14 +74,14 @@ def _words(kind: tuple[str, Decision]) -> str:
     return str(kind[1].request)
 
 
-def judge(op: str, case: Case, candidate: str, device: torch.device) -> Checked:
+def check_case(op: str, case: Case, candidate: str, device: torch.device) -> Checked:
     """Make a call on the device and, in float64, on the CPU; compare all results."""
     try:
         found = _results(case, {name: one.to(device) for name, one in case.inputs.items()})
     except BackendUnavailableError as error:
         if case.leaves:  # the gradients may have no kernel here, which `doctor` says
             forward = replace(case, name=f"{case.name} forward", leaves=())
-            return judge(op, forward, candidate, device)
+            return check_case(op, forward, candidate, device)
         return _raised(op, case, candidate, error)
     except Exception as error:  # whatever a launch raises is an outcome
         return _raised(op, case, candidate, error)

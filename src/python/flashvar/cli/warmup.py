@@ -144,7 +144,7 @@ def run(options: WarmupOptions, *, as_json: bool, system: System | None = None) 
     report = Report(_target(options, device), system.triton_cache)
     wanted = []
     for kind in options.kinds:
-        outcome = _judge(kind, options, system, device)
+        outcome = _outcome_of(kind, options, system, device)
         report.outcomes.append(outcome)
         if outcome.state == _READY:
             wanted.append(outcome)
@@ -203,7 +203,7 @@ def _target(options: WarmupOptions, device: Device) -> str:
     return f"cuda:{device.index}, {device.name}"
 
 
-def _judge(kind: Kind, options: WarmupOptions, system: System, device: Device) -> Outcome:
+def _outcome_of(kind: Kind, options: WarmupOptions, system: System, device: Device) -> Outcome:
     """Whether Triton runs a kind of call, a compiled kernel does, or nothing can."""
     overrides, inventory = Overrides.from_environment(), Inventory()
     if options.architecture is not None:

@@ -1,7 +1,8 @@
 """The installers: pip, or uv where the environment has no pip.
 
-Each fetches a wheel into a folder of its own, unpacked, so that it is judged before the environment
-changes. What is installed by name is packed of the files that were judged, and has its hash.
+Each fetches a wheel into a folder of its own, unpacked, so that it is checked before the
+environment changes. The checked files are packed again, and that wheel is installed by name and
+hash.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Judges a wheel that was fetched and unpacked, before it is installed."""
+"""Checks a wheel that was fetched and unpacked, before it is installed."""
 
 from __future__ import annotations
 

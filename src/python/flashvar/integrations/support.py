@@ -34,7 +34,7 @@ def unsupported(
     try:
         return _kept[key]
     except KeyError:
-        return _kept.setdefault(key, _judge(*key))
+        return _kept.setdefault(key, _reason(*key))
 
 
 # torch.compile calls the function at trace time and treats the result as a constant. This is what
@@ -42,7 +42,7 @@ def unsupported(
 unsupported._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _judge(
+def _reason(
     dtype: torch.dtype,
     device: torch.device,
     head_dim: int,

@@ -34,7 +34,7 @@ def select(
     inventory: Inventory,
     overrides: Overrides = _NO_OVERRIDES,
 ) -> Decision:
-    """Judge every candidate for `request`; does not raise on any machine."""
+    """The decision for `request`: a result for every candidate. Never raises."""
     device = None if request.device is None else system.device(request.device)
     common = _other_backend_named("cuda", overrides) or _no_cuda(request, device, system)
     missing = None
@@ -47,22 +47,22 @@ def select(
         missing = CandidateResult("cuda", "cuda", False, common.reason)
     binaries = [
         *(
-            (binary.kind, _judge_binary(request, device, system, binary, overrides, common))
+            (binary.kind, _result_of_binary(request, device, system, binary, overrides, common))
             for binary in inventory.binaries
         ),
-        *(_judge_rejected(rejected, device, common) for rejected in inventory.rejected),
+        *(_result_of_rejected(rejected, device, common) for rejected in inventory.rejected),
     ]
     results = [
         *([] if missing is None else [missing]),
         *_nearest_first(binaries, device),
-        _judge_triton(request, device, system, overrides),
-        _judge_reference(request, overrides),
+        _result_of_triton(request, device, system, overrides),
+        _result_of_reference(request, overrides),
     ]
     return Decision(request, tuple(results), overrides.strict)
 
 
 def _nearest_first(
-    judged: list[tuple[BinaryKind | None, CandidateResult]], device: Device | None
+    results: list[tuple[BinaryKind | None, CandidateResult]], device: Device | None
 ) -> list[CandidateResult]:
     """Results sorted: binaries that run on the device first, the highest architecture first."""
     capability = (0, 0) if device is None else device.capability
@@ -74,7 +74,7 @@ def _nearest_first(
         major, minor = kind.architecture.capability
         return (0 if kind.architecture.runs_on(capability) else 2, -major, -minor, -kind.cuda)
 
-    return [result for _, result in sorted(judged, key=rank)]
+    return [result for _, result in sorted(results, key=rank)]
 
 
 def _other_backend_named(backend: str, overrides: Overrides) -> Rejection | None:
@@ -131,7 +131,7 @@ def _missing_binary(
     return CandidateResult(candidate, "cuda", False, NOT_INSTALLED, "nox -s build-dev")
 
 
-def _judge_rejected(
+def _result_of_rejected(
     rejected: RejectedFolder, device: Device | None, common: Rejection | None
 ) -> tuple[BinaryKind | None, CandidateResult]:
     """The result of a rejected binary; with the fix, if the device could use the binary."""
@@ -146,7 +146,7 @@ def _judge_rejected(
     return kind, CandidateResult(candidate, "cuda", False, reason, fix)
 
 
-def _judge_binary(
+def _result_of_binary(
     request: Request,
     device: Device | None,
     system: System,
@@ -179,7 +179,7 @@ def _larger_axes(request: Request, kernel: KernelRow | None) -> str:
     return ",".join(larger)
 
 
-def _judge_triton(
+def _result_of_triton(
     request: Request, device: Device | None, system: System, overrides: Overrides
 ) -> CandidateResult:
     rejection = next(_triton_rejections(request, device, system, overrides), None)
@@ -237,7 +237,7 @@ def _triton_rejections(
         )
 
 
-def _judge_reference(request: Request, overrides: Overrides) -> CandidateResult:
+def _result_of_reference(request: Request, overrides: Overrides) -> CandidateResult:
     spec = request.spec
     rejection = _other_backend_named("reference", overrides)
     unnamed = request.device is not None and overrides.backend == "auto"

@@ -91,7 +91,7 @@ OF_THE_FACTORY: Final[tuple[Check, ...]] = (
 
 
 def audit(path: Path, expected: Expectations | None = None) -> Report:
-    """Judge the wheel at `path`; PackagingError when there is no file of a wheel's name."""
+    """Check the wheel at `path`; PackagingError when there is no file of a wheel's name."""
     expected = expected or Expectations()
     wheel = facts.gather(path)
     checks = OF_EVERY_WHEEL

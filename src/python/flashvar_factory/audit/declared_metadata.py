@@ -18,7 +18,7 @@ from flashvar_factory.inspect import core_metadata
 
 _GROUP = re.compile(r"\([^()]*\)")
 _TYPES: Final = {".md": "text/markdown", ".rst": "text/x-rst", ".txt": "text/plain"}
-_JUDGED: Final = ("metadata_version", "requires_dist", "provides_extra")
+_COMPARED_APART: Final = ("metadata_version", "requires_dist", "provides_extra")
 
 
 def differences(
@@ -32,7 +32,7 @@ def differences(
     release = version.read(config, root)
     wanted = _fields(project, folder, release)
     found = {key: value for key, value in core_metadata.stated(content).items() if value}
-    for field in sorted({*wanted, *found} - {*_JUDGED}):
+    for field in sorted({*wanted, *found} - {*_COMPARED_APART}):
         right, stated = wanted.get(field), found.get(field)
         if isinstance(stated, str):
             stated = stated.strip("\n")

@@ -21,7 +21,7 @@ BUDGET: Final = 20_000_000
 
 @dataclass(frozen=True)
 class Expectations:
-    """Facts of the project. Without them a wheel is judged by what it says of itself."""
+    """Facts of the project. Without them a wheel is checked against what it says of itself."""
 
     architectures: Mapping[str, Architecture] = field(default_factory=lambda: MappingProxyType({}))
     functions: frozenset[str] = frozenset()  # that every library exports

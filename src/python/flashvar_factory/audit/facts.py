@@ -1,4 +1,4 @@
-"""Gathers everything the checks judge of a wheel, once and in memory."""
+"""Gathers everything that the checks of a wheel need, once and in memory."""
 
 from __future__ import annotations
 

@@ -42,10 +42,10 @@ def platform(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
         return
     calls_torch = any(manifest.torch is not None for _, manifest in pairs(wheel))
     brought = torch_coupling.LIBRARIES if calls_torch else frozenset[str]()
-    yield from _judge(wheel, min(floors), platform_tag.ask(wheel.path, wheel.name, brought))
+    yield from _compared(wheel, min(floors), platform_tag.ask(wheel.path, wheel.name, brought))
 
 
-def _judge(wheel: Wheel, floor: Version, answer: Policy | str) -> Iterator[Finding]:
+def _compared(wheel: Wheel, floor: Version, answer: Policy | str) -> Iterator[Finding]:
     tag = ".".join(wheel.platforms)
     if isinstance(answer, str):
         yield Finding(

@@ -133,7 +133,7 @@ def listed(root: Path) -> frozenset[str] | None:
 
 @functools.cache
 def factory() -> str:
-    """The hash of this factory's modules: another version may judge the same input otherwise."""
+    """The hash of this factory's modules, on which the outcome of every step depends."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         content = path.read_bytes()

@@ -81,7 +81,7 @@ def differences(file: elf.Elf, number: int, registers: Mapping[int, int]) -> Ite
 
 def _header(file: elf.Elf, number: int) -> Iterator[str]:
     if file.abi_version not in _HEADERS:
-        return  # of a toolkit that no wheel of a factory is made with: its version is judged
+        return  # of a toolkit that no wheel of a factory is made with: its version is checked
     found = (file.system, file.version)
     if file.kind != _EXECUTABLE_FILE or found != _HEADERS[file.abi_version] or file.entry:
         yield (

@@ -87,7 +87,7 @@ class Since:
 
 
 @dataclass(frozen=True)
-class Judged:
+class RecordResult:
     """Whether a record covers a released binary, and why not."""
 
     record: GpuRun
@@ -100,7 +100,7 @@ def choose(root: Path, wanted: Sequence[Need]) -> dict[str, list[GpuRun]]:
     """The records that count, by what they show; ReleaseError where something has none."""
     records, found, lacking = gpu_runs.read(root), dict[str, list[GpuRun]](), []
     for need in wanted:
-        every = judged(root, need, records)
+        every = results(root, need, records)
         used = {r.file: r for one in every if one.reason is None for r in (one.record, *one.parts)}
         found[need.name] = list(used.values())
         if not used:
@@ -110,12 +110,12 @@ def choose(root: Path, wanted: Sequence[Need]) -> dict[str, list[GpuRun]]:
     return found
 
 
-def judged(root: Path, need: Need, records: Sequence[GpuRun]) -> list[Judged]:
+def results(root: Path, need: Need, records: Sequence[GpuRun]) -> list[RecordResult]:
     """Whether each record of a need covers what is released, and why not."""
     mine = [one for one in records if need.concerns(one)]
     commits = {binary.revision for one in mine for binary in need.binaries(one)} - {None}
     since = {commit: _since(root, need, commit) for commit in commits if commit is not None}
-    return [judge(need, one, mine, since) for one in mine]
+    return [result(need, one, mine, since) for one in mine]
 
 
 def _since(root: Path, need: Need, revision: str) -> Since | None:
@@ -150,13 +150,13 @@ def owners(root: Path, need: Need, touched: Iterable[str] = ()) -> dict[str, str
     return own_sources.owners(names, included, ops)
 
 
-def judge(
+def result(
     need: Need, record: GpuRun, records: Iterable[GpuRun], since: Mapping[str, Since | None]
-) -> Judged:
+) -> RecordResult:
     """What a record says, with others for the ops that changed since its commit."""
     reason = next(_reasons(need, record, since), None)
     if reason is not None:
-        return Judged(record, reason)
+        return RecordResult(record, reason)
     changed: dict[str, tuple[str, ...]] = {}
     for binary in need.binaries(record):
         found = since[binary.revision or ""]
@@ -178,7 +178,7 @@ def judge(
                 f"{_shown(files)}, which only {op} uses, changed after its commit: a record of the "
                 f"tests of {op} is enough, found {why_not}"
             )
-    return Judged(record, "; ".join(said) or None, tuple(parts), tuple(rerun))
+    return RecordResult(record, "; ".join(said) or None, tuple(parts), tuple(rerun))
 
 
 def _reasons(need: Need, record: GpuRun, since: Mapping[str, Since | None]) -> Iterator[str]:
@@ -276,7 +276,7 @@ def _differences(
         )
 
 
-def _lacking(root: Path, need: Need, every: Sequence[Judged]) -> str:
+def _lacking(root: Path, need: Need, every: Sequence[RecordResult]) -> str:
     found = "; ".join(f"{one.record.file}: {one.reason}" for one in every) or "none"
     what = "Triton kernels" if need.name == TRITON else f"the binary of {need.name}"
     partly = next((one for one in every if one.ops_to_rerun), None)

@@ -51,7 +51,7 @@ class Stage(Protocol):
 def run(release: Release, stages: Mapping[str, Stage]) -> dict[str, Outcome]:
     """Every step of every stage, in order; the first error ends the release.
 
-    ReleaseError where a file is not the one that its step made: what judged it saw another.
+    ReleaseError where a file changed after its step made it: a check may have read other bytes.
     """
     done: dict[str, Outcome] = {}
     made: list[Step] = []
