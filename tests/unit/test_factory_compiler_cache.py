@@ -93,7 +93,9 @@ def test_shards_are_a_partition_by_distribution(count: int) -> None:
 
 
 def test_a_shard_is_of_what_was_selected() -> None:
-    assert [build.architecture.name for build in shard("arch=sm_80,sm_89 shard=2/2")] == ["sm_89"]
+    assert [build.target.architecture.name for build in shard("arch=sm_80,sm_89 shard=2/2")] == [
+        "sm_89"
+    ]
 
 
 def test_the_first_shard_makes_what_is_of_no_architecture() -> None:

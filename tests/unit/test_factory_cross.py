@@ -140,7 +140,7 @@ PLATFORMS = {
 @pytest.mark.parametrize("words", PLATFORMS)
 def test_variants_toml_says_which_wheels_a_platform_has(words: str) -> None:
     builds = selected(words)
-    assert [build.architecture.name for build in builds] == PLATFORMS[words]
+    assert [build.target.architecture.name for build in builds] == PLATFORMS[words]
     assert {build.platform for build in builds} == {words.split()[0].partition("=")[2]}
 
 
@@ -152,7 +152,7 @@ def test_a_wheel_that_a_platform_lacks_is_refused() -> None:
 def test_a_platform_is_one_word_of_data() -> None:
     line = 'distribution = "flashvar-sm80"'
     config = schema.parse(TEXT.replace(line, f'{line}, platforms = ["aarch64"]'))
-    assert [build.architecture.name for build in selected("platform=aarch64", config)] == [
+    assert [build.target.architecture.name for build in selected("platform=aarch64", config)] == [
         "sm_80",
         "sm_90",
     ]

@@ -57,7 +57,7 @@ def test_kernel_axes_follow_the_order_of_the_op() -> None:
 
 def test_dev_takes_its_defaults_without_a_device() -> None:
     (build,) = developed("")
-    assert build.architecture.name == "sm_80"
+    assert build.target.architecture.name == "sm_80"
     assert [kernel.name for kernel in build.kernels] == [
         "attention_fwd_bf16_hdim64",
         "attention_fwd_fp16_hdim64",
@@ -76,7 +76,7 @@ NATIVE = {
 @pytest.mark.parametrize(("capabilities", "names"), NATIVE.values(), ids=NATIVE)
 def test_native(capabilities: list[this_machine.Capability], names: list[str]) -> None:
     builds = developed("arch=native", *capabilities)
-    assert [build.architecture.name for build in builds] == names
+    assert [build.target.architecture.name for build in builds] == names
 
 
 def test_native_that_nothing_serves_lists_what_there_is() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from flashvar.binaries.install_commands import public
 from flashvar.binaries.manifest import FILE_NAME, Manifest
@@ -161,16 +162,10 @@ def _configured(manifest: Manifest, expected: Expectations) -> Iterator[tuple[st
     yield "torch of variants.toml", config.project.torch, manifest.torch
     yield "distribution", target.distribution, manifest.distribution
     build = Build(
-        manifest.architecture,
-        manifest.architecture.code,
-        target.family,
-        target.shared_memory,
-        target.distribution,
+        replace(target, architecture=manifest.architecture),
         manifest.code_kinds,
         tuple(library_facts.kernel(row) for row in manifest.kernels),
         manifest.platform.removeprefix("linux_"),
-        target.toolkit,
-        target.ran,
         config.project.torch,
     )
     if build.platform not in target.platforms:

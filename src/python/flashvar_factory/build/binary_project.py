@@ -56,8 +56,8 @@ def head(
     What is written after it continues [tool.scikit-build].
     """
     project = config.project.name
-    summary = summary_of(project, build.architecture)
-    readme = readme_of(project, build.distribution, build.architecture)
+    summary = summary_of(project, build.target.architecture)
+    readme = readme_of(project, build.distribution, build.target.architecture)
     return f"""\
 [build-system]
 requires = {json.dumps(list(requires), indent=2)}

@@ -51,9 +51,8 @@ def configure(
             f"{' '.join(found)}; work in another folder"
         )
     labelled = version.of_build(version.read(config, root), build, config)
-    toolkit = Toolkit(
-        "nvcc", toolchain.version, None if build.toolkit is None else build.toolkit.version
-    )
+    older = build.target.toolkit
+    toolkit = Toolkit("nvcc", toolchain.version, None if older is None else older.version)
     facts = render.Facts(
         version=labelled,
         source=source.gather(root, source.identity(build, labelled, toolkit, lineinfo=lineinfo)),

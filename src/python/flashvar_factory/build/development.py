@@ -40,7 +40,7 @@ def build(
     The manifest is removed first and comes back last: what an interrupted build leaves is not
     taken for a binary.
     """
-    toolchain = older_cuda.complete(toolchain, build.toolkit, root)
+    toolchain = older_cuda.complete(toolchain, build.target.toolkit, root)
     directory = root / FOLDER / build.kind.name
     with process.locked(directory):
         plan = configure(config, build, toolchain, root=root, directory=directory, lineinfo=True)

@@ -40,17 +40,17 @@ class Facts:
 def instance(kernel: Kernel, build: Build, config: Config) -> str:
     """The translation unit of one kernel: its row of the kernel table, and its facts."""
     name, project, op = kernel.name, config.project.name, config.ops[kernel.function]
-    capability = 10 * build.architecture.major + build.architecture.minor
-    target = f"Target<{capability}, {build.shared_memory}>"
+    capability = 10 * build.target.architecture.major + build.target.architecture.minor
+    target = f"Target<{capability}, {build.target.shared_memory}>"
     arguments = ", ".join([target, *(_argument(axis, value) for axis, value in kernel.axes)])
     return f"""\
 // {_MARK}
-#include "{build.family}/{op.launcher}.cuh"
+#include "{build.target.family}/{op.launcher}.cuh"
 
 namespace {project} {{
 
 using Launch_{name} =
-    {build.family}::{op.launcher_class}<{arguments}>;
+    {build.target.family}::{op.launcher_class}<{arguments}>;
 
 extern const {op.camel}Kernel {name};
 const {op.camel}Kernel {name} = Launch_{name}::row();
@@ -84,7 +84,7 @@ def _kernel_table(kernels: Sequence[Kernel], op: Op) -> str:
 def build_info(build: Build, facts: Facts) -> str:
     """What the library states of itself."""
     document = {
-        "architecture": build.architecture.name,
+        "architecture": build.target.architecture.name,
         "version": facts.version,
         "source_hash": facts.source.hash,
     }
@@ -93,7 +93,7 @@ def build_info(build: Build, facts: Facts) -> str:
 
 def plan_cmake(build: Build, facts: Facts, config: Config, directory: Path) -> str:
     """What CMake includes: the variables of the build, and the function that builds it."""
-    code = build.architecture.code
+    code = build.target.architecture.code
     kinds = [f"{code}-real"] + ([f"{code}-virtual"] if "ptx" in build.code_kinds else [])
     instances = [
         (directory / "instances" / f"{kernel.name}.cu").as_posix() for kernel in build.kernels
@@ -108,7 +108,7 @@ def plan_cmake(build: Build, facts: Facts, config: Config, directory: Path) -> s
         "PLAN_JSON": (directory / "plan.json").as_posix(),
         "LINEINFO": "ON" if facts.lineinfo else "OFF",
         # zstd makes device code small, and needs a driver that supports CUDA 12.4.
-        "COMPRESSION": "speed" if build.toolkit else "size",
+        "COMPRESSION": "speed" if build.target.toolkit else "size",
     }
     if build.torch is not None and facts.torch is not None:
         variables["TORCH_DIR"] = facts.torch.as_posix()
@@ -155,14 +155,14 @@ def plan_json(build: Build, facts: Facts, config: Config) -> str:
         "version": facts.version,
         "distribution": build.distribution,
         "source": vars(facts.source),
-        "code": build.code,
+        "code": build.target.architecture.code,
         "code_kinds": build.code_kinds,
         "toolkit": {key: value for key, value in vars(facts.toolkit).items() if value},
         "minimum_driver": vars(driver.minimum((major, minor), build.code_kinds)),
-        "ran": build.ran,
+        "ran": build.target.ran,
         "torch": build.torch,
         "platform": f"linux_{build.platform}",
-        "family": build.family,
+        "family": build.target.family,
         "kernels": [{"op": kernel.function, "axes": dict(kernel.axes)} for kernel in build.kernels],
     }
     return json.dumps(document, indent=1) + "\n"

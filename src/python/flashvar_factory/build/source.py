@@ -38,7 +38,9 @@ def stated(root: Path) -> tuple[str | None, bool | None]:
 def identity(build: Build, labelled: str, toolkit: Toolkit, *, lineinfo: bool) -> str:
     """The parts of the plan that affect the binary, without paths."""
     names = [kernel.name for kernel in build.kernels]
-    parts = [labelled, build.code, build.family, build.shared_memory, build.code_kinds, names]
+    target = build.target
+    made_for = [target.architecture.code, target.family, target.shared_memory]
+    parts = [labelled, *made_for, build.code_kinds, names]
     coupled = [] if build.torch is None else [build.torch]
     return json.dumps([*parts, vars(toolkit), build.platform, lineinfo, *coupled])
 

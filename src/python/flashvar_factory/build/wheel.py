@@ -45,7 +45,7 @@ def binary(
     jobs: int | None,
 ) -> Path:
     """Build the wheel of one binary distribution into `output`."""
-    toolchain = older_cuda.complete(toolchain, build.toolkit, root)
+    toolchain = older_cuda.complete(toolchain, build.target.toolkit, root)
     directory = root / FOLDER / build.platform / build.distribution
     with process.locked(directory):
         plan = configure(config, build, toolchain, root=root, directory=directory)

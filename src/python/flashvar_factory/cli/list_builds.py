@@ -54,7 +54,8 @@ def run(arguments: argparse.Namespace) -> None:
         return
     for one in builds:
         labelled = version.of_build(release, one, config)
-        print(f"{one.distribution} {labelled}: code {one.code}, {len(one.kernels)} kernels")
+        code = one.target.architecture.code
+        print(f"{one.distribution} {labelled}: code {code}, {len(one.kernels)} kernels")
         for kernel in one.kernels:
             print(f"  {kernel.name}")
 
@@ -88,13 +89,13 @@ def document(config: Config, release: str, builds: Sequence[Build]) -> dict[str,
         "builds": [
             {
                 "kind": one.kind.name,
-                "code": one.code,
+                "code": one.target.architecture.code,
                 "code_kinds": one.code_kinds,
                 "platform": one.platform,
-                "family": one.family,
-                "shared_memory": one.shared_memory,
+                "family": one.target.family,
+                "shared_memory": one.target.shared_memory,
                 "distribution": one.distribution,
-                "toolkit": None if one.toolkit is None else one.toolkit.ptxas,
+                "toolkit": None if one.target.toolkit is None else one.target.toolkit.ptxas,
                 "version": version.of_build(release, one, config),
                 "kernels": [
                     {"name": kernel.name, "op": kernel.function, **dict(kernel.axes)}

@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Write plan.cmake and what it needs, and variables.cmake."""
     selection = selected.read(arguments)
     (one,) = selection.for_release()
-    compiler = older_cuda.complete(selection.compiler(), one.toolkit, arguments.root)
+    compiler = older_cuda.complete(selection.compiler(), one.target.toolkit, arguments.root)
     plan = configuring.configure(
         selection.config, one, compiler, root=arguments.root, directory=arguments.output
     )

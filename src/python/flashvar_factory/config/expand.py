@@ -6,11 +6,10 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from flashvar.binaries.variant import CUDA, Architecture, BinaryKind, Kernel
+from flashvar.binaries.variant import BinaryKind, Kernel
 from flashvar.errors import ConfigurationError
 from flashvar_factory.config import this_machine
 from flashvar_factory.config.axes import BuildAxis
-from flashvar_factory.config.older_toolkits import OlderToolkit
 from flashvar_factory.config.schema import PLATFORMS, Config, Target
 from flashvar_factory.config.selection_arguments import NATIVE, SelectionArguments
 from flashvar_factory.config.suggestions import listed
@@ -31,24 +30,23 @@ class Selection:
 
 @dataclass(frozen=True)
 class Build:
-    """One binary: an architecture and the kernels in it."""
+    """One binary: its target, and the kernels in it."""
 
-    architecture: Architecture
-    code: str  # passed to the compiler, e.g. "90a"
-    family: str
-    shared_memory: int  # bytes a block may have on this architecture
-    distribution: str
+    target: Target
     code_kinds: tuple[str, ...]  # ("sass",) or ("sass", "ptx")
     kernels: tuple[Kernel, ...]
     platform: str  # the processor it runs beside: "x86_64", "aarch64"
-    toolkit: OlderToolkit | None = None  # that makes the machine code; None: the compiler's own
-    ran: str = Target.ran  # where tests of the architecture's kernels have run
     torch: str | None = None  # the oldest whose stable ABI the library calls
 
     @property
     def kind(self) -> BinaryKind:
-        """The architecture, and the CUDA major whose drivers run the binary."""
-        return BinaryKind(self.architecture, self.toolkit.cuda if self.toolkit else CUDA)
+        """The kind of its target."""
+        return self.target.kind
+
+    @property
+    def distribution(self) -> str:
+        """The distribution of its target."""
+        return self.target.distribution
 
     @property
     def stem(self) -> str:
@@ -120,17 +118,11 @@ def expand(config: Config, selection: Selection) -> tuple[Build, ...]:
         )
     return tuple(
         Build(
-            target.architecture,
-            target.architecture.code,
-            target.family,
-            target.shared_memory,
-            target.distribution,
+            target,
             # An older driver cannot read the PTX of this compiler.
             ("sass", "ptx") if selection.ptx and target.toolkit is None else ("sass",),
             kernels,
             selection.platform,
-            target.toolkit,
-            target.ran,
             config.project.torch,
         )
         for target in (config.targets[name] for name in selection.targets)

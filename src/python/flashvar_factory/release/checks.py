@@ -27,8 +27,7 @@ from flashvar_factory.config import toml_table, version
 from flashvar_factory.config.expand import expand_platforms
 from flashvar_factory.config.schema import Config
 from flashvar_factory.config.selection_arguments import SelectionArguments
-from flashvar_factory.errors import ReleaseError, SmokeError
-from flashvar_factory.index import serve
+from flashvar_factory.errors import ReleaseError
 from flashvar_factory.inspect import json_text, zip_file
 from flashvar_factory.release import (
     checkout,
@@ -224,16 +223,13 @@ def installed(release: ReleaseFiles) -> str:
     with tempfile.TemporaryDirectory(prefix="index-") as folder:
         site = Path(folder, "site")
         index.write(release.folder, site)
-        with serve.serving(site) as address:
-            report = smoke.run(
-                release.folder,
-                root=release.root,
-                config=release.config,
-                pythons=release.pythons,
-                index_url=address,
-            )
-    if not report.ok:
-        raise SmokeError("expected wheels that install and work, found errors: see above")
+        report = smoke.run_with_index(
+            release.folder,
+            site,
+            root=release.root,
+            config=release.config,
+            pythons=release.pythons,
+        )
     return f"{len(report.checks)} environments are fine"
 
 

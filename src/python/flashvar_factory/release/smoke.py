@@ -24,7 +24,8 @@ from packaging.utils import canonicalize_name
 
 from flashvar_factory.build import process
 from flashvar_factory.config.schema import Config
-from flashvar_factory.errors import PackagingError
+from flashvar_factory.errors import PackagingError, SmokeError
+from flashvar_factory.index import serve
 from flashvar_factory.inspect import archive, core_metadata
 from flashvar_factory.inspect.plain_text import plain
 from flashvar_factory.release.pythons import Python
@@ -105,6 +106,20 @@ def run(
                 checks.append(_check(python, installer, extra, subject, root, config))
                 print("\n".join(_lines(checks[-1])), flush=True)
     return Report(tuple(checks))
+
+
+def run_with_index(
+    wheels: Path, site: Path, *, root: Path, config: Config, pythons: Sequence[Python]
+) -> Report:
+    """`run` with the index of `wheels` in `site`; SmokeError if an environment does not work."""
+    with serve.serving(site) as address:
+        report = run(wheels, root=root, config=config, pythons=pythons, index_url=address)
+    if not report.ok:
+        names = ", ".join(str(python.executable) for python in pythons)
+        raise SmokeError(
+            f"expected wheels that install and work with {names}, found errors: see above"
+        )
+    return report
 
 
 def _lines(check: Check) -> Iterator[str]:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 from flashvar_factory.errors import SmokeError
-from flashvar_factory.index import serve
 from flashvar_factory.release import smoke
 from flashvar_factory.release.pipeline import Release, files_of
 from flashvar_factory.release.pythons import Python
@@ -25,18 +24,13 @@ def steps(release: Release, done: Mapping[str, Outcome]) -> Iterator[Step]:
 
 
 def _install(release: Release, python: Python) -> Outcome:
-    with serve.serving(index.site(release)) as address:
-        report = smoke.run(
-            release.wheels,
-            root=release.root,
-            config=release.config,
-            pythons=[python],
-            index_url=address,
-        )
-    if not report.ok:
-        raise SmokeError(
-            f"expected wheels that install and work with {python.executable}, found errors: above"
-        )
+    report = smoke.run_with_index(
+        release.wheels,
+        index.site(release),
+        root=release.root,
+        config=release.config,
+        pythons=[python],
+    )
     return Outcome(
         f"{len(report.checks)} environments are fine",
         facts={"checks": json.loads(report.to_json())["checks"]},

@@ -23,10 +23,11 @@ def steps(release: Release, done: Mapping[str, Outcome]) -> Iterator[Step]:
     for name, make in wheel.makers(release.config, release.root).items():
         yield Step(f"wheels/{name}", sources, partial(_own, release, make))
     for build, compiler in release.builds:
+        code, toolkit = build.target.architecture.code, build.target.toolkit
         inputs = {
             **sources,
-            "build": [build.platform, build.code, build.code_kinds, build.distribution],
-            "toolkit": None if build.toolkit is None else vars(build.toolkit),
+            "build": [build.platform, code, build.code_kinds, build.distribution],
+            "toolkit": None if toolkit is None else vars(toolkit),
             "kernels": [kernel.name for kernel in build.kernels],
             "compilers": compiled_by.facts(compiler),
         }
