@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import torch
 
-from flashvar.ops.arguments import refuses_unknown_kinds
+from flashvar.ops.arguments import refuses_unknown_subclasses
 from flashvar.ops.attention.flash_attn import (
     Result,
     SharedArguments,
@@ -245,7 +245,7 @@ def flash_attn_varlen_kvpacked_func(
     return varlen(q, k, v, *packing, arguments)
 
 
-@refuses_unknown_kinds
+@refuses_unknown_subclasses
 def flash_attn_with_kvcache(
     q: torch.Tensor,
     k_cache: torch.Tensor,

@@ -142,11 +142,11 @@ def _holdings(held: tuple[KernelRow, ...]) -> str:
     for function in dict.fromkeys(row.function for row in held):
         mine = [row for row in held if row.function == function]
         dtypes = ", ".join(sorted({row.dtype for row in mine if row.dtype is not None}))
-        alike.setdefault(_joined(dtypes, _kinds(function, mine)), []).append(function)
+        alike.setdefault(_joined(dtypes, _axis_values(function, mine)), []).append(function)
     return "; ".join(f"{', '.join(functions)} {what}" for what, functions in alike.items())
 
 
-def _kinds(function: str, rows: Sequence[KernelRow]) -> str:
+def _axis_values(function: str, rows: Sequence[KernelRow]) -> str:
     """The axis values of kernels in words; or that this flashvar does not know the function."""
     spec = ops.find(function)
     if spec is None:

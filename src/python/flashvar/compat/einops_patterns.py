@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeAlias
 import torch
 
 from flashvar.errors import InvalidInputError, ShapeError
-from flashvar.ops.arguments import check_strided, count, refuses_unknown_kinds
+from flashvar.ops.arguments import check_strided, count, refuses_unknown_subclasses
 
 _TOKEN: Final = re.compile(r"\.\.\.|[A-Za-z][A-Za-z0-9_]*|[0-9]+|\S")
 _DOTS: Final = "..."
@@ -27,7 +27,7 @@ class _Pattern(NamedTuple):
     lengths: dict[str, int]
 
 
-@refuses_unknown_kinds
+@refuses_unknown_subclasses
 def rearrange(
     tensor: torch.Tensor | Sequence[torch.Tensor], pattern: str, **axes_lengths: int
 ) -> torch.Tensor:
@@ -50,7 +50,7 @@ def rearrange(
     return _apply(x, read)
 
 
-@refuses_unknown_kinds
+@refuses_unknown_subclasses
 def repeat(
     tensor: torch.Tensor | Sequence[torch.Tensor], pattern: str, **axes_lengths: int
 ) -> torch.Tensor:

@@ -71,21 +71,21 @@ def check_backend(backend: Any) -> None:
         )
 
 
-def refuse_unknown_kinds(error: TypeError, tensors: tuple[object, ...]) -> None:
+def refuse_unknown_subclasses(error: TypeError, tensors: tuple[object, ...]) -> None:
     """Raise an InvalidInputError if a tensor subclass does not implement an op; else do nothing.
 
     `error` is what torch raised while it dispatched `tensors`.
     """
-    kinds = {type(x).__name__ for x in tensors if isinstance(x, torch.Tensor)}
+    names = {type(x).__name__ for x in tensors if isinstance(x, torch.Tensor)}
     if str(error).startswith(("Multiple dispatch failed", "no implementation found")):
         raise InvalidInputError(
             "tensors must be of types that implement flashvar's ops and torch's views, found "
-            f"{', '.join(sorted(kinds))}: convert them to plain tensors, and pass what "
+            f"{', '.join(sorted(names))}: convert them to plain tensors, and pass what "
             "else they hold as arguments"
         ) from error
 
 
-def refuses_unknown_kinds(
+def refuses_unknown_subclasses(
     function: Callable[_Arguments, _Result],
 ) -> Callable[_Arguments, _Result]:
     """Decorator: a tensor subclass that does not implement an op raises InvalidInputError."""
@@ -95,7 +95,7 @@ def refuses_unknown_kinds(
         try:
             return function(*arguments, **options)
         except TypeError as error:
-            refuse_unknown_kinds(error, (*arguments, *options.values()))
+            refuse_unknown_subclasses(error, (*arguments, *options.values()))
             raise
 
     return wrapped

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flashvar.ops.arguments import refuse_unknown_kinds
+from flashvar.ops.arguments import refuse_unknown_subclasses
 from flashvar.ops.dispatch_modes import is_compiling
 from flashvar.ops.flop_formulas import tell_counters
 
@@ -18,5 +18,5 @@ def dispatched(op: Any, *arguments: Any) -> Any:
         return op(*arguments)
     except TypeError as error:
         laid_flat = [y for x in arguments for y in (x if isinstance(x, list) else (x,))]
-        refuse_unknown_kinds(error, tuple(laid_flat))
+        refuse_unknown_subclasses(error, tuple(laid_flat))
         raise

@@ -130,7 +130,7 @@ def _no_kernel(request: Request, binary: Binary) -> Rejection:
     dtypes = sorted({row.dtype for row in rows if row.dtype is not None})
     if dtypes and request.dtype not in dtypes:
         return Rejection(f"holds dtypes {', '.join(dtypes)}, not {request.dtype}")
-    held = _kinds(request.spec, (row for row in rows if row.dtype == request.dtype))
+    held = _axis_values(request.spec, (row for row in rows if row.dtype == request.dtype))
     words = kind_text(request.spec.axes, *held)
     asked = request.kind if len(request.axes) > 1 else "".join(map(value_text, request.axes))
     return Rejection(
@@ -138,7 +138,7 @@ def _no_kernel(request: Request, binary: Binary) -> Rejection:
     )
 
 
-def _kinds(spec: OpSpec, rows: Iterable[KernelRow]) -> list[tuple[Value, ...]]:
+def _axis_values(spec: OpSpec, rows: Iterable[KernelRow]) -> list[tuple[Value, ...]]:
     found = (values_of(spec, row) for row in rows)
     return sorted({values for values in found if values is not None})
 
@@ -155,9 +155,9 @@ def _add_kernel(request: Request, binary: Binary) -> str | None:
     values: dict[str, set[Value]] = {}
     for spec in specs():
         rows = (row for row in binary.manifest.kernels if row.function in spec.functions)
-        kinds = {*_kinds(spec, rows), *([added] if spec is request.spec else [])}
+        every = {*_axis_values(spec, rows), *([added] if spec is request.spec else [])}
         for index, axis in enumerate(spec.axes):
-            values.setdefault(axis.name, set()).update(kind[index] for kind in kinds)
+            values.setdefault(axis.name, set()).update(one[index] for one in every)
     words = [f"arch={binary.kind.name}"]
     words += [
         # Of two ops 64 may be one integer and two: one text.

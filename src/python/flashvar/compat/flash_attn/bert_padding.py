@@ -9,7 +9,7 @@ import torch
 from flashvar.compat.einops_patterns import rearrange, repeat
 from flashvar.compat.not_provided import refuse_name
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, ShapeError
-from flashvar.ops.arguments import check_strided, count, refuses_unknown_kinds
+from flashvar.ops.arguments import check_strided, count, refuses_unknown_subclasses
 from flashvar.ops.dispatch_modes import as_list
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
 Unpadded = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, torch.Tensor]
 
 
-@refuses_unknown_kinds
+@refuses_unknown_subclasses
 def index_first_axis(input: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     """Rows `indices` [n] of `input` [rows, ...]."""
     _check_indices("input", input, indices)
@@ -45,7 +45,7 @@ def index_first_axis_residual(
     return index_first_axis(input, indices), input
 
 
-@refuses_unknown_kinds
+@refuses_unknown_subclasses
 def index_put_first_axis(
     values: torch.Tensor, indices: torch.Tensor, first_axis_dim: int
 ) -> torch.Tensor:
@@ -66,7 +66,7 @@ def index_put_first_axis(
         raise
 
 
-@refuses_unknown_kinds
+@refuses_unknown_subclasses
 def unpad_input(
     hidden_states: torch.Tensor,
     attention_mask: torch.Tensor,
@@ -95,7 +95,7 @@ def unpad_input(
     return (*_packed(hidden_states, packed, lengths), used)
 
 
-@refuses_unknown_kinds
+@refuses_unknown_subclasses
 def unpad_input_for_concatenated_sequences(
     hidden_states: torch.Tensor, attention_mask_in_length: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import torch
 
-from flashvar.ops.arguments import as_traceable, is_number, refuse_unknown_kinds
+from flashvar.ops.arguments import as_traceable, is_number, refuse_unknown_subclasses
 from flashvar.ops.attention.autograd import differentiable
 from flashvar.ops.attention.options import check_options
 from flashvar.ops.attention.plan import Plan, known, plan, remember
@@ -60,7 +60,7 @@ def call(
         try:
             return _dispatched(q, k, v, optional, options)
         except TypeError as error:
-            refuse_unknown_kinds(error, (q, k, v, *optional))
+            refuse_unknown_subclasses(error, (q, k, v, *optional))
             raise
     return call_plain(given, options, with_lse)
 

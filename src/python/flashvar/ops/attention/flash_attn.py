@@ -12,7 +12,7 @@ from flashvar.ops.arguments import (
     as_integer,
     check_strided,
     is_number,
-    refuses_unknown_kinds,
+    refuses_unknown_subclasses,
 )
 from flashvar.ops.attention.cache import read
 from flashvar.ops.attention.call import call, rng_state_of
@@ -96,7 +96,7 @@ def varlen(
     return _attend(q, k, v, tensors, arguments, bounds)
 
 
-@refuses_unknown_kinds
+@refuses_unknown_subclasses
 def unpacked(name: str, packed: torch.Tensor, rank: int, count: int) -> tuple[torch.Tensor, ...]:
     """Views of the tensors that are stacked in the third to last dimension."""
     check_strided(name, packed)

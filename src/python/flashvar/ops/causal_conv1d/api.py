@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from flashvar.errors import InvalidInputError
-from flashvar.ops.arguments import as_integer, refuses_unknown_kinds
+from flashvar.ops.arguments import as_integer, refuses_unknown_subclasses
 from flashvar.ops.causal_conv1d import run, torch_library
 from flashvar.ops.causal_conv1d.autograd import forward_of_plain
 from flashvar.ops.causal_conv1d.inputs import (
@@ -190,7 +190,7 @@ def _is_activation(given: Any) -> bool:
     return given is None or (type(given) is str and given in ACTIVATIONS)
 
 
-@refuses_unknown_kinds
+@refuses_unknown_subclasses
 def _of_named_sequences(
     x: torch.Tensor,
     weight: torch.Tensor,

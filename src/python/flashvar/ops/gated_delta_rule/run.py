@@ -160,7 +160,7 @@ def gradients(
     plan = known_backward(tensors, options)
     if plan is None:
         plan = _backward_plan(tensors, options)
-        _backward_plans.remember((options, _kinds(options)), tensors, plan)
+        _backward_plans.remember((options, _unusual_types(options)), tensors, plan)
     return plan.run(tensors)
 
 
@@ -194,7 +194,7 @@ def known(given: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Plan, bool]
     something in torch the call.
     """
     try:
-        call = (options, _kinds(options))
+        call = (options, _unusual_types(options))
         recent = _plans.recent(call, given)
         if recent is not None:
             alignment = recent[0].alignment
@@ -214,7 +214,7 @@ def known(given: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Plan, bool]
     return found, torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors)
 
 
-def _kinds(options: tuple[Any, ...]) -> tuple[type, ...] | None:
+def _unusual_types(options: tuple[Any, ...]) -> tuple[type, ...] | None:
     """The types of options where they are not the usual ones, whose equality says enough.
 
     hash(1) == hash(True): equal options of other types may be invalid.
@@ -236,7 +236,7 @@ def known_backward(
     tensors: tuple[torch.Tensor | None, ...], options: tuple[Any, ...]
 ) -> BackwardPlan | None:
     """The plan of a recent backward like this one; None where autograd records it."""
-    recent = _backward_plans.recent((options, _kinds(options)), tensors)
+    recent = _backward_plans.recent((options, _unusual_types(options)), tensors)
     if recent is None:
         return None
     plan, records = recent
@@ -328,7 +328,7 @@ def _key(
         None
         if indices is None
         else (indices.shape, indices.stride(), indices.dtype, indices.device),
-        options, _kinds(options),
+        options, _unusual_types(options),
     )  # fmt: skip
 
 

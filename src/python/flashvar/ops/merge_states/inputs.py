@@ -13,7 +13,7 @@ from flashvar.ops.arguments import (
     check_layout,
     check_operand,
     check_strided,
-    refuse_unknown_kinds,
+    refuse_unknown_subclasses,
 )
 from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.merge_states.problem import Parts
@@ -45,7 +45,7 @@ def listed(name: str, parts: Any) -> list[Any]:
         try:
             return list(parts.unbind())
         except TypeError as error:
-            refuse_unknown_kinds(error, (parts,))
+            refuse_unknown_subclasses(error, (parts,))
             raise
     if isinstance(parts, Sequence) and not isinstance(parts, (str, bytes)):
         return list(parts)

@@ -18,7 +18,7 @@ from flashvar.ops.arguments import (
     as_device,
     check_strided,
     count,
-    refuses_unknown_kinds,
+    refuses_unknown_subclasses,
     whole_number,
 )
 from flashvar.ops.dispatch_modes import can_be_read
@@ -60,7 +60,7 @@ def rotate_half(x: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
     return torch.cat((-second, first), -1)
 
 
-@refuses_unknown_kinds
+@refuses_unknown_subclasses
 def apply_rotary_emb_torch(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False
 ) -> torch.Tensor:
@@ -133,7 +133,7 @@ def apply_rotary_emb(
 apply_rotary_emb_func = apply_rotary_emb
 
 
-@refuses_unknown_kinds
+@refuses_unknown_subclasses
 def apply_rotary_emb_qkv_(
     qkv: torch.Tensor,
     cos: torch.Tensor,
@@ -195,7 +195,7 @@ def _heads_of(qkv: torch.Tensor, num_heads_q: int | None) -> tuple[int, int]:
     )
 
 
-@refuses_unknown_kinds
+@refuses_unknown_subclasses
 def apply_rotary_emb_kv_(
     kv: torch.Tensor,
     cos: torch.Tensor,

@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from flashvar.ops.arguments import as_bool, refuses_unknown_kinds
+from flashvar.ops.arguments import as_bool, refuses_unknown_subclasses
 from flashvar.ops.rotary.rotation import checked
 from flashvar.ops.rotary.torch_library import rotate, rotate_in_place
 
 __all__ = ["apply_rotary", "rotary_kernel"]  # noqa: F822
 
 
-@refuses_unknown_kinds
+@refuses_unknown_subclasses
 def apply_rotary(
     x: torch.Tensor,
     cos: torch.Tensor,
