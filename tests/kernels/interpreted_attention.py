@@ -1,10 +1,4 @@
-"""Run the Triton kernels in Triton's interpreter, which replaces its compiler process-wide.
-
-    TRITON_INTERPRET=1 python interpreted_attention.py
-
-prints one JSON object, case -> "" or what was wrong. Never bfloat16: the interpreter computes it
-on its raw bits.
-"""
+"""Run the Triton kernels in Triton's interpreter, which replaces its compiler process-wide."""
 
 from __future__ import annotations
 

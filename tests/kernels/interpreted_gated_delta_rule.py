@@ -1,11 +1,6 @@
 """Run the Triton kernels of gated_delta_rule in Triton's interpreter.
 
 A forward is compared with the reference, gradients with autograd's of the recurrence in float64.
-
-    TRITON_INTERPRET=1 python interpreted_gated_delta_rule.py
-
-prints one JSON object, case -> "" or what was wrong. Never bfloat16: the interpreter computes it
-on its raw bits.
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""Run the Triton kernels of merge_states in Triton's interpreter, beside the reference.
-
-    TRITON_INTERPRET=1 python interpreted_merge_states.py
-
-prints one JSON object, case -> "" or what was wrong. Never bfloat16: the interpreter computes it
-on its raw bits.
-"""
+"""Run the Triton kernels of merge_states in Triton's interpreter, beside the reference."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""Run the Triton kernels of norms in Triton's interpreter, beside the formula in float64.
-
-    TRITON_INTERPRET=1 python interpreted_rms_norm.py
-
-prints one JSON object, case -> "" or what was wrong. Never bfloat16: the interpreter computes it
-on its raw bits.
-"""
+"""Run the Triton kernels of norms in Triton's interpreter, beside the formula in float64."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""Run the Triton kernel of rotary embeddings in Triton's interpreter, beside torch's functions.
-
-    TRITON_INTERPRET=1 python interpreted_rotary.py
-
-prints one JSON object, case -> "" or what was wrong. Never bfloat16: the interpreter computes it
-on its raw bits.
-"""
+"""Run the Triton kernel of rotary embeddings in Triton's interpreter, beside torch's functions."""
 
 from __future__ import annotations
 

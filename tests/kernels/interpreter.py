@@ -1,4 +1,10 @@
-"""A Python process in which Triton's interpreter runs the kernels, on the CPU."""
+"""A Python process in which Triton's interpreter runs the kernels, on the CPU.
+
+    TRITON_INTERPRET=1 python interpreted_attention.py
+
+and the other files `interpreted_*.py` print one JSON object, case -> "" or what was wrong. Never
+bfloat16: the interpreter computes it on its raw bits.
+"""
 
 from __future__ import annotations
 
