@@ -83,7 +83,7 @@ def test_a_change_of_what_another_op_includes(
 def test_the_sources_of_this_project_are_told_apart(case: Case) -> None:
     manifest = fake_release.described(case.root)
     sources = ("CMakeLists.txt", "cmake", "src/cuda", schema.FILE_NAME)
-    need = gpu_records.Need("sm_80", sources, (manifest,))
+    need = gpu_records.RecordNeed("sm_80", sources, (manifest,))
     owners = gpu_records.owners(case.root, need)
     assert set(owners.values()) == {*need.ops}
     assert len(need.ops) > 3

@@ -50,7 +50,7 @@ def test_the_library_loads_and_says_its_revision(made: Path, tmp_path: Path) -> 
         archive.extractall(tmp_path)
         names = archive.namelist()
     package = tmp_path / "flashvar_sm80"
-    assert "loads: ABI" in development.verify(package)
+    assert "loads: ABI" in development.check_loads(package)
     described = manifest.read(package / manifest.FILE_NAME)
     checkout = subprocess.run(
         ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True

@@ -203,7 +203,7 @@ def test_every_variant_brings_its_sbom(made: Path, config: Config) -> None:
         for target in config.targets.values()
         if this_machine.PROCESSOR in target.platforms
     }
-    found = {archive.parse_name(path.name).label: path for path in made.glob("*.whl")}
+    found = {archive.parse_name(path.name).variant_label: path for path in made.glob("*.whl")}
     named = {label: list(sbom.read(found[label])) for label in ("null", *labels)}
     assert named.pop("null") == []
     assert named == {

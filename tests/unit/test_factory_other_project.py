@@ -70,7 +70,7 @@ def test_the_command_that_renews_a_gpu_record_names_its_axes(
     file = tmp_path / "project" / "variants.toml"
     file.write_text(file.read_text(encoding="utf-8") + dev, encoding="utf-8")
     with pytest.raises(ReleaseError, match=f"nox -s build-dev -- {words} && nox -s gpu"):
-        gpu_records.choose(file.parent, [gpu_records.Need("sm_90", ())])
+        gpu_records.choose(file.parent, [gpu_records.RecordNeed("sm_90", ())])
 
 
 def test_a_project_without_a_wheel_of_its_own(tmp_path: Path) -> None:

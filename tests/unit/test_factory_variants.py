@@ -58,7 +58,9 @@ def made(wheels: Path) -> dict[str, Path]:
     """Label -> variant wheel."""
     paths = variants.write(wheels, wheels.parent / "variants", "flashvar")
     return {
-        str(archive.parse_name(path.name).label): path for path in paths if path.suffix == ".whl"
+        str(archive.parse_name(path.name).variant_label): path
+        for path in paths
+        if path.suffix == ".whl"
     }
 
 

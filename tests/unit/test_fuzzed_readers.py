@@ -230,7 +230,7 @@ def read_record_of_a_run(content: bytes, folder: Path) -> object:
     path = folder / gpu_runs.FOLDER / "fake.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
-    need = gpu_records.Need("sm_80", ("src/cuda",), (wheel().described,))
+    need = gpu_records.RecordNeed("sm_80", ("src/cuda",), (wheel().described,))
     return gpu_records.results(ROOT, need, gpu_runs.read(folder))
 
 

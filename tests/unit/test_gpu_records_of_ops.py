@@ -12,12 +12,12 @@ import pytest
 
 from flashvar_factory.config import schema
 from flashvar_factory.release import gpu_records, own_sources
-from flashvar_factory.release.gpu_records import Need, RecordResult, Since
+from flashvar_factory.release.gpu_records import RecordNeed, RecordResult, Since
 from flashvar_factory.release.gpu_runs import Binary, GpuRun
 
 ROOT = Path(__file__).parents[2]
 MANIFEST = fake_artifacts.complete(schema.read(ROOT / schema.FILE_NAME), "sm_90")
-NEED = Need("sm_90", ("CMakeLists.txt", "cmake", "src/cuda", "variants.toml"), (MANIFEST,))
+NEED = RecordNeed("sm_90", ("CMakeLists.txt", "cmake", "src/cuda", "variants.toml"), (MANIFEST,))
 OPS = ("attention", "causal_conv1d", "gated_delta_rule", "merge_states")
 CONV = "src/cuda/causal_conv1d/sums.cuh"
 MERGE = "src/cuda/merge_states/row.cuh"

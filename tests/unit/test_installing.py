@@ -290,7 +290,7 @@ SHOWN = {
 def test_what_an_installer_says_is_passed_on(tool: str) -> None:
     printed, words = SHOWN[tool]
     done = subprocess.CompletedProcess([], 1, "", printed)
-    assert installer._last_words(done) == words
+    assert installer._reason(done) == words
 
 
 # What an interrupted `flashvar install` does: it begins, is interrupted, and would end. A job in

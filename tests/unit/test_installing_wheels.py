@@ -17,7 +17,7 @@ from flashvar.binaries.install_commands import public
 from flashvar.binaries.manifest import LibraryFile
 from flashvar.binaries.variant import Architecture
 from flashvar.errors import DamagedWheelError
-from flashvar.installing import record, repack, verify
+from flashvar.installing import check_wheel, record, repack
 from flashvar.installing.wheel_requirements import WheelRequirement
 
 VERSION = public(__version__)
@@ -60,7 +60,7 @@ def tree(tmp_path: Path) -> Path:
 def judge(tree: Path) -> str:
     """What `flashvar install` does with a tree; the requirement."""
     files = record.read(tree, REQUIREMENT)
-    verify.contents(tree, files, REQUIREMENT)
+    check_wheel.contents(tree, files, REQUIREMENT)
     return repack.write(files, REQUIREMENT, tree.parent / "judged")
 
 

@@ -16,13 +16,13 @@ from flashvar.binaries.registry import Binary
 from flashvar.binaries.variant import dotted
 from flashvar.errors import DriverTooOldError, InstallError, NoWheelForGpuError
 from flashvar.installing import (
+    check_wheel,
     destination,
     installer,
     record,
     repack,
     source,
     temporary,
-    verify,
     wheel_requirements,
 )
 from flashvar.installing.installer import Installer
@@ -44,7 +44,7 @@ class Wheel(NamedTuple):
     manifest: Manifest
 
 
-class Need(NamedTuple):
+class GpuGroup(NamedTuple):
     """GPUs of one capability, and the binary that is best for them and their driver."""
 
     gpus: Sequence[Gpu]
@@ -61,18 +61,18 @@ def run(chosen: argparse.Namespace) -> int:
     system: System | None = None  # None: the GPUs that are named are in another machine
     if chosen.arch is None:
         system = System(driver_cuda=driver.cuda_version(), driver_display=driver.display_version())
-        needs = _needs_of_machine(driver.gpus(), system, known)
+        groups = _groups_of_machine(driver.gpus(), system, known)
     else:
-        needs = _needs_of_names(chosen.arch, known)
+        groups = _groups_of_names(chosen.arch, known)
     present = {
         binary.manifest.distribution
         for binary in registry.installed().binaries
         if _is_usable(binary, system)
     }
-    for need in needs:
-        if need.requirement.distribution in present:
-            print(f"installed already: {need.requirement}, for {_words(need.gpus)}")
-    missing = [need for need in needs if need.requirement.distribution not in present]
+    for group in groups:
+        if group.requirement.distribution in present:
+            print(f"installed already: {group.requirement}, for {_words(group.gpus)}")
+    missing = [group for group in groups if group.requirement.distribution not in present]
     if not missing:
         return 0
     where = source.find(chosen.source, os.environ, extra=missing[0].requirement.kind.extra)
@@ -80,11 +80,11 @@ def run(chosen: argparse.Namespace) -> int:
     with temporary.folder() as folder:
         checked = folder / "checked"
         wheels: dict[str, Wheel] = {}  # by distribution: GPUs of two capabilities may share one
-        for need in missing:
-            name = need.requirement.distribution
+        for group in missing:
+            name = group.requirement.distribution
             if name not in wheels:
-                wheels[name] = _fetch(need, where, tool, folder)
-            verify.fits(wheels[name].manifest, [gpu.capability for gpu in need.gpus], system)
+                wheels[name] = _fetch(group, where, tool, folder)
+            check_wheel.fits(wheels[name].manifest, [gpu.capability for gpu in group.gpus], system)
         requirements = {
             wheel.requirement: repack.write(wheel.files, wheel.requirement, checked)
             for wheel in wheels.values()
@@ -101,13 +101,13 @@ def run(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _needs_of_names(text: str, known: tuple[WheelRequirement, ...]) -> list[Need]:
-    """The needs of GPUs that `--arch` names.
+def _groups_of_names(text: str, known: tuple[WheelRequirement, ...]) -> list[GpuGroup]:
+    """The groups of GPUs that `--arch` names.
 
     Raises:
         NoWheelForGpuError: no binary is made for one of them.
     """
-    needs = []
+    groups = []
     for kind in wheel_requirements.kinds_of(text, known):
         capability = kind.architecture.capability
         fitting = [
@@ -120,14 +120,14 @@ def _needs_of_names(text: str, known: tuple[WheelRequirement, ...]) -> list[Need
                 f"--arch: expected a GPU that a binary is made for, found {kind.extra}; nothing "
                 f"was installed: leave it out ({wheel_requirements.describe(known)})"
             )
-        needs.append(Need([Gpu("a GPU", capability)], fitting[0]))
-    return needs
+        groups.append(GpuGroup([Gpu("a GPU", capability)], fitting[0]))
+    return groups
 
 
-def _needs_of_machine(
+def _groups_of_machine(
     gpus: Sequence[Gpu], system: System, known: tuple[WheelRequirement, ...]
-) -> list[Need]:
-    """The needs of the GPUs of this machine; those without a binary are reported.
+) -> list[GpuGroup]:
+    """The groups of the GPUs of this machine; those without a binary are reported.
 
     Raises:
         NoWheelForGpuError: there is no GPU, or none has a binary.
@@ -144,23 +144,23 @@ def _needs_of_machine(
     alike: dict[tuple[int, int], list[Gpu]] = {}
     for gpu in gpus:
         alike.setdefault(gpu.capability, []).append(gpu)
-    needs, without = [], []
+    groups, without = [], []
     for capability, same in alike.items():
         fitting = wheel_requirements.running_on(capability, known)
         if same[0].integrated and is_tegra():
             fitting = tuple(one for one in fitting if one.architecture.capability == capability)
         if fitting:
-            needs.append(Need(same, _best(fitting, same, system)))
+            groups.append(GpuGroup(same, _best(fitting, same, system)))
         else:
             without.append(_words(same))
-    if not needs:
+    if not groups:
         raise NoWheelForGpuError(
             f"expected a GPU that a binary is made for, found {', '.join(without)}; nothing was "
             f"installed: it uses Triton where it can ({wheel_requirements.describe(known)})"
         )
     for words in without:
         print(f"no binary for {words}: it uses Triton where it can")
-    return needs
+    return groups
 
 
 def _best(
@@ -192,18 +192,18 @@ def _is_usable(binary: Binary, system: System | None) -> bool:
     return system is None or driver_rejection(binary.manifest, system) is None
 
 
-def _fetch(need: Need, where: WheelSource, tool: Installer, folder: Path) -> Wheel:
+def _fetch(group: GpuGroup, where: WheelSource, tool: Installer, folder: Path) -> Wheel:
     """Fetch a wheel, and check that its files are those of its RECORD and its manifest.
 
     Raises:
         WheelNotFoundError: the source does not have it.
         DamagedWheelError: it is not what it lists.
     """
-    requirement = need.requirement
-    print(f"fetching {requirement} from {where} for {_words(need.gpus)}", flush=True)
+    requirement = group.requirement
+    print(f"fetching {requirement} from {where} for {_words(group.gpus)}", flush=True)
     fetched = tool.fetch(requirement, where, folder / requirement.distribution)
     files = record.read(fetched.tree, requirement)
-    manifest = verify.contents(fetched.tree, files, requirement)
+    manifest = check_wheel.contents(fetched.tree, files, requirement)
     size = f"{manifest.library.bytes / _MEGABYTE:.1f} MB unpacked"
     driver = manifest.minimum_driver.display
     print(f"  {fetched.file}, {size}, for driver {driver} or newer")

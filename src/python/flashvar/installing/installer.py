@@ -40,7 +40,7 @@ _FULL: Final = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQU
 _TRACEBACK: Final = "ERROR: Exception:"
 _LABEL: Final = re.compile(r"^(error|cause|caused by|warning):\s*", re.IGNORECASE)
 # What zipfile raises of an archive that is torn, encrypted or packed in a way it does not know.
-_TORN: Final = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError)
+_UNREADABLE: Final = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Pip:
         try:
             with temporary.writing(tree), zipfile.ZipFile(wheel) as archive:
                 archive.extractall(tree)
-        except _TORN as error:
+        except _UNREADABLE as error:
             raise DamagedWheelError(
                 f"{wheel.name}: expected a whole wheel, found {error}: fetch it again from where "
                 f"{source} has it"
@@ -245,12 +245,12 @@ def _check_fetched(
     if any(words in done.stdout + done.stderr for words in _FULL):
         raise InstallError(
             f"{requirement}: expected room to unpack it in {tempfile.gettempdir()}, found: "
-            f"{_last_words(done)}; nothing was installed: free space, or name another folder in "
+            f"{_reason(done)}; nothing was installed: free space, or name another folder in "
             "TMPDIR"
         )
     raise WheelNotFoundError(
         f"{requirement}: expected a wheel at {source}, found none that can be fetched "
-        f"({_last_words(done)}); nothing was installed: name another source with --from"
+        f"({_reason(done)}); nothing was installed: name another source with --from"
     )
 
 
@@ -258,11 +258,11 @@ def _check_installed(done: subprocess.CompletedProcess[str]) -> None:
     if done.returncode != 0:
         raise InstallError(
             f"expected the installer to succeed, found exit code {done.returncode} "
-            f"({_last_words(done)}): repair the environment, or make a new one"
+            f"({_reason(done)}): repair the environment, or make a new one"
         )
 
 
-def _last_words(done: subprocess.CompletedProcess[str]) -> str:
+def _reason(done: subprocess.CompletedProcess[str]) -> str:
     """The first error that an installer printed, and its last cause."""
     lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     errors = [line for line in lines if line.lower().startswith("error:")]

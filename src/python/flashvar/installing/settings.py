@@ -10,7 +10,7 @@ from flashvar.installing.source import WheelSource
 
 # Settings for reaching a source and caching downloads. Any other may add a source, select other
 # wheels, or install to another place.
-_REACH: Final = {
+_KEPT_SETTINGS: Final = {
     "PIP": frozenset(
         {
             *("CACHE_DIR", "NO_CACHE_DIR", "CERT", "CLIENT_CERT", "PROXY", "TRUSTED_HOST"),
@@ -38,7 +38,7 @@ _TRUE: Final = frozenset({"1", "true", "yes", "y", "on", "t"})
 
 def may_change_the_system(environ: Mapping[str, str]) -> bool:
     """Whether pip or uv may install into a Python that the system manages."""
-    values = (environ.get(f"{tool}_BREAK_SYSTEM_PACKAGES", "") for tool in _REACH)
+    values = (environ.get(f"{tool}_BREAK_SYSTEM_PACKAGES", "") for tool in _KEPT_SETTINGS)
     return any(value.lower() in _TRUE for value in values)
 
 
@@ -53,14 +53,14 @@ def variables(environ: Mapping[str, str], source: WheelSource) -> dict[str, str]
     if source.index is not None:  # not in the command line, which every user can read
         own |= {"PIP_INDEX_URL": source.index, "UV_DEFAULT_INDEX": source.index}
     if may_change_the_system(environ):
-        own |= {f"{tool}_BREAK_SYSTEM_PACKAGES": "1" for tool in _REACH}
+        own |= {f"{tool}_BREAK_SYSTEM_PACKAGES": "1" for tool in _KEPT_SETTINGS}
     return {**kept, **own}
 
 
 def _is_kept(key: str, source: WheelSource) -> bool:
     tool, _, name = key.partition("_")
-    if tool not in _REACH or not name:
+    if tool not in _KEPT_SETTINGS or not name:
         return True
     is_password = tool == "UV" and name.startswith("INDEX_")  # of a source
     names_source = name in _SOURCES or is_password
-    return name in _REACH[tool] or (names_source and not source.is_named)
+    return name in _KEPT_SETTINGS[tool] or (names_source and not source.is_named)

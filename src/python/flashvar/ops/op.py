@@ -23,7 +23,7 @@ class Axis:
     """A property of calls that kernels are compiled for."""
 
     name: str  # in manifests and requests, e.g. "row_dim"
-    label: str  # for people, e.g. "row dim"
+    words: str  # for people, e.g. "row dim"
     at_least: bool = False  # kernels of larger values fit too; else only the exact value
     pairs: bool = False  # a value is two integers; a single number stands for two equal ones
     step: int = 1  # kernels support only multiples of it

@@ -77,7 +77,7 @@ def rejections(
     for axis, asked in request.by_axis:
         if axis.off_step(asked):
             yield Rejection(
-                f"expected a {axis.label} in steps of {axis.step}, found {value_text(asked)}"
+                f"expected a {axis.words} in steps of {axis.step}, found {value_text(asked)}"
             )
     missing = dict(binary.missing).get(request.function)
     if missing is not None:
@@ -118,7 +118,7 @@ def _wasteful_axes(request: Request, binary: Binary, kernel: KernelRow) -> Itera
     for (axis, asked), have in zip(request.by_axis, held, strict=True):
         if axis.wasteful(have, asked):
             yield Rejection(
-                f"compiled {axis.label} {value_text(have)} would waste more than half of the work",
+                f"compiled {axis.words} {value_text(have)} would waste more than half of the work",
                 _add_kernel(request, binary),
             )
 

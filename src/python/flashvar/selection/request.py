@@ -96,10 +96,10 @@ def kind_text(axes: tuple[Axis, ...], *values: tuple[Value, ...]) -> str:
     kinds = sorted(set(values))
     if len(axes) == 1:
         many = "s" if len(kinds) > 1 else ""
-        return f"{axes[0].label}{many} {', '.join(value_text(one) for (one,) in kinds)}"
+        return f"{axes[0].words}{many} {', '.join(value_text(one) for (one,) in kinds)}"
     return "; ".join(
         ", ".join(
-            f"{axis.label} {value_text(value)}" for axis, value in zip(axes, kind, strict=True)
+            f"{axis.words} {value_text(value)}" for axis, value in zip(axes, kind, strict=True)
         )
         for kind in kinds
     )

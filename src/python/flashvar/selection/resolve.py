@@ -74,7 +74,7 @@ def _no_backend(decision: Decision, backend: str, is_argument: bool) -> str:
         if request.device is None:
             others = f'move the tensors with .to("cuda"), or {others}'
         others = f"To run it, {others}. "
-    axes = "".join(f" and {axis.label}" for axis in request.spec.axes)
+    axes = "".join(f" and {axis.words}" for axis in request.spec.axes)
     return (
         f"{request}: expected {wanted}, found:\n{decision.explain(backend)}\n"
         f"{others}`flashvar doctor` shows the backends for every device{axes}."
@@ -83,28 +83,28 @@ def _no_backend(decision: Decision, backend: str, is_argument: bool) -> str:
 
 def _report(decision: Decision, chosen: CandidateResult, backend: str) -> None:
     """Log which candidate runs a request, and the reason and fix of the best one that could not."""
-    better = decision.results[: decision.results.index(chosen)]
-    lost = next((result for result in better if result.fix is not None), None)
-    if chosen.backend == "cuda" and lost is not None and lost.reason == NOT_INSTALLED:
-        lost = None  # a compiled kernel for a lower architecture runs it
+    before = decision.results[: decision.results.index(chosen)]
+    better = next((result for result in before if result.fix is not None), None)
+    if chosen.backend == "cuda" and better is not None and better.reason == NOT_INSTALLED:
+        better = None  # a compiled kernel for a lower architecture runs it
     is_fallback = backend == "auto" and decision.request.device is not None
-    if lost is None and is_fallback and chosen.backend != "cuda":
-        lost = next(iter(better), None)  # the binary of the device's own architecture
-    if lost is None:
+    if better is None and is_fallback and chosen.backend != "cuda":
+        better = next(iter(before), None)  # the binary of the device's own architecture
+    if better is None:
         _log.debug("%s: runs on %s", decision.request, chosen.candidate)
         return
-    log_fallback(decision.request, chosen, lost.candidate, lost.reason, lost.fix)
+    log_fallback(decision.request, chosen, better.candidate, better.reason, better.fix)
 
 
 def log_fallback(
-    request: Request, chosen: CandidateResult, lost: str, reason: str, fix: str | None
+    request: Request, chosen: CandidateResult, better: str, reason: str, fix: str | None
 ) -> None:
-    """Warn, once for each outcome, that `chosen` runs a call in place of the candidate `lost`."""
-    outcome = (chosen.candidate, lost, reason)
+    """Warn, once for each outcome, that `chosen` runs a call in place of the candidate `better`."""
+    outcome = (chosen.candidate, better, reason)
     if outcome in _logged:
         return
     _logged.add(outcome)
     _log.warning(
         "%s: runs on %s, not %s (%s)%s",
-        *(request, chosen.candidate, lost, reason, f"; to change that: {fix}" if fix else ""),
+        *(request, chosen.candidate, better, reason, f"; to change that: {fix}" if fix else ""),
     )

@@ -172,7 +172,7 @@ def _larger_axes(request: Request, kernel: KernelRow | None) -> str:
     """The axes in which the kernel is larger than the request, in words."""
     held = None if kernel is None else values_of(request.spec, kernel)
     larger = [
-        f" with compiled {axis.label} {value_text(have)}"
+        f" with compiled {axis.words} {value_text(have)}"
         for (axis, asked), have in zip(request.by_axis, held or request.axes, strict=True)
         if have != asked
     ]
@@ -216,7 +216,7 @@ def _triton_rejections(
         )
     for axis, asked in request.by_axis:
         if axis.off_step(asked) or axis.too_large(asked):
-            yield Rejection(f"runs {axis.label}s {axis.limits}, not {value_text(asked)}")
+            yield Rejection(f"runs {axis.words}s {axis.limits}, not {value_text(asked)}")
     if system.triton is None:
         yield Rejection("triton is not installed", "pip install triton")
     if device is None:  # the interpreter compiles nothing

@@ -97,7 +97,7 @@ def audit(path: Path, expected: Expectations | None = None) -> Report:
     checks = OF_EVERY_WHEEL
     if expected.is_projects_own(wheel.name):
         checks += OF_THE_PROJECT
-    if _is_ours(wheel, expected):
+    if _is_binary_wheel(wheel, expected):
         checks += tuple(check for check in OF_THE_FACTORY if check not in checks)
     return Report(
         wheel=wheel,
@@ -147,12 +147,12 @@ def _first(check: Check, wheel: Wheel, expected: Expectations) -> Iterator[Findi
         yield Finding(check.__name__, wheel.path.name, more)
 
 
-def _is_ours(wheel: Wheel, expected: Expectations) -> bool:
+def _is_binary_wheel(wheel: Wheel, expected: Expectations) -> bool:
     named = expected.architecture(wheel.name) is not None
     return named or bool(wheel.manifests) or bool(wheel.entry_points)
 
 
 def _limit(wheel: Wheel, expected: Expectations) -> int | None:
-    if expected.budget is None and _is_ours(wheel, expected):
+    if expected.budget is None and _is_binary_wheel(wheel, expected):
         return BUDGET
     return expected.budget

@@ -40,7 +40,7 @@ def architecture(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
                 yield _differs(wheel, f"code for {name} as its entry point says", manifest)
         real = f"{manifest.architecture.extra.removeprefix('sm')}_real"
         for label, values in _variants(wheel):
-            if label != wheel.name.label or values != [real]:
+            if label != wheel.name.variant_label or values != [real]:
                 yield _differs(wheel, f"{label}: sm_arch {values} as variant.json says", manifest)
 
 
@@ -135,7 +135,7 @@ def _names(wheel: Wheel) -> Iterator[tuple[str, str]]:
     """Architectures in the file's name, and what part of it says so."""
     if match := _EXTRA.search(wheel.name.distribution):
         yield "its file name", match[1]
-    if wheel.name.label is not None and (match := _EXTRA.fullmatch(wheel.name.label)):
+    if match := _EXTRA.fullmatch(wheel.name.variant_label or ""):
         yield "its label", match[1]
 
 

@@ -52,7 +52,8 @@ class Expectations:
 
         Labels of other names are believed where the project is not known.
         """
-        return name.label is not None and (self.config is None or self.is_projects_own(name))
+        is_ours = self.config is None or self.is_projects_own(name)
+        return name.variant_label is not None and is_ours
 
     def folder(self, name: Name) -> Path | None:
         """Where the pyproject.toml of a wheel of the project is; None where that is not known."""

@@ -48,12 +48,12 @@ def members(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
         if form is not None:
             message = f"expected device code in the library alone, found {form} in this file"
             yield Finding("members", name, message)
-    if wheel.name.label is not None:
+    if wheel.name.variant_label is not None:
         yield Finding(
             "members",
             wheel.path.name,
             "expected a variant label in the name of the project's own wheel alone, found "
-            f"{wheel.name.label}; rename the file",
+            f"{wheel.name.variant_label}; rename the file",
         )
     if expected.config is not None and expected.architecture(wheel.name) is None:
         known = ", ".join(sorted(expected.architectures))

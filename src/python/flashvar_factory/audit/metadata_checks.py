@@ -115,7 +115,7 @@ def wheel_file(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
         yield Finding(
             "wheel_file", where, f"expected one Generator, as 'name version', found {shown}"
         )
-    label = f"-{wheel.name.label}" if wheel.name.label is not None else ""
+    label = f"-{wheel.name.variant_label}" if wheel.name.variant_label is not None else ""
     python = wheel.name.tag.rpartition("-")[0]
     tag = f"{python}-{'.'.join(dict.fromkeys(wheel.platforms))}"  # each platform once
     name = f"{wheel.name.distribution}-{wheel.name.version}-{tag}{label}.whl"

@@ -39,7 +39,7 @@ def sources(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     wanted = _packages(folder, project)
     if not wanted:
         return
-    of_label = wheel.name.label is not None
+    of_label = wheel.name.variant_label is not None
     inside = set(_embedded(wheel)) if of_label else set()
     info = {f"{wheel.info}/{name}" for name in (*_METADATA, *(["variant.json"] * of_label))}
     licenses = {

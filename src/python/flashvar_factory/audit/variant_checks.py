@@ -16,7 +16,7 @@ def variant(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     """The document is the one of this label, with the binary's properties and no other provider."""
     del expected
     where, text = f"{wheel.info}/variant.json", wheel.metadata("variant.json")
-    label = wheel.name.label
+    label = wheel.name.variant_label
     if label is None or text is None:
         if (label is None) != (text is None):
             label_is, found = ("no", "one") if label is None else ("a", "none")

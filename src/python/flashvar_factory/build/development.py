@@ -60,7 +60,7 @@ def link_into_environment(site: Path, project: str) -> Path:
     return path
 
 
-def verify(package: Path) -> str:
+def check_loads(package: Path) -> str:
     """Open the library of a built binary, as its manifest describes it; one line about it."""
     manifest = manifests.read(package / manifests.FILE_NAME)
     path = package / manifest.library.file

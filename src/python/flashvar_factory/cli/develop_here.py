@@ -21,5 +21,5 @@ def run(arguments: argparse.Namespace) -> None:
         development.site(arguments.root), selection.config.project.name
     )
     for package in packages:
-        print(development.verify(package))
+        print(development.check_loads(package))
     print(f"compile commands: {arguments.root / 'build' / 'compile_commands.json'}")

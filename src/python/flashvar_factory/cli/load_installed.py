@@ -30,4 +30,4 @@ def run(arguments: argparse.Namespace) -> None:
             f"{arguments.distribution}: expected an entry point *.binaries, found none"
         )
     for package in packages:
-        print(development.verify(Path(str(found.locate_file(package)))))
+        print(development.check_loads(Path(str(found.locate_file(package)))))

@@ -39,7 +39,7 @@ class Name(NamedTuple):
     distribution: str
     version: str
     tag: str  # e.g. py3-none-any
-    label: str | None  # of a wheel variant
+    variant_label: str | None
 
 
 def parse_name(file: str) -> Name:

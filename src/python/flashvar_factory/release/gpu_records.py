@@ -10,8 +10,8 @@ op's tests:
   translated from PTX,
 * since the commit of that record, neither the op's own files changed nor any file of no single op.
 
-Any other change of `Need.sources` makes a record stale, and so does an unknown or dirty commit of
-its binary.
+Any other change of `RecordNeed.sources` makes a record stale, and so does an unknown or dirty
+commit of its binary.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NEVER: Final = "never"  # of manifest.RAN
 
 
 @dataclass(frozen=True)
-class Need:
+class RecordNeed:
     """What has to have run: the binaries of an architecture, or the Triton kernels."""
 
     name: str
@@ -63,16 +63,16 @@ class Need:
         return tuple(one for one in record.binaries if one.kind == self.name)
 
 
-def needs(root: Path, project: str, released: Iterable[Manifest]) -> list[Need]:
+def needs(root: Path, project: str, released: Iterable[Manifest]) -> list[RecordNeed]:
     """One for each released binary that `ran` in its manifest; one for Triton's kernels."""
     by_name: dict[str, list[Manifest]] = {}
     for manifest in released:
         if manifest.ran != _NEVER:
             by_name.setdefault(manifest.kind.name, []).append(manifest)
     built_of = (*source.PARTS, schema.FILE_NAME)
-    found = [Need(name, built_of, tuple(every)) for name, every in sorted(by_name.items())]
+    found = [RecordNeed(name, built_of, tuple(every)) for name, every in sorted(by_name.items())]
     triton = _TRITON_SOURCES.format(project=project)
-    return [*found, Need(TRITON, (triton,))] if (root / triton).is_dir() else found
+    return [*found, RecordNeed(TRITON, (triton,))] if (root / triton).is_dir() else found
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class RecordResult:
     ops_to_rerun: tuple[str, ...] = ()  # ops whose own tests are all that has to run again
 
 
-def choose(root: Path, wanted: Sequence[Need]) -> dict[str, list[GpuRun]]:
+def choose(root: Path, wanted: Sequence[RecordNeed]) -> dict[str, list[GpuRun]]:
     """The records that count, by what they show; ReleaseError where something has none."""
     records, found, lacking = gpu_runs.read(root), dict[str, list[GpuRun]](), []
     for need in wanted:
@@ -110,7 +110,7 @@ def choose(root: Path, wanted: Sequence[Need]) -> dict[str, list[GpuRun]]:
     return found
 
 
-def results(root: Path, need: Need, records: Sequence[GpuRun]) -> list[RecordResult]:
+def results(root: Path, need: RecordNeed, records: Sequence[GpuRun]) -> list[RecordResult]:
     """Whether each record of a need covers what is released, and why not."""
     mine = [one for one in records if need.concerns(one)]
     commits = {binary.revision for one in mine for binary in need.binaries(one)} - {None}
@@ -118,7 +118,7 @@ def results(root: Path, need: Need, records: Sequence[GpuRun]) -> list[RecordRes
     return [result(need, one, mine, since) for one in mine]
 
 
-def _since(root: Path, need: Need, revision: str) -> Since | None:
+def _since(root: Path, need: RecordNeed, revision: str) -> Since | None:
     """None for a commit that is not in the checkout."""
     touched = source.touched(root, revision, need.sources)
     if touched is None:
@@ -135,7 +135,7 @@ def _since(root: Path, need: Need, revision: str) -> Since | None:
     )
 
 
-def owners(root: Path, need: Need, touched: Iterable[str] = ()) -> dict[str, str]:
+def owners(root: Path, need: RecordNeed, touched: Iterable[str] = ()) -> dict[str, str]:
     """The op of each source that is one op's alone; generated sources include launchers."""
     ops = need.ops
     if not ops:
@@ -151,7 +151,7 @@ def owners(root: Path, need: Need, touched: Iterable[str] = ()) -> dict[str, str
 
 
 def result(
-    need: Need, record: GpuRun, records: Iterable[GpuRun], since: Mapping[str, Since | None]
+    need: RecordNeed, record: GpuRun, records: Iterable[GpuRun], since: Mapping[str, Since | None]
 ) -> RecordResult:
     """What a record says, with others for the ops that changed since its commit."""
     reason = next(_reasons(need, record, since), None)
@@ -181,7 +181,7 @@ def result(
     return RecordResult(record, "; ".join(said) or None, tuple(parts), tuple(rerun))
 
 
-def _reasons(need: Need, record: GpuRun, since: Mapping[str, Since | None]) -> Iterator[str]:
+def _reasons(need: RecordNeed, record: GpuRun, since: Mapping[str, Since | None]) -> Iterator[str]:
     """Why a record does not count, whatever other records there are."""
     if record.failed:
         yield f"{record.failed} of its tests failed"
@@ -194,7 +194,7 @@ def _reasons(need: Need, record: GpuRun, since: Mapping[str, Since | None]) -> I
 
 
 def _reasons_of_part(
-    need: Need, part: GpuRun, op: str, whole: GpuRun, since: Mapping[str, Since | None]
+    need: RecordNeed, part: GpuRun, op: str, whole: GpuRun, since: Mapping[str, Since | None]
 ) -> Iterator[str]:
     """Why a record does not stand for the tests of an op in place of an older one of all tests."""
     if part.failed:
@@ -227,7 +227,7 @@ def _reasons_of_part(
 
 
 def _reasons_of_run(
-    need: Need, record: GpuRun, since: Mapping[str, Since | None], ops: Collection[str]
+    need: RecordNeed, record: GpuRun, since: Mapping[str, Since | None], ops: Collection[str]
 ) -> Iterator[str]:
     """Why the binary that ran is not the released one in what is common and in these ops."""
     if not record.added_up:
@@ -276,7 +276,7 @@ def _differences(
         )
 
 
-def _lacking(root: Path, need: Need, every: Sequence[RecordResult]) -> str:
+def _lacking(root: Path, need: RecordNeed, every: Sequence[RecordResult]) -> str:
     found = "; ".join(f"{one.record.file}: {one.reason}" for one in every) or "none"
     what = "Triton kernels" if need.name == TRITON else f"the binary of {need.name}"
     partly = next((one for one in every if one.ops_to_rerun), None)
@@ -290,7 +290,7 @@ def _lacking(root: Path, need: Need, every: Sequence[RecordResult]) -> str:
     )
 
 
-def _renewal(root: Path, need: Need, record: GpuRun | None, op: str | None = None) -> str:
+def _renewal(root: Path, need: RecordNeed, record: GpuRun | None, op: str | None = None) -> str:
     """The commands that make a record again, or one of an op's tests, on a machine with a GPU.
 
     A development build takes some values of the axes in [dev], unless all are asked for.

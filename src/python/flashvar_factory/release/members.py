@@ -64,7 +64,7 @@ def read(file: Path) -> Member | None:
             name = archive.parse_name(file.name)
         except PackagingError:
             return None
-        if name.label is not None:  # a variant has an index of its own
+        if name.variant_label is not None:  # a variant has an index of its own
             return None
         return Member(
             canonicalize_name(name.distribution), name.tag.rpartition("-")[2], name.version

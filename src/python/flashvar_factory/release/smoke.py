@@ -135,7 +135,7 @@ def _subject(wheels: Path, config: Config, index_url: str | None) -> _Subject:
     newest: dict[str, tuple[archive.Name, Path]] = {}
     for path in sorted(wheels.glob("*.whl"), key=lambda path: path.stat().st_mtime):
         name = archive.parse_name(path.name)
-        if name.label is None and name.tag.endswith((machine, "-any")):
+        if name.variant_label is None and name.tag.endswith((machine, "-any")):
             newest[canonicalize_name(name.distribution)] = (name, path)
     if not newest:
         raise PackagingError(

@@ -30,7 +30,7 @@ class Binary:
     manifest: Manifest
 
     @property
-    def label(self) -> str:
+    def variant_label(self) -> str:
         """`smXY`, `smXY_cuN`: the last part of the variant wheel's file name."""
         return self.manifest.kind.extra.replace("-", "_")
 
@@ -50,7 +50,7 @@ def write(wheels: Path, output: Path, project: str) -> list[Path]:
     """
     plain, binaries = release(wheels, project)
     name = archive.parse_name(plain.name)
-    properties = {binary.label: binary.properties for binary in binaries}
+    properties = {binary.variant_label: binary.properties for binary in binaries}
     _check_consistent(binaries, properties)
     output.mkdir(parents=True, exist_ok=True)
     for stale in (*output.glob(f"{project}-*.whl"), *output.glob(f"{project}-*-variants.json")):
@@ -58,7 +58,7 @@ def write(wheels: Path, output: Path, project: str) -> list[Path]:
     files = archive.read(plain)
     made = [_write_wheel(output, files, name, variant_metadata.NULL, {}, None)]
     made += [
-        _write_wheel(output, files, name, binary.label, binary.properties, binary)
+        _write_wheel(output, files, name, binary.variant_label, binary.properties, binary)
         for binary in binaries
     ]
     listed = output / f"{name.distribution}-{name.version}-variants.json"
@@ -92,7 +92,7 @@ def release(wheels: Path, project: str) -> tuple[Path, list[Binary]]:
 
 def _plain(wheels: Path, project: str) -> Path:
     named = sorted(wheels.glob(f"{project}-*.whl"))
-    found = [path for path in named if archive.parse_name(path.name).label is None]
+    found = [path for path in named if archive.parse_name(path.name).variant_label is None]
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "none"
         raise PackagingError(
@@ -137,9 +137,10 @@ def _check_version(binary: Binary, version: str) -> None:
 def _check_consistent(binaries: Sequence[Binary], properties: Mapping[str, Properties]) -> None:
     """One label means one thing, for every platform that it is built for."""
     for binary in binaries:
-        if properties[binary.label] != binary.properties:
+        label = binary.variant_label
+        if properties[label] != binary.properties:
             raise PackagingError(
-                f"{binary.wheel}: expected {binary.label} to mean {properties[binary.label]} on "
+                f"{binary.wheel}: expected {label} to mean {properties[label]} on "
                 f"every platform, found {binary.properties}; build all with one toolkit"
             )
 
