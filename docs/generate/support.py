@@ -12,7 +12,7 @@ from benchmarks import result_file
 from tables import table
 
 from flashvar import ops
-from flashvar.binaries.variant import Architecture, BinaryKind
+from flashvar.binaries.kinds import Architecture, BinaryKind
 from flashvar.machine.driver import BRANCHES
 from flashvar_factory.config import schema, toml_table
 from flashvar_factory.toolchain import driver

@@ -13,8 +13,8 @@ from oracle import Call, assert_gradients_right, assert_right
 
 import flashvar
 from flashvar.binaries import registry
+from flashvar.binaries.kinds import Architecture, BinaryKind
 from flashvar.binaries.manifest import KernelRow
-from flashvar.binaries.variant import Architecture, BinaryKind
 from flashvar.machine import driver
 from flashvar.ops.attention.spec import HEAD_DIM
 from flashvar.selection.candidates import CandidateResult

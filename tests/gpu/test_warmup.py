@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import flashvar
-from flashvar.binaries.variant import Architecture
+from flashvar.binaries.kinds import Architecture
 
 pytestmark = pytest.mark.kernels_of("triton")
 SOURCES = Path(flashvar.__file__).parents[1]

@@ -17,8 +17,8 @@ import fake_wheels
 
 from flashvar._version import __version__
 from flashvar.binaries.install_commands import public
+from flashvar.binaries.kinds import Architecture
 from flashvar.binaries.manifest import LibraryFile, MinimumDriver
-from flashvar.binaries.variant import Architecture
 from flashvar_factory.inspect import archive
 
 sys.path.append(str(Path(__file__).parents[1] / "unit"))

@@ -254,7 +254,7 @@ def test_a_damaged_binary_is_replaced(place: Place) -> None:
 CHANGED_MEANWHILE = """
 import os, sys, shutil
 from pathlib import Path
-from flashvar.binaries.variant import Architecture
+from flashvar.binaries.kinds import Architecture
 from flashvar.installing import installer, record, repack, source, wheel_requirements
 place = source.find(sys.argv[1], os.environ, extra="sm89")
 tool = installer.find(os.environ)

@@ -17,7 +17,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from flashvar.binaries import manifest
-from flashvar.binaries.variant import Kernel
+from flashvar.binaries.kinds import Kernel
 from flashvar_factory import audit
 from flashvar_factory.audit import expectations
 from flashvar_factory.config import schema, version

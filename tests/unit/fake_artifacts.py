@@ -36,8 +36,8 @@ from fake_elf import (
     string_table,
 )
 
+from flashvar.binaries.kinds import SECOND, Kernel
 from flashvar.binaries.manifest import ABI, KernelRow, Launch, LibraryFile, Manifest
-from flashvar.binaries.variant import SECOND, Kernel
 from flashvar_factory.build import binary_project, sbom
 from flashvar_factory.config.expand import Selection, expand
 from flashvar_factory.config.schema import Config

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flashvar.binaries.extras import Extras
+from flashvar.binaries.kinds import BinaryKind, Kernel
 from flashvar.binaries.manifest import (
     ABI,
     KernelRow,
@@ -19,7 +20,6 @@ from flashvar.binaries.manifest import (
     Toolkit,
 )
 from flashvar.binaries.registry import Binary, BinaryFolder, Inventory
-from flashvar.binaries.variant import BinaryKind, Kernel
 from flashvar.machine.system import Device, System, platform_tag
 from flashvar.ops import specs
 from flashvar.ops.op import Value

@@ -16,8 +16,8 @@ import pytest
 from audited import faults
 from fake_artifacts import Image, Wheel
 
+from flashvar.binaries.kinds import Architecture
 from flashvar.binaries.manifest import Manifest
-from flashvar.binaries.variant import Architecture
 from flashvar_factory import audit
 from flashvar_factory.audit import expectations
 from flashvar_factory.audit.expectations import Expectations

@@ -18,8 +18,8 @@ from fake_artifacts import Wheel
 from fake_elf import Section
 from planted import ENTRIES, INFO, MANIFEST, METADATA, STEM, WHEEL, described, edited, field
 
+from flashvar.binaries.kinds import Kernel
 from flashvar.binaries.manifest import MinimumDriver, Toolkit
-from flashvar.binaries.variant import Kernel
 from flashvar_factory.build import sbom
 from flashvar_factory.errors import PackagingError
 from flashvar_factory.inspect import archive, variant_metadata

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from matrix import TEXT
 
-from flashvar.binaries.variant import Kernel
+from flashvar.binaries.kinds import Kernel
 from flashvar.errors import ConfigurationError
 from flashvar_factory.build import configure
 from flashvar_factory.config import schema, version

@@ -10,7 +10,7 @@ import pytest
 from matrix import CONFIG, TEXT, project
 
 from flashvar.binaries import manifest
-from flashvar.binaries.variant import Kernel
+from flashvar.binaries.kinds import Kernel
 from flashvar.errors import ConfigurationError
 from flashvar_factory.config import schema
 from flashvar_factory.errors import ToolchainError

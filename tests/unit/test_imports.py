@@ -17,7 +17,7 @@ LAYERS = [
     "errors",
     "machine.system",
     "ops.op",
-    "binaries.variant",
+    "binaries.kinds",
     "binaries.manifest",
     "binaries.extras",
     "binaries.registry",

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from flashvar.binaries import install_commands
-from flashvar.binaries.variant import CUDA
+from flashvar.binaries.kinds import CUDA
 from flashvar.errors import InstallError, NoWheelForGpuError, WheelNotFoundError
 from flashvar.installing import installer, settings, source, temporary, wheel_requirements
 from flashvar.installing.source import WheelSource

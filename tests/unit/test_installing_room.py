@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flashvar.binaries.variant import Architecture
+from flashvar.binaries.kinds import Architecture
 from flashvar.errors import InstallError
 from flashvar.installing import destination, installer
 from flashvar.installing.source import WheelSource

@@ -14,8 +14,8 @@ import pytest
 
 from flashvar._version import __version__
 from flashvar.binaries.install_commands import public
+from flashvar.binaries.kinds import Architecture
 from flashvar.binaries.manifest import LibraryFile
-from flashvar.binaries.variant import Architecture
 from flashvar.errors import DamagedWheelError
 from flashvar.installing import check_wheel, record, repack
 from flashvar.installing.wheel_requirements import WheelRequirement

@@ -8,9 +8,9 @@ import fakes
 import pytest
 from fakes import chosen, result_of
 
+from flashvar.binaries.kinds import pair_text
 from flashvar.binaries.manifest import KernelRow
 from flashvar.binaries.registry import Inventory
-from flashvar.binaries.variant import pair_text
 from flashvar.selection.compatibility import values_of
 from flashvar.selection.request import Request
 from flashvar.selection.rules import select

@@ -1,1 +1,1 @@
-"""Compiled binaries: variants, manifests, the registry of installed binaries, and the loader."""
+"""Compiled binaries: kinds, manifests, the registry of installed binaries, and the loader."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from flashvar.binaries.variant import BinaryKind
+from flashvar.binaries.kinds import BinaryKind
 from flashvar.machine import distributions
 
 # Markers of the requirements that flashvar_factory.config.extras writes, all for Linux, and

@@ -13,8 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from flashvar.binaries.kinds import Architecture, BinaryKind, Kernel, joined
 from flashvar.binaries.strict_json import Table, wrong
-from flashvar.binaries.variant import Architecture, BinaryKind, Kernel, joined
 from flashvar.errors import ManifestError
 from flashvar.machine import bounded_read
 

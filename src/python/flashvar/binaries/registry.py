@@ -26,8 +26,8 @@ from flashvar.binaries import install_commands
 from flashvar.binaries import manifest as manifests
 from flashvar.binaries.extras import NO_EXTRAS, Extras
 from flashvar.binaries.install_commands import public
+from flashvar.binaries.kinds import Architecture, BinaryKind
 from flashvar.binaries.manifest import Manifest
-from flashvar.binaries.variant import Architecture, BinaryKind
 from flashvar.errors import ManifestError
 from flashvar.machine import distributions
 from flashvar.machine.system import platform_tag

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from flashvar import ops
+from flashvar.binaries.kinds import BinaryKind, dotted
 from flashvar.binaries.manifest import KernelRow, Rule
-from flashvar.binaries.variant import BinaryKind, dotted
 from flashvar.cli.diagnosis import Report, rules_of
 from flashvar.cli.page import BAD, GOOD, PLAIN, QUIET, Page, Row, Section, Table, rows
 from flashvar.cli.speed import OURS, Result, Speed, timed_ops

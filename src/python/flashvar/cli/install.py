@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flashvar.binaries import registry
+from flashvar.binaries.kinds import dotted
 from flashvar.binaries.manifest import Manifest
 from flashvar.binaries.registry import Binary
-from flashvar.binaries.variant import dotted
 from flashvar.errors import DriverTooOldError, InstallError, NoWheelForGpuError
 from flashvar.installing import (
     check_wheel,

@@ -12,9 +12,9 @@ from typing import Any
 
 from flashvar._version import __version__
 from flashvar.binaries import registry
+from flashvar.binaries.kinds import BinaryKind, Kernel, dotted
 from flashvar.binaries.manifest import KernelRow, Toolkit
 from flashvar.binaries.registry import Binary, Inventory, RejectedFolder
-from flashvar.binaries.variant import BinaryKind, Kernel, dotted
 from flashvar.cli import screen
 from flashvar.cli.page import BAD, GOOD, Page, Row, Section, Table, counted, rows
 from flashvar.errors import ConfigurationError

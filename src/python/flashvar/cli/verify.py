@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, cast
 
 from flashvar import ops
 from flashvar._version import __version__
+from flashvar.binaries.kinds import dotted
 from flashvar.binaries.registry import Inventory
-from flashvar.binaries.variant import dotted
 from flashvar.machine.system import Device, System
 from flashvar.ops.op import Value
 

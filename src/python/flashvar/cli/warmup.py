@@ -13,8 +13,8 @@ from typing import Any, Final, Protocol, cast
 
 from flashvar import ops
 from flashvar.binaries import loader
+from flashvar.binaries.kinds import Architecture
 from flashvar.binaries.registry import Inventory
-from flashvar.binaries.variant import Architecture
 from flashvar.cli import progress, screen
 from flashvar.cli.page import BAD, GOOD, QUIET, Page, Row, Section, Table, counted
 from flashvar.errors import BackendUnavailableError, ConfigurationError

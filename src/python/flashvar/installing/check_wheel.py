@@ -8,8 +8,8 @@ from pathlib import Path
 
 from flashvar.binaries import registry
 from flashvar.binaries.install_commands import public
+from flashvar.binaries.kinds import dotted
 from flashvar.binaries.manifest import Manifest
-from flashvar.binaries.variant import dotted
 from flashvar.errors import DamagedWheelError, DriverTooOldError, NoWheelForGpuError
 from flashvar.installing.wheel_requirements import WheelRequirement
 from flashvar.machine.system import System

@@ -9,7 +9,7 @@ from typing import Final
 
 from flashvar.binaries import install_commands
 from flashvar.binaries.extras import pins
-from flashvar.binaries.variant import CUDA, Architecture, BinaryKind, dotted
+from flashvar.binaries.kinds import CUDA, Architecture, BinaryKind, dotted
 from flashvar.errors import InstallError, NoWheelForGpuError
 from flashvar.machine import distributions
 

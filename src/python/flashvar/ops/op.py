@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeAlias
 
-from flashvar.binaries.variant import SECOND
+from flashvar.binaries.kinds import SECOND
 
 # A value of an axis: a name, or one integer, or two where the axis has pairs.
 Value: TypeAlias = str | tuple[int, ...]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from flashvar.binaries.kinds import Architecture, dotted, short_axis
 from flashvar.binaries.manifest import KernelRow, Manifest
 from flashvar.binaries.registry import Binary
-from flashvar.binaries.variant import Architecture, dotted, short_axis
 from flashvar.machine.system import Device, System
 from flashvar.ops import specs
 from flashvar.ops.op import OpSpec, Value, value_text

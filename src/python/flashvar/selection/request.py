@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from flashvar import ops
-from flashvar.binaries.variant import BinaryKind
+from flashvar.binaries.kinds import BinaryKind
 from flashvar.errors import ConfigurationError, InvalidInputError
 from flashvar.ops.op import Axis, OpSpec, Value, value_text
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from flashvar.binaries import install_commands
+from flashvar.binaries.kinds import Architecture, BinaryKind, dotted
 from flashvar.binaries.manifest import KernelRow
 from flashvar.binaries.registry import Binary, Inventory, RejectedFolder
-from flashvar.binaries.variant import Architecture, BinaryKind, dotted
 from flashvar.machine.system import Device, System
 from flashvar.ops.op import value_text
 from flashvar.selection.candidates import CandidateResult, Decision, Rejection

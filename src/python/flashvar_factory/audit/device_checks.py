@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from flashvar.binaries.kinds import Architecture, dotted
 from flashvar.binaries.manifest import Manifest
-from flashvar.binaries.variant import Architecture, dotted
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Library, Wheel
 from flashvar_factory.audit.finding import Finding, some

@@ -10,7 +10,7 @@ from typing import Final
 
 from packaging.utils import canonicalize_name
 
-from flashvar.binaries.variant import Architecture
+from flashvar.binaries.kinds import Architecture
 from flashvar_factory.build import wheel
 from flashvar_factory.config.schema import Config
 from flashvar_factory.inspect.archive import Name

@@ -12,8 +12,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from flashvar.binaries.kinds import SECOND, Kernel
 from flashvar.binaries.manifest import KernelRow, Manifest
-from flashvar.binaries.variant import SECOND, Kernel
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.audit.facts import Library, Wheel
 from flashvar_factory.audit.finding import Finding, some

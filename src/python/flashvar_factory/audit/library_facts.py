@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from flashvar.binaries.kinds import Kernel
 from flashvar.binaries.manifest import KernelRow, Manifest
-from flashvar.binaries.variant import Kernel
 from flashvar_factory.audit.facts import Library
 
 # What a compiler makes of `return N`, on each processor; the number's bytes or bits are the group.

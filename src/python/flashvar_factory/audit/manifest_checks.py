@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from flashvar.binaries.install_commands import public
+from flashvar.binaries.kinds import dotted
 from flashvar.binaries.manifest import FILE_NAME, Manifest
-from flashvar.binaries.variant import dotted
 from flashvar.errors import FlashvarError, ManifestError
 from flashvar.machine.driver import BRANCHES
 from flashvar_factory.audit import library_facts

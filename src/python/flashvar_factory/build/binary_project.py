@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from flashvar.binaries.variant import Architecture
+from flashvar.binaries.kinds import Architecture
 from flashvar_factory.config import torch_coupling
 from flashvar_factory.config.expand import Build
 from flashvar_factory.config.schema import Config

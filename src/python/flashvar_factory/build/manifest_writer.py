@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flashvar.binaries import manifest as manifests
-from flashvar.binaries.variant import Architecture, Kernel
+from flashvar.binaries.kinds import Architecture, Kernel
 from flashvar_factory.build import ptxas_report
 from flashvar_factory.errors import BuildError
 from flashvar_factory.inspect import kernel_facts

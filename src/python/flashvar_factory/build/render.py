@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from flashvar.binaries.kinds import Kernel
 from flashvar.binaries.manifest import SourceRevision, Toolkit
-from flashvar.binaries.variant import Kernel
 from flashvar_factory.build import source
 from flashvar_factory.config import torch_coupling
 from flashvar_factory.config.axes import Op

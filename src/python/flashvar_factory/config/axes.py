@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from flashvar.binaries.variant import SECOND, Kernel
+from flashvar.binaries.kinds import SECOND, Kernel
 from flashvar.errors import ConfigurationError
 from flashvar_factory.config import names
 from flashvar_factory.config.suggestions import listed

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from flashvar.binaries.variant import BinaryKind, Kernel
+from flashvar.binaries.kinds import BinaryKind, Kernel
 from flashvar.errors import ConfigurationError
 from flashvar_factory.config import this_machine
 from flashvar_factory.config.axes import BuildAxis

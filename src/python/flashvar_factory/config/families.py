@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from flashvar.binaries.variant import Architecture
+from flashvar.binaries.kinds import Architecture
 from flashvar_factory.config.axes import Op
 from flashvar_factory.config.toml_table import Table
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashvar.binaries.variant import CUDA
+from flashvar.binaries.kinds import CUDA
 from flashvar_factory.config.toml_table import Table
 
 _REQUIREMENT = r"[a-z][a-z0-9-]*==[0-9]+\.[0-9]+\.[0-9]+"

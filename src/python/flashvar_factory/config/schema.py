@@ -16,8 +16,8 @@ from typing import Final
 
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
+from flashvar.binaries.kinds import CUDA, Architecture, BinaryKind
 from flashvar.binaries.manifest import RAN
-from flashvar.binaries.variant import CUDA, Architecture, BinaryKind
 from flashvar.errors import ConfigurationError
 from flashvar_factory.config import axes, families, older_toolkits, toml_table, torch_coupling
 from flashvar_factory.config.axes import BuildAxis, Op

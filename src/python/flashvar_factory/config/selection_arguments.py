@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, cast
 
-from flashvar.binaries.variant import short_axis
+from flashvar.binaries.kinds import short_axis
 from flashvar.errors import ConfigurationError
 from flashvar_factory.config import names
 from flashvar_factory.config.axes import BuildAxis

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from flashvar.binaries.variant import Kernel
+from flashvar.binaries.kinds import Kernel
 from flashvar.errors import ConfigurationError
 from flashvar_factory.config import toml_table
 from flashvar_factory.config.expand import Build, Selection, expand

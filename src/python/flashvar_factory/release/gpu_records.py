@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from flashvar.binaries.kinds import short_axis
 from flashvar.binaries.manifest import Manifest
-from flashvar.binaries.variant import short_axis
 from flashvar_factory.build import source
 from flashvar_factory.config import schema
 from flashvar_factory.config.names import op_of

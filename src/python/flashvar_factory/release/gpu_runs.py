@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from flashvar.binaries.variant import Architecture, BinaryKind
+from flashvar.binaries.kinds import Architecture, BinaryKind
 from flashvar.errors import FlashvarError
 from flashvar_factory.inspect import json_text
 

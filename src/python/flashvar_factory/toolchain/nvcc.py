@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from flashvar.binaries.variant import dotted
+from flashvar.binaries.kinds import dotted
 from flashvar_factory.config.selection_arguments import ToolkitChoice
 from flashvar_factory.errors import ToolchainError
 from flashvar_factory.toolchain.cross import Cross

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from flashvar.binaries.variant import pair_text
+from flashvar.binaries.kinds import pair_text
 
 if TYPE_CHECKING:
     import torch

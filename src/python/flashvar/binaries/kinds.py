@@ -1,4 +1,4 @@
-"""Variants: the architecture and the driver of a binary, and the kernels compiled into it."""
+"""The architecture and the driver that a binary is for, and the names of its kernels."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from fakes import kernel
 
-from flashvar.binaries.variant import Architecture, BinaryKind, Kernel
+from flashvar.binaries.kinds import Architecture, BinaryKind, Kernel
 
 
 @pytest.mark.parametrize(
