@@ -1,7 +1,7 @@
 #pragma once
 #include "abi/kernel_table.h"
 #include "causal_conv1d_update.cuh"
-#include "core/variant.h"
+#include "core/kernel_types.h"
 
 namespace causalconv1d::simt {
 

@@ -1,6 +1,6 @@
 #pragma once
 #include "abi/kernel_table.h"
-#include "core/variant.h"
+#include "core/kernel_types.h"
 #include "selective_scan_fwd_kernel.cuh"
 
 namespace mambassm::simt {

@@ -1,5 +1,5 @@
 // What the generated translation unit of each kernel names: its target, the types that its axes
-// spell, and the record that the manifest is written from.
+// spell, and the kernel facts that the manifest is written from.
 #pragma once
 #include <cuda_fp16.h>
 
