@@ -60,7 +60,7 @@ def test_a_project_without_cmake_files_of_its_own(
     output = tmp_path / "sm90"
     words = ["project", "sm90", "--root", str(root), "--output", str(output)]
     assert main(words) == 0, capsys.readouterr().err
-    for part in ("variants.toml", "CMakeLists.txt", "cmake/plan.cmake", "src/cuda/abi"):
+    for part in ("variants.toml", "CMakeLists.txt", "cmake/write_plan.cmake", "src/cuda/abi"):
         assert (output / part).exists(), part
 
 

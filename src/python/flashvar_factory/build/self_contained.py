@@ -85,7 +85,7 @@ def pyproject(config: Config, build: Build, root: Path) -> str:
 cmake.build-type = "Release"
 
 [tool.scikit-build.cmake.define]
-CMAKE_PROJECT_TOP_LEVEL_INCLUDES = "cmake/plan.cmake"
+CMAKE_PROJECT_TOP_LEVEL_INCLUDES = "cmake/write_plan.cmake"
 FLASHVAR_SELECTION = {string(";".join(selection(config, build)))}
 
 [tool.cibuildwheel]

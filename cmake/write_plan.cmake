@@ -1,7 +1,7 @@
 # Lets the factory write the plan of a self-contained project (its command `project`) before `project()`
 # looks for compilers; variables.cmake names them.
 #
-#   -DCMAKE_PROJECT_TOP_LEVEL_INCLUDES=cmake/plan.cmake "-DFLASHVAR_SELECTION=sm_80;hdim=64"
+#   -DCMAKE_PROJECT_TOP_LEVEL_INCLUDES=cmake/write_plan.cmake "-DFLASHVAR_SELECTION=sm_80;hdim=64"
 #
 # The factory runs in the Python that builds: where its build requirements are, so is the toolkit.
 
