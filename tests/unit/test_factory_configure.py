@@ -106,7 +106,7 @@ set(FLASHVAR_LINEINFO "OFF")
 set(FLASHVAR_COMPRESSION "size")
 set(FLASHVAR_INSTANCES
   "{tmp_path}/instances/attention_fwd_bf16_hdim64.cu")
-include("{ROOT}/cmake/variant_library.cmake")
+include("{ROOT}/cmake/binary.cmake")
 """
     )
 

@@ -1,7 +1,7 @@
 # Builds what one plan of flashvar_factory asks for: a shared library, and the manifest beside it.
 #
-#   include(${FLASHVAR_PLAN})                           # after project(... LANGUAGES CXX CUDA)
-#   flashvar_variant_library(SOURCES abi/one.cc ...)    # in the folder of the sources
+#   include(${FLASHVAR_PLAN})                      # after project(... LANGUAGES CXX CUDA)
+#   flashvar_add_binary(SOURCES abi/one.cc ...)    # in the folder of the sources
 #
 # The plan (plan.cmake, generated) sets FLASHVAR_* variables and includes this file; nothing here
 # knows which kernels are built. The SOURCES are the project's own, the plan adds a .cu per kernel.
@@ -14,7 +14,7 @@ include(${CMAKE_CURRENT_LIST_DIR}/reproducible.cmake)
 include(${CMAKE_CURRENT_LIST_DIR}/sbom.cmake)
 include(${CMAKE_CURRENT_LIST_DIR}/torch.cmake)
 
-function(flashvar_variant_library)
+function(flashvar_add_binary)
   cmake_parse_arguments(PARSE_ARGV 0 arg "" "" "SOURCES")
   cmake_path(GET CMAKE_CURRENT_FUNCTION_LIST_DIR PARENT_PATH home)
   set(python_path ${home}/src/python)
