@@ -14,7 +14,7 @@ namespace flashvar::sm80::gated_delta_rule {
 
 template <class Target, class Dtype, int kDim>
 struct ChainsLaunch {
-  static constexpr char kFamily[] = "mma.sync";
+  static constexpr const char* kFamily = "mma.sync";
   using States = StatesConfig<Target, Dtype, kDim>;
   using Reverse = std::conditional_t<kLargeDim<kDim>, LargeDimReverseConfig<Target, Dtype, kDim>,
                                      ReverseConfig<Target, Dtype, kDim>>;

@@ -63,7 +63,7 @@ constexpr KernelFactsList<2> rows_facts(const char* row, const char* family) {
 
 template <class Target, class Dtype, int kDim>
 struct RowsLaunch {
-  static constexpr char kFamily[] = "mma.sync";
+  static constexpr const char* kFamily = "mma.sync";
   using Config = RowsConfig<Target, Dtype, kDim, false>;
   using Careful = CarefulRowsLaunch<Target, Dtype, kDim>;
 

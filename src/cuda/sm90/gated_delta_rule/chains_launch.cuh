@@ -29,7 +29,7 @@ cudaError_t make_chain_args(ChainArgs& args, const BwdProblem& problem,
 
 template <class Target, class Dtype, int kDim>
 struct ChainsLaunch {
-  static constexpr char kFamily[] = "wgmma";
+  static constexpr const char* kFamily = "wgmma";
   // Chains of whole sequences. kBlocks: blocks that share an SM.
   template <int kBlocks>
   using States = StatesChain<Target, Dtype, kDim, Extent::kSequence, kBlocks, 1>;
@@ -131,7 +131,7 @@ struct ChainsLaunch {
 // Head dims above 128: a block per SM, with 64 columns of a chain, and no segments.
 template <class Target, class Dtype, int kDim>
 struct LargeDimChainsLaunch {
-  static constexpr char kFamily[] = "wgmma";
+  static constexpr const char* kFamily = "wgmma";
   using States = StatesChain<Target, Dtype, kDim, Extent::kSequence, 1, 1>;
   using Reverse = LargeDimReverseChain<Target, Dtype, kDim>;
   static constexpr int kThreads = kChainThreads<Extent::kSequence>;

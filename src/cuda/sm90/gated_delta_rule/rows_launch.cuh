@@ -14,7 +14,7 @@ namespace flashvar::sm90::gated_delta_rule {
 
 template <class Target, class Dtype, int kDim>
 struct RowsLaunch {
-  static constexpr char kFamily[] = "wgmma";
+  static constexpr const char* kFamily = "wgmma";
   using Config = RowsConfig<Target, Dtype, kDim>;
   using Careful = sm80::gated_delta_rule::CarefulRowsLaunch<Target, Dtype, kDim>;
 
