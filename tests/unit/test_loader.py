@@ -204,3 +204,17 @@ def test_same_public_version_is_silent(
     subset = replace(fakes.manifest("80"), version="0.1.0+hdim64")
     loader.load(put_binary(tmp_path / "subset", subset, good))
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("named", [".", "good"])
+def test_a_relative_folder_is_the_one_that_was_named(
+    tmp_path: Path, good: bytes, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    """dlopen searches a bare name elsewhere; and the program may change its folder."""
+    folder = tmp_path / "good"
+    put_binary(folder, fakes.manifest("80"), good)
+    monkeypatch.chdir(folder if named == "." else tmp_path)
+    monkeypatch.setenv("FLASHVAR_LIB_DIR", named)
+    (binary,) = registry.installed().binaries
+    monkeypatch.chdir("/")
+    assert loader.load(binary).path == folder / binary.library.name

@@ -13,7 +13,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
 from itertools import chain
@@ -144,13 +144,17 @@ def without_function(binary: Binary, function: str, reason: str) -> Inventory:
 
 
 def folders(environ: Mapping[str, str]) -> Iterator[BinaryFolder]:
-    """Every folder that may hold a binary, in order of precedence, each once."""
+    """Every folder that may hold a binary, in order of precedence, each once.
+
+    Their paths are absolute: a program may change its current folder, and dlopen searches its own
+    folders for a bare file name.
+    """
     seen: set[str] = set()
     for folder in (*_in_lib_dir(environ), *in_wheels(), *_embedded()):
         resolved = os.path.realpath(folder.path)  # of a loop of links too
         if resolved not in seen:
             seen.add(resolved)
-            yield folder
+            yield replace(folder, path=folder.path.absolute())
 
 
 def list_binaries(
