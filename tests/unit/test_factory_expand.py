@@ -103,6 +103,16 @@ def test_a_subset_carries_a_local_version_label(words: str) -> None:
     assert version.of_build("1.0", build, CONFIG) == LABELS[words]
 
 
+def test_values_that_are_another_op_s_defaults_carry_a_label_too() -> None:
+    """All values of either op, but more than the first has by itself."""
+    text = TEXT.replace("[ops.att", f"{TWO_OPS}[ops.att").replace('ops = ["', 'ops = ["add", "')
+    config = schema.parse(text)
+    (build,) = released(config, "sm80 hdim=32,64,96,128,192,256,512")
+    assert version.of_build("1.0", build, config).startswith("1.0+hdim32.hdim64.")
+    (build,) = released(config, "sm80 op=add")
+    assert version.of_build("1.0", build, config) == "1.0+add"
+
+
 TWO_OPS = """\
 [ops.add.axes]
 head_dim = { min = 8, max = 512, step = 8 }

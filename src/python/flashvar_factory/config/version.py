@@ -44,22 +44,25 @@ def of_build(version: str, build: Build, config: Config) -> str:
 
 
 def _parts(kernels: tuple[Kernel, ...], full: tuple[Kernel, ...]) -> list[str]:
-    """Parts of a label: the values there are of each axis, and the ops, where some are missing.
+    """Parts of a label: the ops, and the values there are of each axis, where a function differs.
 
     Each is one part, so without the underscores of its name: attentionfwd.
     """
     label: list[str] = []
     ops = sorted({kernel.function for kernel in kernels})
     if set(ops) != {kernel.function for kernel in full}:
-        label += [op.replace("_", "") for op in ops]
+        label += ops
     for axis in dict.fromkeys(axis for kernel in full for axis in kernel.words):
-        there = _labels(kernels, axis)
-        if there and set(there) != set(_labels(full, axis)):
-            label += there
-    return label
+        there, usual = _values(kernels, axis), _values(full, axis)
+        if any(there[op] != usual[op] for op in there):
+            label += dict.fromkeys(kernel.words[axis] for kernel in kernels if axis in kernel.words)
+    return [part.replace("_", "") for part in label]
 
 
-def _labels(kernels: tuple[Kernel, ...], axis: str) -> list[str]:
-    """The values of `axis` as kernel names write them, e.g. hdim64, without repetition."""
-    labels = (kernel.words[axis] for kernel in kernels if axis in kernel.words)
-    return list(dict.fromkeys(word.replace("_", "") for word in labels))
+def _values(kernels: tuple[Kernel, ...], axis: str) -> dict[str, set[str]]:
+    """The values of `axis` that each function has, e.g. hdim64."""
+    found: dict[str, set[str]] = {}
+    for kernel in kernels:
+        if axis in kernel.words:
+            found.setdefault(kernel.function, set()).add(kernel.words[axis])
+    return found
