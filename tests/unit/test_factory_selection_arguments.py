@@ -51,6 +51,8 @@ def test_understood(text: str) -> None:
 
 
 REFUSED = {
+    f"jobs={'9' * 5000}": ["expected an integer above 0"],
+    f"shard=1/{'9' * 5000}": ["expected i/n"],
     "hdmi=64": ["unknown key 'hdmi'", "did you mean 'hdim'", "dtype", "jobs"],
     "hdim=65": ["head_dim=65", "8 to 256 in steps of 8", "32, 64, 96", "did you mean '72'"],
     "hdim=63": ["did you mean '64'"],

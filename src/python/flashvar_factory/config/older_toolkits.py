@@ -43,13 +43,10 @@ def read(table: Table) -> dict[str, OlderToolkit]:
     found = {}
     for name in list(table.rest):
         one = table.table(name)
-        toolkit = OlderToolkit(
-            cuda=int(name.removeprefix("cu")) if name.removeprefix("cu").isdecimal() else 0,
-            ptx=one.text("ptx", r"[1-9]\.[0-9]", "a version of PTX such as '8.8'"),
-            ptxas=one.text("ptxas", _REQUIREMENT, _MEANING),
-            runtime=one.text("runtime", _REQUIREMENT, _MEANING),
-        )
-        major = int(toolkit.version.partition(".")[0])
+        ptx = one.text("ptx", r"[1-9]\.[0-9]", "a version of PTX such as '8.8'")
+        ptxas, runtime = (one.text(key, _REQUIREMENT, _MEANING) for key in ("ptxas", "runtime"))
+        major = int(ptxas.partition("==")[2].partition(".")[0])
+        toolkit = OlderToolkit(major, ptx, ptxas, runtime)
         if name != f"cu{major}" or not 12 <= major < CUDA:
             raise table.wrong(name, f"the name cuN of a CUDA major, 12 to {CUDA - 1}", name)
         if not toolkit.runtime_version.startswith(f"{major}."):

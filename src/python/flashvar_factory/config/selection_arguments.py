@@ -5,6 +5,7 @@ An argument without `=` is an architecture: `sm89`, `all`; there may be several.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, cast
@@ -19,6 +20,8 @@ from flashvar_factory.config.toml_table import Value
 
 ALL: Final = "all"
 NATIVE: Final = "native"
+# Few enough digits for int(), which refuses thousands.
+_COUNT: Final = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 
 ToolkitChoice = Literal["auto", "pypi", "system"]
 CacheChoice = Literal["none", "sccache", "ccache"]
@@ -308,7 +311,7 @@ def _platform(parts: list[str] | None) -> str | None:
 def _jobs(parts: list[str] | None) -> int | None:
     if parts is None:
         return None
-    if len(parts) != 1 or not parts[0].isdecimal() or int(parts[0]) < 1:
+    if len(parts) != 1 or not _COUNT.fullmatch(parts[0]):
         raise ConfigurationError(f"jobs={','.join(parts)}: expected an integer above 0")
     return int(parts[0])
 
@@ -316,7 +319,7 @@ def _jobs(parts: list[str] | None) -> int | None:
 def _shard(parts: list[str]) -> tuple[int, int]:
     """`2/3` as numbers."""
     found = ",".join(parts)
-    part, slash, of = found.partition("/")
-    if not (slash and part.isdecimal() and of.isdecimal() and 1 <= int(part) <= int(of)):
+    part, _, of = found.partition("/")
+    if not (_COUNT.fullmatch(part) and _COUNT.fullmatch(of) and int(part) <= int(of)):
         raise ConfigurationError(f"shard={found}: expected i/n with i from 1 to n, e.g. 1/2")
     return int(part), int(of)
