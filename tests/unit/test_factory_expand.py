@@ -182,3 +182,15 @@ def test_no_cuda_driver_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     driver._library.cache_clear()
     assert this_machine.capabilities() == ()
     driver._library.cache_clear()
+
+
+def test_kernels_of_one_name_are_refused() -> None:
+    """A choice of one axis may end like another choice, whose next axis begins like that."""
+    text = TEXT.replace('["bf16", "fp16"]', '["a", "a_b"]').replace(
+        "head_dim = [32", 'order = ["c", "b_c"]\nhead_dim = [32'
+    )
+    text = text.replace("head_dim = {", 'order = { choices = ["c", "b_c"] }\nhead_dim = {')
+    with pytest.raises(ConfigurationError, match="attention_fwd_a_b_c_hdim32 for") as caught:
+        released(schema.parse(text), "sm80")
+    assert "'order': 'b_c'" in str(caught.value)
+    assert "'dtype': 'a_b'" in str(caught.value)

@@ -73,6 +73,16 @@ MISTAKES = {
         ["sm_86.code", "no suffix, which begins with 9.0", "86a"],
     ),
     "a distribution twice": ('"flashvar-sm86"', '"flashvar-sm80"', ["distribution", "sm80"]),
+    "a choice that differs in _ alone": (
+        '["bf16", "fp16"] }',
+        '["bf16", "fp16", "bf_16"] }',
+        ["axes.dtype.choices", "more than _", "bf_16"],
+    ),
+    "functions of one name in C++": (
+        "[architectures]",
+        "[ops.add2.axes]\n[ops.add_2.axes]\n[architectures]",
+        ["ops.add2", "both are Add2", "add2 and add_2"],
+    ),
     "shared memory as text": ("166912", '"163 KB"', ["sm_80.shared_memory", "163 KB"]),
     "head dim of dev that is not built": (
         "head_dim = [64]",
@@ -337,6 +347,11 @@ def test_a_wheel_for_several_architectures_has_their_names() -> None:
             "architectures: expected each architecture once, as a row or under `also`",
         ),
         (TEXT + OLDER.replace("cu12 =", "old ="), "toolkits.old: expected the name cuN"),
+        (TEXT + OLDER.replace("cu12 =", f"cu{'9' * 5000} ="), "expected the name cuN"),
+        (
+            rows(toolkits='{ cu12 = "own" }').replace('"flashvar-sm80"', '"flashvar-sm89-cu12"'),
+            "sm_89.distribution: expected another name each",
+        ),
         (TEXT + OLDER.replace("cu12==12", "cu13==13"), "toolkits.cu12: expected the name cuN"),
         (TEXT + OLDER.replace("runtime==12", "runtime==11"), "cu12.runtime: expected version 12"),
         (TEXT + OLDER.replace('"8.8"', '"8"'), "cu12.ptx: expected a version of PTX"),

@@ -149,7 +149,13 @@ def _camel(name: str) -> str:
 def read(tables: Sequence[tuple[str, Table]]) -> dict[str, Op]:
     """The ops of the tables of [ops], by name."""
     ops = [name for name, _ in tables]
-    return {name: _op(name, table, ops) for name, table in tables}
+    found = {name: _op(name, table, ops) for name, table in tables}
+    camel = {op.camel: name for name, op in found.items()}  # the last of each
+    for name, table in tables:
+        if (other := camel[found[name].camel]) != name:
+            expected = f"functions that differ in C++, where both are {found[name].camel}"
+            raise table.wrong(None, expected, f"{name} and {other}")
+    return found
 
 
 def _op(name: str, table: Table, ops: Sequence[str]) -> Op:
@@ -198,6 +204,9 @@ def _axis(name: str, table: Table, ops: Sequence[str]) -> BuildAxis:
     _check_name(table, name, names.why_no_axis(name, ops))
     if "choices" in table.rest:
         choices = table.names("choices")
+        if len({choice.replace("_", "") for choice in choices}) < len(choices):
+            expected = "names that differ in more than _, which versions leave out"
+            raise table.wrong("choices", expected, list(choices))
         table.end()
         return BuildAxis(name, choices=choices)
     low, high, step = (table.positive(key) for key in ("min", "max", "step"))

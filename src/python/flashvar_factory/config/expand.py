@@ -116,6 +116,7 @@ def expand(config: Config, selection: Selection) -> tuple[Build, ...]:
             f"expected values that one of {listed(selection.ops)} takes together, found "
             f"{dict(selection.axes)}"
         )
+    _check_names(kernels)
     return tuple(
         Build(
             target,
@@ -127,6 +128,19 @@ def expand(config: Config, selection: Selection) -> tuple[Build, ...]:
         )
         for target in (config.targets[name] for name in selection.targets)
     )
+
+
+def _check_names(kernels: Sequence[Kernel]) -> None:
+    """ConfigurationError where two kernels have one name, which is that of a file too."""
+    named: dict[str, Kernel] = {}
+    for kernel in kernels:
+        other = named.setdefault(kernel.name, kernel)
+        if other is not kernel:
+            both = " and ".join(f"{one.function} {one.values}" for one in (other, kernel))
+            raise ConfigurationError(
+                f"expected kernels of different names, found {kernel.name} for {both}: rename a "
+                "function or a choice"
+            )
 
 
 def expand_platforms(arguments: SelectionArguments, config: Config) -> tuple[Build, ...]:

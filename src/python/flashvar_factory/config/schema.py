@@ -279,19 +279,21 @@ def _targets(
             bounds = f"{_SHARED_MEMORY[0]} to {_SHARED_MEMORY[-1]} in steps of"
             expected = f"the bytes of a block, {bounds} {_SHARED_MEMORY.step}"
             raise table.wrong("shared_memory", expected, target.shared_memory)
-        others = {other.distribution for other in targets.values()}
-        if target.distribution in {*others, project.name.replace("_", "-")}:
-            expected = "another name each, and none of them the project's own"
-            raise table.wrong("distribution", expected, target.distribution)
-        targets[name] = target
-        for toolkit, where in _toolkits(table, toolkits).items():
-            older = replace(
+        older = (
+            replace(
                 target,
                 toolkit=toolkits[toolkit],
                 distribution=f"{target.distribution}-{toolkit}",
                 ran=where,
             )
-            targets[older.kind.name] = older
+            for toolkit, where in _toolkits(table, toolkits).items()
+        )
+        for one in (target, *older):
+            others = {other.distribution for other in targets.values()}
+            if one.distribution in {*others, project.name.replace("_", "-")}:
+                expected = "another name each, and none of them the project's own"
+                raise table.wrong("distribution", expected, one.distribution)
+            targets[one.kind.name] = one
         table.end(also=["platforms", "also", "ran", "toolkits"])
     _check_named_once(top, targets.values())
     return targets
