@@ -31,10 +31,21 @@ def test_a_version(tmp_path: Path) -> None:
         (b'__version__ = "1.0"\n__version__ = "2.0"\n', "expected one line"),
         (b'__version__ = "newest"\n', "expected a version such as 1.2.3, found"),
         (b'__version__ = "1.' + b"9" * 5000 + b'"\n', "expected a version such as 1.2.3, found"),
+        (b'__version__ = "1.0-RC1"\n', "expected the version as '1.0rc1', found '1.0-RC1'"),
+        (b'__version__ = "1.0+own"\n', "expected the version as '1.0', found '1.0+own'"),
         (b'__version__ = "1.0"\n# \xff\n', "expected UTF-8, found the byte 0xff at 22"),
         (b'__version__ = "1.0"\n' + b"#" * (1 << 20), "expected at most 1,048,576 bytes"),
     ],
-    ids=["empty", "twice", "no version", "5,000 digits", "not UTF-8", "huge"],
+    ids=[
+        "empty",
+        "twice",
+        "no version",
+        "5,000 digits",
+        "other spelling",
+        "label",
+        "not UTF-8",
+        "huge",
+    ],
 )
 def test_no_version(content: bytes, words: str, tmp_path: Path) -> None:
     root = put(tmp_path, CONFIG.project.version_file, content)

@@ -25,12 +25,17 @@ def read(config: Config, root: Path) -> str:
             f'{path}: expected one line __version__ = "...", found {len(found) or "none"}'
         )
     try:
-        Version(found[0])
+        release = Version(found[0])
     except ValueError as error:  # InvalidVersion, or a number of 5,000 digits
         raise ConfigurationError(
             f"{path}: expected a version such as 1.2.3, found: {error}"
         ) from None
-    return str(found[0])
+    # Manifests and requirements repeat it as text, and a label marks what is no release.
+    if found[0] != release.public:
+        raise ConfigurationError(
+            f"{path}: expected the version as {release.public!r}, found {found[0]!r}"
+        )
+    return release.public
 
 
 def of_build(version: str, build: Build, config: Config) -> str:
