@@ -130,6 +130,8 @@ def test_a_file_is_no_source(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(WheelNotFoundError, match="no wheels in it"):
         source.find(str(tmp_path / "empty"), {}, extra="sm1")
+    with pytest.raises(WheelNotFoundError, match=r"home directory.*~nobody-here/dist"):
+        source.find("~nobody-here/dist", {}, extra="sm1")
 
 
 @pytest.mark.parametrize("address", ["http://[::1", "https://me:secret@[x/"])

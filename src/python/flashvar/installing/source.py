@@ -64,16 +64,16 @@ def find(named: str | None, environ: Mapping[str, str], *, extra: str) -> WheelS
         raise WheelNotFoundError(
             f"{where}: expected the address of an index, found: {error}"
         ) from error
-    folder = Path(text).expanduser()
     try:
+        folder = Path(text).expanduser()
         is_index = (folder / _PAGE).is_file()
         if is_index or any(folder.glob("*.whl")):
             path = Path(os.path.realpath(folder))
             return WheelSource(index=path.as_uri() + "/") if is_index else WheelSource(folder=path)
         found = "no wheels in it" if folder.is_dir() else "no such folder"
         found = "a file" if folder.is_file() else found
-    except OSError as error:
-        found = error.strerror or str(error)
+    except (OSError, RuntimeError) as error:  # RuntimeError: `~` of a user without a home
+        found = getattr(error, "strerror", None) or str(error)
     raise WheelNotFoundError(
         f"{where}: expected a folder of wheels or the address of an index, found {found}: {text}"
     )
