@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import sys
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +18,8 @@ from flashvar.binaries.install_commands import public
 from flashvar.binaries.kinds import Architecture
 from flashvar.binaries.manifest import LibraryFile
 from flashvar.errors import DamagedWheelError
-from flashvar.installing import check_wheel, record, repack
+from flashvar.installing import check_wheel, installer, record, repack
+from flashvar.installing.source import WheelSource
 from flashvar.installing.wheel_requirements import WheelRequirement
 
 VERSION = public(__version__)
@@ -177,6 +179,21 @@ def test_what_is_packed_is_what_was_judged(tree: Path) -> None:
         assert content == (tree / name).read_bytes()
         assert name in text
     assert f"{INFO}/INSTALLER" not in {*packed, *text.split(",")}
+
+
+@pytest.mark.parametrize("way", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA], ids=["bzip2", "lzma"])
+def test_a_wheel_that_is_packed_in_another_way_is_refused(way: int, tmp_path: Path) -> None:
+    """Wheels have deflated files; of others, damaged data are errors of all kinds."""
+    path = tmp_path / "wheels" / "flashvar_sm89-1-py3-none-any.whl"
+    path.parent.mkdir()
+    with zipfile.ZipFile(path, "w", way) as archive:
+        archive.writestr("a.so", LIBRARY)
+    content = bytearray(path.read_bytes())
+    content[44:54] = b"\xff" * 10  # behind the header, which has 30 bytes and a name
+    path.write_bytes(content)
+    pip = installer.Pip((sys.executable, "-c", "pass"))
+    with pytest.raises(DamagedWheelError, match="neither stored nor deflated: fetch it again"):
+        pip.fetch(REQUIREMENT, WheelSource(folder=path.parent), tmp_path)
 
 
 def test_a_label_is_a_part_of_the_version_that_is_asked_for(tmp_path: Path) -> None:

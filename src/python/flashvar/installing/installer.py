@@ -39,7 +39,9 @@ _FULL: Final = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQU
 # pip's heading of a traceback: its last line says more.
 _TRACEBACK: Final = "ERROR: Exception:"
 _LABEL: Final = re.compile(r"^(error|cause|caused by|warning):\s*", re.IGNORECASE)
-# What zipfile raises of an archive that is torn, encrypted or packed in a way it does not know.
+# How files of a wheel are packed; zipfile raises errors of their own for other ways.
+_PACKED: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+# What zipfile raises of an archive that is torn or encrypted.
 _UNREADABLE: Final = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError)
 
 
@@ -124,6 +126,8 @@ class Pip:
         (wheel,) = wheels.glob("*.whl")
         try:
             with temporary.writing(tree), zipfile.ZipFile(wheel) as archive:
+                if any(one.compress_type not in _PACKED for one in archive.infolist()):
+                    raise zipfile.BadZipFile("a file that is neither stored nor deflated")
                 archive.extractall(tree)
         except _UNREADABLE as error:
             raise DamagedWheelError(
