@@ -241,13 +241,13 @@ def test_a_source_that_has_no_binary_for_an_older_driver(place: Place) -> None:
     assert "flashvar-sm89-cu12==" in done.stderr
 
 
-def test_a_damaged_binary_is_replaced(place: Place) -> None:
+@pytest.mark.parametrize("damaged", [b"", LIBRARY.swapcase()], ids=["empty", "of its size"])
+def test_a_damaged_binary_is_replaced(damaged: bytes, place: Place) -> None:
     assert place.run("--from", "dist", "--arch", "sm89").returncode == 0
     (library,) = place.root.glob("env/lib/*/site-packages/flashvar_sm89/*.so")
-    library.write_bytes(b"")
+    library.write_bytes(damaged)
     done = place.run("--from", "dist", gpus=[RTX_4090])
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert library.read_bytes() == LIBRARY
+    assert (done.returncode, library.read_bytes()) == (0, LIBRARY), done.stdout + done.stderr
 
 
 # What the environment's Python does: fetch, then install while the source has other bytes.

@@ -155,11 +155,20 @@ def _tell_missing(binary: Binary, library: Library) -> bool:
     return news
 
 
+def check_file(binary: Binary) -> bytes:
+    """The content of a binary's library, which is that of its manifest; nothing is opened.
+
+    Raises:
+        BinaryError: the file cannot be read, or has other bytes.
+    """
+    content = _content(binary.library)
+    _check_hash(binary.library, content, binary.manifest.library.sha256)
+    return content
+
+
 def _open(binary: Binary) -> Library:
     path = binary.library
-    content = _content(path)
-    _check_hash(path, content, binary.manifest.library.sha256)
-    _check_segments(path, content)
+    _check_segments(path, check_file(binary))
     try:
         handle = ctypes.CDLL(str(path))
     except OSError as error:

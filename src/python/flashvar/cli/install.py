@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from flashvar.binaries import registry
+from flashvar.binaries import loader, registry
 from flashvar.binaries.kinds import dotted
 from flashvar.binaries.manifest import Manifest
 from flashvar.binaries.registry import Binary
-from flashvar.errors import DriverTooOldError, InstallError, NoWheelForGpuError
+from flashvar.errors import BinaryError, DriverTooOldError, InstallError, NoWheelForGpuError
 from flashvar.installing import (
     check_wheel,
     destination,
@@ -183,11 +183,15 @@ def _best(
 
 
 def _is_usable(binary: Binary, system: System | None) -> bool:
-    """Whether a binary of this environment is of this version, and the driver loads it.
+    """Whether a binary of this environment is whole, of this version, and the driver loads it.
 
     One that FLASHVAR_LIB_DIR names does not count: it is not of this environment.
     """
     if binary.version_mismatch is not None or binary.folder.from_lib_dir:
+        return False
+    try:
+        loader.check_file(binary)
+    except BinaryError:
         return False
     return system is None or driver_rejection(binary.manifest, system) is None
 
