@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
+from flashvar.errors import ConfigurationError
 from flashvar_factory.build import example, self_contained, source
 from flashvar_factory.cli import COMMANDS, main
 from flashvar_factory.config import schema, this_machine
@@ -127,6 +129,20 @@ def test_another_folder_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(PackagingError, match="expected an empty folder"):
         self_contained.write(CONFIG, build_of("sm89"), root=ROOT, output=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize("where", [".", "src/cuda/sm90"])
+def test_a_project_is_not_written_into_its_own_sources(
+    where: str, project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has their mark, by which an earlier one is removed; and a copy of itself has no end."""
+    root = tmp_path / "root"
+    shutil.copytree(project, root)
+    before = sorted(root.rglob("*"))
+    words = ["project", "--root", str(root), "sm89", "--output", where]
+    assert main(words) == ConfigurationError.exit_code
+    assert "expected a folder apart from what is copied into it" in capsys.readouterr().err
+    assert sorted(root.rglob("*")) == before
 
 
 def test_a_project_is_of_one_architecture(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -38,18 +39,38 @@ def write(config: Config, build: Build, *, root: Path, output: Path) -> None:
             "expected libraries that call no torch for a self-contained project, "
             f"found torch = {build.torch!r} in {FILE_NAME}: make their wheels with `wheels`"
         )
+    copies = list(_copies(config, root))
+    _check_apart(output, root, [path for path, _ in copies])
     _clear(output)
-    for name in (FILE_NAME, config.project.version_file, *binary_project.license_files(root)):
-        _copy(root / name, output / name)
-    for part in source.PARTS:
-        if part != source.CMAKE or (root / part).is_dir():  # what it adds to the factory's own
-            _copy(root / part, output / part)
-    _copy(source.HOME / source.CMAKE, output / source.CMAKE)
-    for package in PACKAGES:
-        _copy(source.HOME / "src" / "python" / package, output / "src" / "python" / package)
-    _copy(source.HOME / LOCKED, output / LOCKED)
+    for path, part in copies:
+        _copy(path, output / part)
     source.write_revision(root, output)
     (output / "pyproject.toml").write_text(pyproject(config, build, root), encoding="utf-8")
+
+
+def _copies(config: Config, root: Path) -> Iterator[tuple[Path, str]]:
+    """Each file and folder that is copied, and its name in the project."""
+    for name in (FILE_NAME, config.project.version_file, *binary_project.license_files(root)):
+        yield root / name, name
+    for part in source.PARTS:
+        if part != source.CMAKE or (root / part).is_dir():  # what it adds to the factory's own
+            yield root / part, part
+    yield source.HOME / source.CMAKE, source.CMAKE
+    for package in PACKAGES:
+        part = f"src/python/{package}"
+        yield source.HOME / part, part
+    yield source.HOME / LOCKED, LOCKED
+
+
+def _check_apart(output: Path, root: Path, copied: Sequence[Path]) -> None:
+    """Refuse a folder that has what is copied, or is in it: it would be removed, or have no end."""
+    holds = [path for path in (root, source.HOME) if path.is_relative_to(output)]
+    inside = [path for path in copied if output.is_relative_to(path)]
+    for path in (*holds, *inside):
+        raise ConfigurationError(
+            f"{output}: expected a folder apart from what is copied into it, found one that "
+            f"{'has' if path in holds else 'is in'} {path}; name another with --output"
+        )
 
 
 def selection(config: Config, build: Build) -> list[str]:
