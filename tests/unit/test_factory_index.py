@@ -225,6 +225,7 @@ def test_not_a_wheel(tmp_path: Path) -> None:
     with pytest.raises(PackagingError, match="expected a whole zip archive") as refused:
         index.write(tmp_path, tmp_path / "site")
     assert str(refused.value).count(str(tmp_path)) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["flashvar-1.0-py3-none-any.whl"]
 
 
 def test_a_link_to_an_index_stays(tmp_path: Path) -> None:

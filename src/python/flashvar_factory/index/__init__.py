@@ -12,6 +12,7 @@ from typing import Final
 from flashvar_factory.errors import PackagingError
 from flashvar_factory.index import pages, simple_json, yanks
 from flashvar_factory.index.entries import Entry, identity, project_of, read
+from flashvar_factory.index.yanks import Yanks
 from flashvar_factory.inspect import zip_file
 
 PATTERNS: Final = ("*.whl", "*.tar.gz", "*-variants.json")
@@ -42,11 +43,27 @@ def write(
     withdrawn = yanks.read(yanked, map(project_of, files)) if yanked is not None else {}
     fresh = site.with_name(f".{site.name}.partial")
     shutil.rmtree(fresh, ignore_errors=True)
+    try:
+        projects = _copied(files, fresh, withdrawn)
+        if yanked is not None and whole:
+            yanks.require_used(withdrawn, projects, yanked.name)
+        _write_pages(fresh, projects)
+    except BaseException:  # an interrupt too
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+    if site.exists():
+        shutil.rmtree(site)
+    fresh.replace(site)
+    return sorted(projects)
+
+
+def _copied(files: Mapping[str, Path], site: Path, withdrawn: Yanks) -> dict[str, list[Entry]]:
+    """Copy the files into `site`, each with its metadata beside it; the entries by project."""
     projects: dict[str, list[Entry]] = defaultdict(list)
     seen: dict[object, str] = {}
     for name, file in files.items():
         project = project_of(name)
-        folder = fresh / project
+        folder = site / project
         folder.mkdir(parents=True, exist_ok=True)
         content = file.read_bytes()
         (folder / name).write_bytes(content)
@@ -60,13 +77,7 @@ def write(
         if entry.metadata is not None:
             (folder / f"{name}.metadata").write_bytes(entry.metadata)
         projects[project].append(entry._replace(yanked=yanks.reason(withdrawn, project, entry)))
-    if yanked is not None and whole:
-        yanks.require_used(withdrawn, projects, yanked.name)
-    _write_pages(fresh, projects)
-    if site.exists():
-        shutil.rmtree(site)
-    fresh.replace(site)
-    return sorted(projects)
+    return projects
 
 
 def _files(folders: Sequence[Path]) -> dict[str, Path]:
