@@ -221,6 +221,7 @@ def test_a_damaged_wheel_fails_its_audit(wheel: Path) -> None:
     "words",
     [
         ["absent.whl"],
+        ["notes.txt"],
         ["WHEEL", "--publisher", "kernels"],
         ["WHEEL", "--hashes", "notes.txt"],
         ["WHEEL", "--hashes", "."],

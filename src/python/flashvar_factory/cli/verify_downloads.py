@@ -9,6 +9,8 @@ from flashvar.errors import ConfigurationError
 from flashvar_factory.audit import expectations
 from flashvar_factory.audit.expectations import Expectations
 from flashvar_factory.config import schema
+from flashvar_factory.errors import PackagingError
+from flashvar_factory.inspect import archive
 from flashvar_factory.release import downloaded
 from flashvar_factory.release.attestations import Publisher
 from flashvar_factory.release.downloaded import Trusted
@@ -43,6 +45,11 @@ def run(arguments: argparse.Namespace) -> None:
     missing = [path for path in arguments.wheels if not path.is_file()]
     if missing:
         raise ConfigurationError(f"{missing[0]}: expected a file, found none; correct the path")
+    for path in arguments.wheels:
+        try:
+            archive.parse_name(path.name)
+        except PackagingError as error:
+            raise ConfigurationError(f"{error}; name wheels alone") from error
     file = arguments.root / schema.FILE_NAME
     is_project = file.is_file()
     trusted = Trusted(
