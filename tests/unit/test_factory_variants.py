@@ -170,6 +170,15 @@ def test_older_variants_go(wheels: Path) -> None:
     assert all("0.2.0" in name for name in names)
 
 
+def test_the_wheels_themselves_stay(wheels: Path) -> None:
+    """Where the variants go into their folder."""
+    before = {path: path.read_bytes() for path in wheels.iterdir()}
+    for _ in range(2):
+        added = variants.write(wheels, wheels, "flashvar")
+        assert {*before, *added} == {*wheels.iterdir()}
+    assert {path: path.read_bytes() for path in before} == before
+
+
 def test_every_platform_gets_its_own_wheel(wheels: Path) -> None:
     binary(wheels, CODES[0], platform="manylinux_2_28_other")
     paths = variants.write(wheels, wheels.parent / "variants", "flashvar")

@@ -53,7 +53,8 @@ def write(wheels: Path, output: Path, project: str) -> list[Path]:
     properties = {binary.variant_label: binary.properties for binary in binaries}
     _check_consistent(binaries, properties)
     output.mkdir(parents=True, exist_ok=True)
-    for stale in (*output.glob(f"{project}-*.whl"), *output.glob(f"{project}-*-variants.json")):
+    variants = [path for path in output.glob(f"{project}-*.whl") if _is_variant(path)]
+    for stale in (*variants, *output.glob(f"{project}-*-variants.json")):
         stale.unlink()
     files = archive.read(plain)
     made = [_write_wheel(output, files, name, variant_metadata.NULL, {}, None)]
@@ -90,9 +91,13 @@ def release(wheels: Path, project: str) -> tuple[Path, list[Binary]]:
     return plain, binaries
 
 
+def _is_variant(wheel: Path) -> bool:
+    return archive.parse_name(wheel.name).variant_label is not None
+
+
 def _plain(wheels: Path, project: str) -> Path:
     named = sorted(wheels.glob(f"{project}-*.whl"))
-    found = [path for path in named if archive.parse_name(path.name).variant_label is None]
+    found = [path for path in named if not _is_variant(path)]
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "none"
         raise PackagingError(
