@@ -122,8 +122,9 @@ def test_its_sessions_install_the_factory_of_the_project(noxfile: Any, tmp_path:
     noxfile.wheels(session)
     folder = tmp_path / "mine" / "vendor"
     folder.mkdir()
-    wheel_of_the_factory = folder / "flashvar_factory-0.1.0-py3-none-any.whl"
-    wheel_of_the_factory.touch()
+    for newer in ("0.9.0", "0.10.0"):
+        wheel_of_the_factory = folder / f"flashvar_factory-{newer}-py3-none-any.whl"
+        wheel_of_the_factory.touch()
     noxfile.wheels(session)
     first, second = session.installed
     assert Requirement(*first).specifier.contains(public(__version__))

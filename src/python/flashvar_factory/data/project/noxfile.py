@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import nox
+from packaging.utils import parse_wheel_filename
 
 ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
@@ -36,6 +37,7 @@ def tests(session: nox.Session) -> None:
 
 
 def factory() -> str:
-    """The factory's wheel in vendor/ if it is there, else its release on PyPI."""
-    found = sorted((ROOT / "vendor").glob("flashvar_factory-*.whl"))
+    """The factory's newest wheel in vendor/ if there is one, else its release on PyPI."""
+    wheels = (ROOT / "vendor").glob("flashvar_factory-*.whl")
+    found = sorted(wheels, key=lambda wheel: parse_wheel_filename(wheel.name)[1])
     return f"{FACTORY} @ {found[-1].as_uri()}" if found else f"{FACTORY}==@version@"
