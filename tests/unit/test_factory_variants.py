@@ -282,12 +282,15 @@ def test_the_schema_refuses(spoil: Callable[[Any], object]) -> None:
 
 def test_experimental_is_said(wheels: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = ["--root", str(Path(__file__).parents[2])]
-    command = [*root, "variants", "--wheels", str(wheels), "--output", str(wheels.parent / "out")]
+    output = wheels.parent / "the variants"
+    command = [*root, "variants", "--wheels", str(wheels), "--output", str(output)]
     assert main(command) == 2
     assert "expected --experimental" in capsys.readouterr().err
-    assert not (wheels.parent / "out").exists()
+    assert not output.exists()
     assert main([*command, "--experimental"]) == 0
-    assert "uv pip install --preview-features wheel-variants" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "uv pip install --preview-features wheel-variants" in printed
+    assert printed.count(f"'{output}'") == 2
 
 
 @pytest.mark.parametrize("name", OLDER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 from flashvar.errors import ConfigurationError
@@ -34,6 +35,6 @@ def run(arguments: argparse.Namespace) -> None:
     output = arguments.root / arguments.output
     for path in variants.write(arguments.root / arguments.wheels, output, project):
         print(f"{path.stat().st_size:>12,} {path}")
-    print(f"index them with: --extra-wheels {arguments.output}")
-    where = f"--no-index --find-links {output}"
+    print(f"index them with: --extra-wheels {shlex.quote(str(arguments.output))}")
+    where = f"--no-index --find-links {shlex.quote(str(output))}"
     print(f"uv pip install --preview-features wheel-variants {where} {project}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 from flashvar.errors import ConfigurationError
@@ -26,5 +27,6 @@ def run(arguments: argparse.Namespace) -> None:
         raise ConfigurationError(f"expected one architecture for a project, found {names}")
     output = (arguments.root / arguments.output).resolve()
     self_contained.write(selection.config, builds[0], root=arguments.root, output=output)
-    print(f"pip wheel {output}")
-    print(f"cibuildwheel --platform linux {output}")
+    folder = shlex.quote(str(output))
+    print(f"pip wheel {folder}")
+    print(f"cibuildwheel --platform linux {folder}")
