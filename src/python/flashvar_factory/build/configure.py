@@ -16,8 +16,9 @@ from flashvar_factory.toolchain import torch_headers
 from flashvar_factory.toolchain.nvcc import Toolchain
 
 CROSS_FILE: Final = "cross.cmake"
-# What CMake, the linker and nvcc take for the end of a path, however it is quoted.
-_SEPARATORS: Final = frozenset(';,"$\\')
+# What CMake, ninja, the linker, or the shell that nvcc calls take for the end of a path, however it
+# is quoted.
+_SEPARATORS: Final = frozenset(";,\"$\\'()&|<>[]`")
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,11 @@ def configure(
 ) -> BuildPlan:
     """Write instances/*.cu, *_kernels.inc, build_info.inc, plan.cmake and plan.json."""
     directory = directory.resolve()
-    if found := sorted(_SEPARATORS & set(str(directory))):
+    found = [sign for sign in str(directory) if sign in _SEPARATORS or not sign.isprintable()]
+    if found:
         raise BuildError(
-            f"{directory}: expected a path without any of {' '.join(sorted(_SEPARATORS))}, found "
-            f"{' '.join(found)}; work in another folder"
+            f"{str(directory)!r}: expected a path that prints, without any of "
+            f"{' '.join(sorted(_SEPARATORS))}, found {found[0]!r}; work in another folder"
         )
     labelled = version.of_build(version.read(config, root), build, config)
     older = build.target.toolkit
