@@ -279,6 +279,11 @@ def _of_name(
 
 
 def _enumerators(name: str, axis: str) -> Iterator[str]:
-    """The value of each `axis::value` in a mangled name, spelled `4axis5value`."""
+    """The value of each `axis::value` in a mangled name, spelled `4axis5valueE`.
+
+    A project that is called like an axis has other names in its namespace, and no E behind them.
+    """
     for match in re.finditer(rf"{len(axis)}{re.escape(axis)}(\d{{1,3}})", name):
-        yield name[match.end() : match.end() + int(match[1])]
+        end = match.end() + int(match[1])
+        if name[end : end + 1] == "E":
+            yield name[match.end() : end]
