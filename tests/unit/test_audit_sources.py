@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import shutil
 import subprocess
 import tarfile
@@ -178,11 +179,11 @@ FAULTS: dict[str, tuple[Callable[[Files], None], str]] = {
     "licence": (edit(METADATA, "Apache-2.0", "MIT"), "expected license 'Apache-2.0'"),
     "another script": (
         edit(f"{INFO}/entry_points.txt", "flashvar =", "pip = evil:main\nflashvar ="),
-        "expected scripts",
+        "expected entry points",
     ),
     "a plugin": (
         edit(f"{INFO}/entry_points.txt", "[console", "[pytest11]\nx = y\n[console"),
-        "expected scripts",
+        "expected entry points",
     ),
     "name in capitals": (edit(METADATA, "Name: f", "Name: F"), "expected name 'flashvar'"),
     "version spelled otherwise": (
@@ -220,15 +221,15 @@ FAULTS: dict[str, tuple[Callable[[Files], None], str]] = {
     ),
     "script of an extra": (
         edit(f"{INFO}/entry_points.txt", "cli:main", "cli:main [evil]"),
-        "expected scripts",
+        "expected entry points",
     ),
     "script in a window": (
         edit(f"{INFO}/entry_points.txt", "[console", "[gui_scripts]\n[console"),
-        "expected scripts",
+        "expected entry points",
     ),
     "script in a group with spaces": (
         edit(f"{INFO}/entry_points.txt", "[console_scripts]", "[ console_scripts ]"),
-        "expected scripts",
+        "expected entry points",
     ),
     "dynamic": (edit(METADATA, "Keywords", "Dynamic: Version\nKeywords"), "metadata"),
     "unknown coding": (
@@ -250,6 +251,17 @@ FAULTS: dict[str, tuple[Callable[[Files], None], str]] = {
 
 def test_nothing_against_the_wheel(checkout: Path, tmp_path: Path) -> None:
     archive.write(tmp_path / NAME, pure(), INFO)
+    assert faults(tmp_path / NAME, expected(checkout)) == []
+
+
+@pytest.mark.parametrize("table", ["", '[project.entry-points.x]\na = "b"\n'])
+def test_other_entry_points_than_scripts(table: str, checkout: Path, tmp_path: Path) -> None:
+    declared = re.sub(r'.project.scripts.\n.*"\n', table, PYPROJECT)
+    (checkout / "pyproject.toml").write_text(declared, encoding="utf-8")
+    files = {**pure(), f"{INFO}/entry_points.txt": b"[x]\na = b\n"}
+    if not table:
+        del files[f"{INFO}/entry_points.txt"]
+    archive.write(tmp_path / NAME, files, INFO)
     assert faults(tmp_path / NAME, expected(checkout)) == []
 
 
@@ -303,7 +315,7 @@ OF_THE_FACTORY: dict[str, tuple[Callable[[Files], None], str]] = {
     ),
     "script": (
         edit("flashvar_factory-1.0.dist-info/entry_points.txt", "wheel-f", "pip = x:y\nwheel-f"),
-        "expected scripts",
+        "expected entry points",
     ),
 }
 

@@ -53,7 +53,10 @@ def sources(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
         if entry.name not in inside
     }
     strange = sorted(found.keys() - wanted.keys() - info)
-    missing = sorted((wanted.keys() | info) - found.keys())
+    needed = wanted.keys() | info
+    if not _entry_points(project["project"]):  # a build backend writes no empty file
+        needed -= {f"{wheel.info}/entry_points.txt"}
+    missing = sorted(needed - found.keys())
     differing = sorted(name for name in wanted.keys() & found.keys() if found[name] != wanted[name])
     yield from _compared(wheel.path.name, "sources", strange, missing, differing)
 
@@ -122,13 +125,22 @@ def declared(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     where = f"{wheel.info}/METADATA"
     project = toml_table.plain(folder / "pyproject.toml")["project"]
     groups = entry_points.parse(wheel.metadata("entry_points.txt") or "")
-    scripts = sorted(project.get("scripts", {}).items())
-    wanted = {"console_scripts": scripts} if scripts else {}
+    wanted = _entry_points(project)
     found = {name: sorted(rows) for name, rows in groups.items()}
     if wanted != found:
-        yield Finding("declared", where, f"expected scripts {wanted}, found {found}")
+        yield Finding("declared", where, f"expected entry points {wanted}, found {found}")
     content = (wheel.metadata("METADATA") or "").encode()
     yield from _declared(content, where, "declared", folder, config, root)
+
+
+def _entry_points(project: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
+    """The entry points that [project] declares, by group."""
+    groups = {
+        "console_scripts": project.get("scripts", {}),
+        "gui_scripts": project.get("gui-scripts", {}),
+        **project.get("entry-points", {}),
+    }
+    return {group: sorted(rows.items()) for group, rows in groups.items() if rows}
 
 
 def _declared(
