@@ -207,7 +207,8 @@ def test_a_package_brings_the_wheel_and_loads_it(project: Path, tmp_path: Path) 
         path.write_text(text, encoding="utf-8")
     assert files == {}
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "src" / "python")}
-    for words in (["wheels", "--project-only"], ["index"]):
+    audit = ["audit", "dist/vecadd-0.1.0-py3-none-any.whl"]
+    for words in (["wheels", "--project-only"], audit, ["index"]):
         command = [sys.executable, "-m", "flashvar_factory", *words]
         done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
