@@ -284,6 +284,15 @@ def test_a_pool_beside_packed_sequences() -> None:
     assert torch.equal(pool[[1, 2]], before[[1, 2]])
 
 
+def test_a_pool_without_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = made(2, 4, state=False)
+    pool = torch.empty(0, 2, 8, 6, dtype=torch.float64)
+    monkeypatch.setattr("flashvar.ops.gated_delta_rule.run.check_state_indices", lambda *_: None)
+    # Index 1 is beyond the pool, which is not checked on CUDA devices.
+    out, _ = gated_delta_rule(**given, initial_state=pool, state_indices=torch.tensor([-1, 1]))
+    torch.testing.assert_close(out, gated_delta_rule(**given)[0])
+
+
 @pytest.mark.parametrize("view", ["sliced", "every second", "heads first", "expanded"])
 def test_strides(view: str) -> None:
     given = made(seqlen=9)

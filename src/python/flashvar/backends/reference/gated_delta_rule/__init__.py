@@ -38,15 +38,16 @@ def forward(
 
 
 def update(inputs: Inputs, pool: torch.Tensor, indices: torch.Tensor, out: torch.Tensor) -> None:
-    """As forward, on states pool[indices] in place; a negative index: zeros, not written."""
+    """As forward, on states pool[indices] in place; an index outside: zeros, not written."""
     wide = activations.wide_dtype(inputs)
-    used = (indices >= 0).view(-1, 1, 1, 1)
-    clamped = indices.clamp(min=0)
-    before = torch.where(used, pool[clamped].to(wide), 0)
+    # Not clamped: a pool may have no states at all.
+    inside = (indices >= 0) & (indices < pool.shape[0])
+    slots = indices[inside]
+    before = pool.new_zeros(indices.shape[0], *pool.shape[1:], dtype=wide)
+    before[inside] = pool[slots].to(wide)
     after = torch.empty_like(before)
     forward(inputs, before, out, after)
-    kept = indices >= 0
-    pool[indices[kept]] = after[kept].to(pool.dtype)
+    pool[slots] = after[inside].to(pool.dtype)
 
 
 def backward(
