@@ -116,6 +116,15 @@ def test_packed(by: str, padding: int) -> None:
     torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.parametrize("wrong", [[0, 5, 6], [1, 3], [0, 2, 1, 3]], ids=str)
+def test_offsets_of_other_tokens_are_refused(wrong: list[int]) -> None:
+    x, weight, bias = made(1, 6, 3)
+    with pytest.raises(flashvar.ShapeError, match=r"cu_seq_lens_q must start at 0.* rows, 3, "):
+        ours.causal_conv1d_fn(x, weight, bias, cu_seq_lens_q=torch.tensor(wrong))
+    with pytest.raises(flashvar.InvalidInputError, match="cu_seq_lens_q must be a torch"):
+        ours.causal_conv1d_fn(x, weight, bias, cu_seq_lens_q=wrong)
+
+
 def test_names_of_fewer_tokens_go_behind_offsets() -> None:
     """A model passes both for its tokens, and x has the columns of its cache in front of them."""
     x, weight, bias = made(1, 6, 2 + sum(LENGTHS))

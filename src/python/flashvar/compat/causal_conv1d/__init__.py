@@ -27,6 +27,8 @@ from flashvar.errors import IntegrationError
 from flashvar.ops.arguments import as_bool, check_tensor, count
 from flashvar.ops.causal_conv1d import api
 from flashvar.ops.causal_conv1d.sequence_ids import check_packed, last_tokens
+from flashvar.ops.dispatch_modes import as_list, can_be_read
+from flashvar.ops.sequences import check_ends
 
 __all__ = [
     "causal_conv1d_fn",
@@ -78,8 +80,7 @@ def causal_conv1d_fn(
     if seq_idx is not None and (cu_seq_lens_q is None or seq_idx.shape[-1] >= x.shape[-1]):
         options["seq_idx"] = seq_idx
     elif cu_seq_lens_q is not None:
-        ends = cu_seq_lens_q + (x.shape[-1] - cu_seq_lens_q[-1:])
-        options["cu_seqlens"] = torch.cat((torch.zeros_like(ends[:1]), ends[1:]))
+        options["cu_seqlens"] = _offsets_from_the_end(x, cu_seq_lens_q)
     found = api.causal_conv1d(
         x,
         weight,
@@ -94,6 +95,16 @@ def causal_conv1d_fn(
     if final_states_out is None:
         return y, final.to(x.dtype)
     return y, final_states_out.copy_(final)
+
+
+def _offsets_from_the_end(x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """The offsets of the last tokens of x as those of all: the others belong to the first."""
+    check_tensor("cu_seq_lens_q", offsets)
+    if offsets.dim() == 1 and offsets.shape[0] and can_be_read(offsets):
+        given = as_list(offsets)
+        check_ends("cu_seq_lens_q", given, min(x.shape[-1], given[-1]))
+    ends = offsets + (x.shape[-1] - offsets[-1:])
+    return torch.cat((torch.zeros_like(ends[:1]), ends[1:]))
 
 
 def causal_conv1d_update(
