@@ -313,6 +313,13 @@ def test_several_tokens_are_no_update() -> None:
         causal_conv1d_update(torch.randn(3, 2, 6), torch.randn(3, 6, 4), weight=torch.randn(6, 4))
 
 
+def test_rows_without_a_batch_are_refused() -> None:
+    from flashvar.compat.fla.convolution import causal_conv1d
+
+    with pytest.raises(flashvar.ShapeError, match=r"x must be \[batch, seqlen, dim\]"):
+        causal_conv1d(torch.randn(5, 6), torch.randn(6, 4))
+
+
 def test_residuals_of_other_shapes_are_refused() -> None:
     from flashvar.compat.fla.convolution import causal_conv1d, causal_conv1d_update
 

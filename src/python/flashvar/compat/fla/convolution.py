@@ -54,7 +54,7 @@ def causal_conv1d(
     if output_final_state:
         options["return_final_state"] = True
         options["state_len"] = weight.shape[-1] if initial_state is None else None
-    tokens = x.flatten(2)
+    tokens = x.flatten(2) if x.dim() > 3 else x
     found = api.causal_conv1d(
         tokens,
         weight,
