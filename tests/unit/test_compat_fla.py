@@ -201,6 +201,19 @@ def test_deprecated_names() -> None:
         delta_rule.chunk_gated_delta_rule(**given, chunk_size=48)
 
 
+@pytest.mark.parametrize("name", ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"])
+def test_names_of_sequences_without_offsets_are_refused(name: str) -> None:
+    """Models of transformers drop what the signature does not name: they would be one sequence."""
+    call = getattr(delta_rule, name)
+    assert "seq_idx" in inspect.signature(call).parameters
+    given = {key: x[:1] for key, x in inputs().items()}
+    names, ends = torch.tensor([[0, 0, 0, 1, 1]]), torch.tensor([0, 3, 5])
+    with pytest.raises(flashvar.InvalidInputError, match="found seq_idx alone"):
+        call(**given, seq_idx=names)
+    found = call(**given, seq_idx=names, cu_seqlens=ends)[0]
+    assert torch.equal(found, call(**given, cu_seqlens=ends)[0])
+
+
 UNSERVED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "context parallelism": (
         "chunk_gated_delta_rule", "cp_context is given", {"cp_context": object()}

@@ -55,13 +55,16 @@ def chunk_gated_delta_rule(
     chunk_size: int = 64,
     transpose_state_layout: bool | None = None,
     head_first: bool | None = None,
+    seq_idx: torch.Tensor | None = None,
     **others: Any,
 ) -> Results:
     """The gated delta rule, with gradients of every tensor.
 
     `cu_seqlens_cpu` and `chunk_indices` are not needed, and `chunk_size` changes no result.
+    `seq_idx` needs `cu_seqlens` beside it.
     """
     _refuse_head_first(head_first)
+    _refuse_names_alone(seq_idx, cu_seqlens)
     _check_chunk_size(chunk_size)
     return _run(
         *("chunk_gated_delta_rule", q.dtype, {**others, "cp_context": cp_context}),
@@ -94,10 +97,12 @@ def fused_recurrent_gated_delta_rule(
     *,
     transpose_state_layout: bool | None = None,
     head_first: bool = False,
+    seq_idx: torch.Tensor | None = None,
     **others: Any,
 ) -> Results:
     """The gated delta rule, with gradients. Gates of keys or values (gk, gv) are not supported."""
     _refuse_head_first(head_first or None)
+    _refuse_names_alone(seq_idx, cu_seqlens)
     return _run(
         *("fused_recurrent_gated_delta_rule", v.dtype, {**others, "gk": gk, "gv": gv}),
         *(q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens),
@@ -176,6 +181,18 @@ def _refuse_head_first(head_first: bool | None) -> None:
         raise DeprecationWarning(
             f"head_first is not an option any more, found {head_first}: pass tensors as [batch, "
             "seqlen, heads, ...], and leave it out"
+        )
+
+
+def _refuse_names_alone(seq_idx: torch.Tensor | None, cu_seqlens: torch.Tensor | None) -> None:
+    """Refuse packed sequences that would be computed as one.
+
+    Transformers' models pass the names of sequences to whatever has the parameter.
+    """
+    if seq_idx is not None and cu_seqlens is None:
+        raise InvalidInputError(
+            "packed sequences must come as cu_seqlens, found seq_idx alone: pass their offsets, to "
+            "a model of transformers as cu_seq_lens_q"
         )
 
 
