@@ -380,6 +380,9 @@ def test_refusals_of_calls() -> None:
         ShortConvolution(6, 4)(
             torch.randn(1, 4, 6), mask=x[..., 0], cu_seqlens=torch.tensor([0, 4])
         )
+    for mask in (torch.ones(2, 1), torch.ones(2, 3), torch.ones(4)):
+        with pytest.raises(flashvar.ShapeError, match=r"mask must be .* that is \(2, 4\), found"):
+            ShortConvolution(24, 4).double()(x, mask=mask)
     for refuses in (layer, ShortConvolution(24, 4).double()):
         with pytest.raises(
             flashvar.InvalidInputError, match="cp_context must be None, found object"

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flashvar.errors import InvalidInputError
+from flashvar.errors import InvalidInputError, ShapeError
 from flashvar.ops.arguments import size
 from flashvar.ops.causal_conv1d.api import causal_conv1d, causal_conv1d_update
 
@@ -108,6 +108,11 @@ class ShortConvolution(nn.Conv1d):  # type: ignore[misc]
                 raise InvalidInputError(
                     "mask must come without cu_seqlens, found both: leave padding out of packed "
                     "rows"
+                )
+            if mask.dim() != 2 or mask.shape[1] != x.shape[1]:  # it would be broadcast
+                raise ShapeError(
+                    f"mask must be [batch, seqlen], that is {tuple(x.shape[:2])}, found "
+                    f"{tuple(mask.shape)}: pass the columns of the tokens of x"
                 )
             x = x * mask.unsqueeze(-1).to(x.dtype)
         weight = self.weight.squeeze(1)
