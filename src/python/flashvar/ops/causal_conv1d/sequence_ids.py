@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -46,7 +47,8 @@ def check_seq_idx(x: torch.Tensor, seq_idx: Any, layout: str, others: dict[str, 
 def _check_values(seq_idx: torch.Tensor) -> None:
     for row in as_list(seq_idx):
         runs = [one for one, before in zip(row, [None, *row], strict=False) if one != before]
-        again = [one for one in runs if one >= 0 and runs.count(one) > 1]
+        counts = Counter(one for one in runs if one >= 0)
+        again = [one for one, count in counts.items() if count > 1]
         if again:
             raise InvalidInputError(
                 f"seq_idx must have the tokens of a sequence side by side, found {again[0]} in two "
