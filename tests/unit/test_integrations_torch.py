@@ -93,6 +93,16 @@ def test_scales_that_are_no_floats() -> None:
             functional.scaled_dot_product_attention(q, q, q, scale=torch.tensor([0.5]))
 
 
+def test_a_tensor_as_scale_is_read_at_every_call() -> None:
+    q = torch.randn(1, 2, 8, 16)
+    scale = torch.tensor(0.5)
+    with ours.activate("reference"):
+        functional.scaled_dot_product_attention(q, q, q, scale=scale)
+        scale.fill_(2.0)
+        found = functional.scaled_dot_product_attention(q, q, q, scale=scale)
+    torch.testing.assert_close(found, OWN(q, q, q, scale=2.0))
+
+
 def test_importing_changes_nothing() -> None:
     assert OWN is torch._C._nn.scaled_dot_product_attention
     assert not ours.active()

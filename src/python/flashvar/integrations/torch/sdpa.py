@@ -13,6 +13,7 @@ import torch
 from torch.autograd import forward_ad
 
 from flashvar.integrations.support import unsupported
+from flashvar.ops.arguments import is_number
 from flashvar.ops.attention.api import Layout, attention
 from flashvar.ops.attention.call import call_plain, run_plan
 from flashvar.ops.attention.options import plain_scale
@@ -51,7 +52,9 @@ def attend_fast(
     Dtype and device are the same too, and autocast would cast none of them. Returns None where
     `why_not` must decide, and on the CPU without `on_cpu`.
     """
-    if is_compiling():
+    # Plans are kept by the scale: a tensor's hash does not change with its value.
+    usual = scale is None or type(scale) is float or is_number(scale)
+    if is_compiling() or not usual:
         return None
     # What autocast casts depends on its dtypes.
     dtypes = (_autocast_dtype("cpu"), _autocast_dtype("cuda")) if autocasts() else None
@@ -84,7 +87,7 @@ def attend_fast(
         return None
     rows_first = _has_rows_first(shape, strides)
     layout = "bhsd->bshd" if rows_first else "bhsd"
-    options = pack_options(causal, plain_scale(scale), -1, -1, 0.0, 0.0, False, layout, backend)
+    options = pack_options(causal, scale, -1, -1, 0.0, 0.0, False, layout, backend)
     out, _ = call_plain((q, k, v), options, False)
     _recent.remember(key, (q, k, v), (plan(q, k, v, NO_TENSORS, options), rows_first))
     return out.transpose(1, 2) if rows_first else out
