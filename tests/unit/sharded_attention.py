@@ -113,6 +113,19 @@ def packed() -> dict[str, Any]:
     return compared(of(everywhere), tensors, [Shard(1)] * 3, of(lengths))
 
 
+def packed_queries() -> dict[str, Any]:
+    """Packed queries on keys of a static cache, which are not packed."""
+    lengths = torch.tensor([0, 2, 6], dtype=torch.int32)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    tensors = [made(ROWS, HEADS, DIM), *(made(BATCH, 2 * ROWS, 2, DIM) for _ in "kv")]
+
+    def of(given: torch.Tensor) -> Attention:
+        return lambda q, k, v: flashvar.attention_varlen(q, k, v, cu_seqlens_q=given, causal=True)
+
+    everywhere = distribute_tensor(lengths, mesh, [Replicate()])
+    return compared(of(everywhere), tensors, [Shard(1), Shard(2), Shard(2)], of(lengths))
+
+
 def dropped() -> dict[str, Any]:
     """One mask for all ranks, whose state every one of them has."""
     state = torch.tensor([5, 6])
@@ -243,6 +256,7 @@ def main(folder: Path) -> None:
         "heads with sinks of all": with_sinks(2, Replicate()),
         "batch with sinks": with_sinks(0, Replicate()),
         "packed": packed(),
+        "packed queries": packed_queries(),
         "dropout": dropped(),
         "merged, heads": merged("bshd", 2),
         "merged, batch": merged("bshd", 0),

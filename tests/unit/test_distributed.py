@@ -36,6 +36,7 @@ PLACES = {
     "heads with sinks of all": "S(2)",
     "batch with sinks": "S(0)",
     "packed": "S(1)",
+    "packed queries": "S(1)",
     "dropout": "R",
     "merged, heads": "S(2)",
     "merged, batch": "S(0)",

@@ -70,24 +70,28 @@ def _strategies(arguments: tuple[Any, ...]) -> list[Strategy]:
     replicated = replicate()
     strategies = [_strategy(given, lambda name, spec: replicated, *[replicated] * 4)]
     if options.dropout_p == 0:
-        packed = given.cu_seqlens_q is not None or given.cu_seqlens_k is not None
-        heads = 1 if packed or options.layout != "bshd" else 2
-        heads_out = 1 if packed or options.layout == "bhsd" else 2
-        heads_q, heads_kv = given.q.shape[heads], given.k.shape[heads]
+        packed = given.cu_seqlens_q is not None
+        of_q = 1 if packed or options.layout != "bshd" else 2
+        of_keys = 1 if given.cu_seqlens_k is not None or options.layout != "bshd" else 2
+        of_out = 1 if packed or options.layout == "bhsd" else 2
+        heads_q, heads_kv = given.q.shape[of_q], given.k.shape[of_keys]
         group = heads_q // heads_kv if heads_kv else 1
         if groups_stay_together(heads_kv, group, given.q.mesh):
-            strategies.append(_by_heads(given, heads, heads_out, 0 if packed else 1))
+            strategies.append(_by_heads(given, of_q, of_keys, of_out, 0 if packed else 1))
         if not packed:
             strategies.append(_by_batch(given))
     return strategies
 
 
-def _by_heads(given: Inputs, heads: int, heads_out: int, heads_lse: int) -> Strategy:
-    """Each rank has some heads of q, and the heads of k and v that they read."""
+def _by_heads(given: Inputs, of_q: int, of_keys: int, of_out: int, of_lse: int) -> Strategy:
+    """Each rank has some heads of q, and the heads of k and v that they read.
+
+    The numbers are the dimensions of the heads. Packed queries may come with keys that are not.
+    """
 
     def placement(name: str, spec: Any) -> Any:
         if name in ("q", "k", "v"):
-            return shard(heads)
+            return shard(of_q if name == "q" else of_keys)
         if name == "bias":
             return shard(1) if spec.shape[1] > 1 else replicate()
         if name == "sinks":
@@ -96,7 +100,7 @@ def _by_heads(given: Inputs, heads: int, heads_out: int, heads_lse: int) -> Stra
 
     bias_has_dim = given.bias is not None and given.bias.shape[1] > 1
     grad_bias = shard(1) if bias_has_dim else partial()
-    return _strategy(given, placement, shard(heads_out), shard(heads_lse), grad_bias, shard(0))
+    return _strategy(given, placement, shard(of_out), shard(of_lse), grad_bias, shard(0))
 
 
 def _by_batch(given: Inputs) -> Strategy:
