@@ -100,6 +100,13 @@ def test_flops_of_real_offsets_beside_fake_tensors() -> None:
     assert counter.get_total_flops() == 2 * (2 * 2 * 2) * 16
 
 
+def test_flops_of_no_fake_sequences() -> None:
+    with FakeTensorMode(), FlopCounterMode(display=False) as counter:
+        q, offsets = torch.empty(0, 1, 8), torch.empty(1, dtype=torch.int32)
+        flashvar.attention_varlen(q, q, q, cu_seqlens_q=offsets)
+    assert counter.get_total_flops() == 0
+
+
 @pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated
 @pytest.mark.parametrize("columns", [None, 4])
 def test_final_states_are_traced(columns: int | None) -> None:

@@ -81,7 +81,7 @@ def _lengths(
         return [length] * problem.batch
     if _readable(offsets):
         return [int(n) for n in offsets.diff().tolist()]
-    return [total // problem.batch] * problem.batch
+    return [total // max(problem.batch, 1)] * problem.batch
 
 
 def _readable(tensor: torch.Tensor) -> bool:
