@@ -24,6 +24,7 @@ from torch.nn import functional
 import flashvar
 from flashvar.compat.flash_attn.layers.rotary import apply_rotary_emb, apply_rotary_emb_qkv_
 from flashvar.errors import InvalidInputError
+from flashvar.flash_attn import flash_attn_with_kvcache
 from flashvar.integrations import torch as ours
 from flashvar.integrations.torch import attribute
 
@@ -228,6 +229,7 @@ def refused() -> list[str]:
     calls: tuple[Callable[[], Any], ...] = (
         lambda: flashvar.attention(shards, k, v),
         lambda: apply_rotary_emb(shards, table, table),
+        lambda: flash_attn_with_kvcache(*[shards] * 5, cache_seqlens=0),
     )
     for call in calls:
         try:

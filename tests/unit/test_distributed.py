@@ -178,7 +178,9 @@ def test_dtensors_beside_plain_tensors(sharded: list[dict[str, Any]]) -> None:
     words = "all tensors of {} must be DTensors, or none, found DTensors with plain {}: "
     wanted = [words.format("attention", "k, v"), words.format("rotary embeddings", "cos, sin")]
     for found in sharded:
-        assert [said[: said.index(": ") + 2] for said in found["mixture"]] == wanted
+        *mixed, written = found["mixture"]
+        assert [said[: said.index(": ") + 2] for said in mixed] == wanted
+        assert written.startswith("k must come with plain tensors, found DTensors")
 
 
 @pytest.mark.parametrize("case", PLACES_OF_LINEAR)

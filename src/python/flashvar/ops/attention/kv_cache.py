@@ -29,6 +29,7 @@ from flashvar.ops.dispatch_modes import (
     is_mapped,
 )
 from flashvar.ops.sequences import as_int32, check_integers, check_own_memory
+from flashvar.ops.sharding import are_dtensors
 
 __all__ = ["Arguments", "Rotate", "with_kv_cache"]
 
@@ -204,6 +205,11 @@ def _check(given: Arguments) -> None:
         if given.cache_seqlens is None:
             raise InvalidInputError(
                 "k must come with cache_seqlens, found none: pass how many keys the cache holds"
+            )
+        if not is_compiling() and are_dtensors("flash_attn_with_kvcache", tensors):
+            raise InvalidInputError(
+                "k must come with plain tensors, found DTensors, into which torch writes no rows: "
+                "pass to_local() of tensors that are sharded over the batch or the heads"
             )
     for name, one in tensors.items():
         check_strided(name, one)
