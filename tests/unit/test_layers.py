@@ -367,6 +367,21 @@ def test_refusals(changed: dict[str, Any], words: str) -> None:
         GatedDeltaNet(**(SIZES | changed))
 
 
+class KeyValueCache(list[Any]):
+    """As transformers' caches of attention, which take keys and values by position."""
+
+    def update(self, key_states: Any, value_states: Any, layer_idx: int) -> None:
+        """Store them."""
+
+
+@pytest.mark.parametrize("other", [KeyValueCache(), {}, object()], ids=type)
+def test_caches_without_states_are_refused(other: Any) -> None:
+    layer, x = made(layer_idx=0), torch.randn(1, 6, 24, dtype=torch.float64)
+    words = f"past_key_values must be a StateCache or .* found {type(other).__name__}: pass a"
+    with pytest.raises(flashvar.InvalidInputError, match=words):
+        layer(x, past_key_values=other, use_cache=True)
+
+
 def test_refusals_of_calls() -> None:
     layer = made()
     x = torch.randn(2, 4, 24, dtype=torch.float64)

@@ -14,9 +14,10 @@ from flashvar.errors import InvalidInputError, ShapeError
 from flashvar.layers.norms import FusedRMSNormGated, RMSNorm
 from flashvar.layers.padding import pack, packing_of, unpack
 from flashvar.layers.short_convolution import ShortConvolution, refuse_context_parallel
+from flashvar.layers.state_cache import check_cache
 from flashvar.ops.arguments import count, is_number, size
 from flashvar.ops.causal_conv1d.api import causal_conv1d
-from flashvar.ops.dispatch_modes import PLAIN
+from flashvar.ops.dispatch_modes import PLAIN, is_compiling
 from flashvar.ops.gated_delta_rule.api import gated_delta_rule
 
 
@@ -209,6 +210,8 @@ class GatedDeltaNet(nn.Module):  # type: ignore[misc]
                 "layer_idx must be given with past_key_values, found None: pass the index of the "
                 "layer to its constructor"
             )
+        if not is_compiling():
+            check_cache(cache)
         found = cache[self.layer_idx] if len(cache) > self.layer_idx else None
         return {} if found is None else cast("dict[str, Any]", found)
 

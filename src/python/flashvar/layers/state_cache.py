@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
+from flashvar.errors import InvalidInputError
 from flashvar.ops.arguments import count
 
 
@@ -43,3 +45,21 @@ class StateCache:
         """Clear all states."""
         self._states.clear()
         self._tokens.clear()
+
+
+def check_cache(cache: Any) -> None:
+    """Refuse what does not store states, such as transformers' caches of keys and values.
+
+    Raises:
+        InvalidInputError: its `update` does not take states by name.
+    """
+    if isinstance(cache, StateCache):
+        return
+    given = {"layer_idx": 0, "recurrent_state": None, "conv_state": None, "offset": 1}
+    try:
+        inspect.signature(cache.update).bind(**given)
+    except (AttributeError, TypeError, ValueError):
+        raise InvalidInputError(
+            "past_key_values must be a StateCache or flash-linear-attention's Cache, which store "
+            f"states by name, found {type(cache).__name__}: pass a flashvar.layers.StateCache()"
+        ) from None
