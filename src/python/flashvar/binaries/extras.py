@@ -1,7 +1,7 @@
 """Available extras: the architectures whose binaries pip can install, by platform.
 
-For an extra of another platform pip installs nothing and reports nothing, so no command may
-name it.
+For an extra of another platform pip installs nothing and reports nothing, so no command may name
+it.
 """
 
 from __future__ import annotations

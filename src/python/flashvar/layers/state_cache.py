@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import cache
 from typing import Any
 
 from flashvar.errors import InvalidInputError
@@ -47,19 +48,26 @@ class StateCache:
         self._tokens.clear()
 
 
-def check_cache(cache: Any) -> None:
+def check_cache(states: object) -> None:
     """Refuse what does not store states, such as transformers' caches of keys and values.
 
     Raises:
         InvalidInputError: its `update` does not take states by name.
     """
-    if isinstance(cache, StateCache):
-        return
-    given = {"layer_idx": 0, "recurrent_state": None, "conv_state": None, "offset": 1}
-    try:
-        inspect.signature(cache.update).bind(**given)
-    except (AttributeError, TypeError, ValueError):
+    kind: Any = type(states)
+    if not _stores_states(kind):
         raise InvalidInputError(
             "past_key_values must be a StateCache or flash-linear-attention's Cache, which store "
-            f"states by name, found {type(cache).__name__}: pass a flashvar.layers.StateCache()"
-        ) from None
+            f"states by name, found {kind.__name__}: pass a flashvar.layers.StateCache()"
+        )
+
+
+@cache  # a layer asks at every call
+def _stores_states(kind: Any) -> bool:
+    """Whether objects of a class have the `update` that layers call."""
+    given = {"layer_idx": 0, "recurrent_state": None, "conv_state": None, "offset": 1}
+    try:
+        inspect.signature(kind.update).bind(None, **given)  # None: self
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return True

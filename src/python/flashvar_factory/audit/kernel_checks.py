@@ -31,7 +31,7 @@ _SLOT = 8  # bytes: what a stack grows by
 # Of every architecture: registers of a thread and of a block, threads of a block and of a warp, and
 # the registers that a thread gets at a time.
 _REGISTERS, _FILE, _THREADS, _WARP, _UNIT = 255, 1 << 16, 1024, 32, 8
-_NAME_BYTES = 31  # of a device function in kernel facts, which cut longer ones
+_NAME_BYTES = 31  # of a device function in kernel facts; a project may cut longer names
 
 
 def kernels(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:

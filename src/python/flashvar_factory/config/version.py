@@ -49,17 +49,17 @@ def of_build(version: str, build: Build, config: Config) -> str:
 
 
 def _parts(kernels: tuple[Kernel, ...], full: tuple[Kernel, ...]) -> list[str]:
-    """Parts of a label: the ops, and the values there are of each axis, where a function differs.
+    """Parts of a label: the functions if some are missing; each axis's values if they differ.
 
     Each is one part, so without the underscores of its name: attentionfwd.
     """
     label: list[str] = []
-    ops = sorted({kernel.function for kernel in kernels})
-    if set(ops) != {kernel.function for kernel in full}:
-        label += ops
+    functions = sorted({kernel.function for kernel in kernels})
+    if set(functions) != {kernel.function for kernel in full}:
+        label += functions
     for axis in dict.fromkeys(axis for kernel in full for axis in kernel.words):
         there, usual = _values(kernels, axis), _values(full, axis)
-        if any(there[op] != usual[op] for op in there):
+        if any(values != usual[function] for function, values in there.items()):
             label += dict.fromkeys(kernel.words[axis] for kernel in kernels if axis in kernel.words)
     return [part.replace("_", "") for part in label]
 
