@@ -34,7 +34,7 @@ DEV_ENVIRONMENT = ROOT / ".nox" / "build-dev"
 PIP_AND_UV = {"UV_FIND_LINKS": os.environ.get("PIP_FIND_LINKS", "").replace(" ", ",")}
 WITH_SOURCES = {"PYTHONPATH": str(SOURCES)}
 # Groups with lock files (with hashes): their packages make or check files of a release.
-LOCKED = ["audit", "binary", "build", "ci", "cibuildwheel", "nox", "release", "smoke", "toolchain"]
+LOCKED = ["audit", "binary", "build", "ci", "cibuildwheel", "release", "smoke", "toolchain"]
 # The benchmarks that need the environment that build-dev makes.
 IN_DEV_ENVIRONMENT = {
     *("attention", "audit", "build", "host", "integrations", "layers", "models", "ops", "shapes"),
