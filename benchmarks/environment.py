@@ -134,12 +134,23 @@ def source(environ: Mapping[str, str], binaries: Sequence[Mapping[str, Any]]) ->
 
     The checkout itself; where this is none, the variable BENCH_REVISION (a commit, clean); else the
     manifests of the binaries, as far as they agree.
+
+    Raises:
+        BenchmarkError: where git cannot read the checkout and no variable names the commit.
     """
-    revision = _last_line(["git", "-C", str(ROOT), "rev-parse", "HEAD"])
     # A folder above may be a checkout of something else.
-    if revision is not None and (ROOT / ".git").exists():
-        dirty = bool(_last_line(["git", "-C", str(ROOT), "status", "--porcelain"]))
-        return {"revision": revision, "dirty": dirty, "from": "checkout"}
+    if (ROOT / ".git").exists():
+        git = ["git", "-C", str(ROOT)]
+        revision = _last_line([*git, "rev-parse", "HEAD"])
+        status = _last_line([*git, "status", "--porcelain"])
+        if revision is not None and status is not None:
+            return {"revision": revision, "dirty": bool(status), "from": "checkout"}
+        if not environ.get(_REVISION):
+            raise BenchmarkError(
+                f"{ROOT}: expected a checkout that git reads, found `{_failure([*git, 'status'])}`;"
+                f" name the commit in {_REVISION}, or, where the checkout belongs to another user "
+                f"whom you trust: git config --global --add safe.directory {ROOT}"
+            )
     if environ.get(_REVISION):
         return {"revision": environ[_REVISION], "dirty": False, "from": _REVISION}
     built_from = {(binary["revision"], binary["dirty"]) for binary in binaries}
@@ -156,6 +167,15 @@ def _last_line(command: Sequence[str]) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return next(iter(reversed(done.stdout.strip().splitlines())), "")
+
+
+def _failure(command: Sequence[str]) -> str:
+    """Why a command cannot run, or what it says first as it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    return next(iter(done.stderr.strip().splitlines()), f"exit code {done.returncode}")
 
 
 def _versions() -> dict[str, str | None]:

@@ -13,6 +13,7 @@ from typing import Final
 from flashvar.binaries.manifest import SourceRevision, Toolkit
 from flashvar_factory.build import code
 from flashvar_factory.config.expand import Build
+from flashvar_factory.errors import CheckoutError
 
 CMAKE: Final = "cmake"
 # In a copy of a checkout's sources: its revision, and whether it differed from that.
@@ -101,28 +102,26 @@ def files(root: Path, revision: str, *parts: str) -> list[str]:
 def lines(root: Path, pattern: str, parts: Sequence[str]) -> list[tuple[str, str]]:
     """The lines at HEAD that match an extended regular expression, each behind its file's name."""
     words = ["-E", "-z", "--text", "--full-name", "--no-color", "--no-line-number", "--no-column"]
-    command = ["git", "-C", str(root), "grep", *words, "-e", pattern, "HEAD", "--", *parts]
-    done = subprocess.run(command, capture_output=True, text=True, errors="surrogateescape")
+    done = _ask(root, "grep", *words, "-e", pattern, "HEAD", "--", *parts)
     if done.returncode > 1:  # 1: no line matches
-        done.check_returncode()
-    rows = (line.partition("\0") for line in done.stdout.split("\n") if line)
+        raise _failed(root, "grep", done)
+    rows = (line.partition("\0") for line in _text(done).split("\n") if line)
     return [(name.removeprefix("HEAD:"), line) for name, _, line in rows]
 
 
 def _content(root: Path, commit: str, name: str) -> bytes | None:
     """The content of a file in a commit; None where git has none."""
-    command = ["git", "-C", str(root), "cat-file", "blob", f"{commit}:{name}"]
-    done = subprocess.run(command, capture_output=True)
+    done = _ask(root, "cat-file", "blob", f"{commit}:{name}")
     return None if done.returncode else done.stdout
 
 
 def _commit(root: Path, name: str) -> str | None:
+    words = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     try:
-        return _run(
-            root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"
-        )
-    except (OSError, ValueError, subprocess.CalledProcessError):  # ValueError: a NUL in the name
+        done = _ask(root, *words)
+    except (OSError, ValueError):  # ValueError: a NUL in the name
         return None
+    return None if done.returncode else _text(done).strip()
 
 
 def listed(root: Path) -> frozenset[str] | None:
@@ -167,20 +166,58 @@ def _files(root: Path) -> Iterator[tuple[Path, Path]]:
 def _git(root: Path) -> tuple[str | None, bool | None]:
     """Commit and whether the tree differs from it; None for both outside a checkout of its own."""
     try:
-        top, _, revision = _run(root, "rev-parse", "--show-toplevel", "HEAD").rpartition("\n")
-        if Path(top).resolve() != root.resolve():
-            return None, None
-        return revision, bool(_run(root, "status", "--porcelain"))
-    except (OSError, subprocess.CalledProcessError):
+        done = _ask(root, "rev-parse", "--show-toplevel", "HEAD")
+    except OSError:
         return None, None
+    top, _, revision = _text(done).strip().rpartition("\n")
+    if done.returncode or Path(top).resolve() != root.resolve():
+        return None, None
+    return revision, bool(_run(root, "status", "--porcelain"))
 
 
 def _run(root: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        ["git", "-C", str(root), *arguments],
-        check=True,
-        capture_output=True,
-        text=True,
-        errors="surrogateescape",  # of names, as everywhere in Python
+    done = _ask(root, *arguments)
+    if done.returncode:
+        raise _failed(root, arguments[0], done)
+    return _text(done).strip()
+
+
+def _failed(root: Path, command: str, done: subprocess.CompletedProcess[bytes]) -> CheckoutError:
+    return CheckoutError(
+        f"{root}: expected `git {command}` to succeed, found `{_said(done)}`; repair the checkout"
     )
-    return done.stdout.strip()
+
+
+def _said(done: subprocess.CompletedProcess[bytes]) -> str:
+    """What git said first."""
+    return done.stderr.decode(errors="replace").strip().partition("\n")[0]
+
+
+def _text(done: subprocess.CompletedProcess[bytes]) -> str:
+    """What git printed; a name that is no text has surrogates, as everywhere in Python."""
+    return done.stdout.decode(errors="surrogateescape")
+
+
+def _ask(root: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """Call git; CheckoutError where it cannot read the checkout that is at `root`."""
+    git = ["git", "-C", str(root)]
+    is_checkout = (root / ".git").exists()
+    try:
+        done = subprocess.run([*git, *arguments], capture_output=True)
+        if done.returncode == 0 or not is_checkout:
+            return done
+        refused = subprocess.run([*git, "rev-parse", "--git-dir"], capture_output=True)
+    except FileNotFoundError:
+        if not is_checkout:
+            raise
+        raise CheckoutError(
+            f"{root}: expected git for this checkout, found none; install it, or copy the files "
+            "without .git to build them without a revision"
+        ) from None
+    if refused.returncode == 0:
+        return done
+    raise CheckoutError(
+        f"{root}: expected a checkout that git reads, found `{_said(refused)}`; repair it, or, "
+        "where it belongs to another user whom you trust: git config --global --add "
+        f"safe.directory {root}"
+    )

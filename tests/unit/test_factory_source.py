@@ -1,0 +1,117 @@
+"""What the factory says where git cannot read a checkout, which is not the same as none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from flashvar_factory.build import source
+from flashvar_factory.errors import CheckoutError
+from flashvar_factory.release import checkout, reproduce, tag
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A checkout with one commit."""
+    root = tmp_path / "project"
+    root.mkdir()
+    (root / "CMakeLists.txt").write_text("x", encoding="utf-8")
+    user = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for words in (["init", "-q", "--template="], ["add", "."], [*user, "commit", "-qm", "all"]):
+        subprocess.run(["git", "-C", str(root), *words], check=True)
+    return root
+
+
+@pytest.fixture
+def another_owner(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the files of the project were another user's, which git's own tests pretend so."""
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+
+
+ASKED = {
+    "revision of a manifest": lambda root: source.gather(root, "plan"),
+    "time of an archive's files": source.committed,
+    "files of an sdist": source.listed,
+    "commit of a release": checkout.revision,
+    "tag of a release": lambda root: tag.require("v1.0", root, "1.0", "a" * 40),
+    "files of a GPU test record": lambda root: source.touched(root, "HEAD", ["."]),
+    "lines of a GPU test record": lambda root: source.lines(root, "x", ["."]),
+    "code of a GPU test record": lambda root: source.has_other_code(root, "HEAD", "a.cu"),
+    "copy for a second build": lambda root: reproduce.copy_sources(root, root.parent / "copy"),
+}
+
+
+@pytest.mark.usefixtures("another_owner")
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_checkout_of_another_user(asked: str, project: Path) -> None:
+    with pytest.raises(CheckoutError) as raised:
+        ASKED[asked](project)
+    words = str(raised.value)
+    assert f"{project}: expected a checkout that git reads, found `fatal: detected dubious" in words
+    assert f"git config --global --add safe.directory {project}" in words
+
+
+def test_a_trusted_checkout_of_another_user(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    config = project.parent / "gitconfig"
+    config.write_text(f"[safe]\n\tdirectory = {project}\n", encoding="utf-8")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
+    revision, dirty = source.stated(project)
+    assert revision is not None
+    assert dirty is False
+
+
+@pytest.mark.usefixtures("another_owner")
+def test_a_folder_inside_a_checkout_of_another_user(project: Path) -> None:
+    """It is no checkout itself, whoever owns the one above."""
+    inside = project / "inside"
+    inside.mkdir()
+    assert source.stated(inside) == (None, None)
+
+
+def test_a_checkout_without_git(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(project / "nowhere"))
+    with pytest.raises(CheckoutError, match="expected git for this checkout, found none"):
+        source.stated(project)
+    assert source.stated(project.parent) == (None, None)
+
+
+def test_a_link_to_no_checkout(tmp_path: Path) -> None:
+    """As a worktree's or a submodule's files copied without the repository that they belong to."""
+    (tmp_path / ".git").write_text("gitdir: /nowhere/.git/worktrees/one\n", encoding="utf-8")
+    with pytest.raises(CheckoutError, match="found `fatal: not a git repository: /nowhere"):
+        source.stated(tmp_path)
+
+
+def test_a_checkout_with_a_damaged_index(project: Path) -> None:
+    (project / ".git" / "index").write_bytes(b"damaged" * 10)
+    with pytest.raises(CheckoutError, match="expected `git status` to succeed, found"):
+        source.stated(project)
+
+
+def test_a_checkout_without_a_commit(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    assert source.stated(tmp_path) == (None, None)
+    assert source.committed(tmp_path) is None
+
+
+@pytest.mark.usefixtures("another_owner")
+def test_a_benchmark_of_a_checkout_of_another_user(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    environment = import_module("benchmarks.environment")
+    report = import_module("benchmarks.report")
+    monkeypatch.setattr(environment, "ROOT", project)
+    with pytest.raises(report.BenchmarkError, match=r"dubious .*safe\.directory"):
+        environment.source({}, [{"revision": "b" * 40, "dirty": False}])
+    named = environment.source({"BENCH_REVISION": "a" * 40}, [])
+    assert named == {"revision": "a" * 40, "dirty": False, "from": "BENCH_REVISION"}
