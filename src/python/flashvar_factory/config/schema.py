@@ -19,7 +19,14 @@ from packaging.licenses import InvalidLicenseExpression, canonicalize_license_ex
 from flashvar.binaries.kinds import CUDA, Architecture, BinaryKind
 from flashvar.binaries.manifest import RAN
 from flashvar.errors import ConfigurationError
-from flashvar_factory.config import axes, families, older_toolkits, toml_table, torch_coupling
+from flashvar_factory.config import (
+    axes,
+    families,
+    labels,
+    older_toolkits,
+    toml_table,
+    torch_coupling,
+)
 from flashvar_factory.config.axes import BuildAxis, Op
 from flashvar_factory.config.families import Family
 from flashvar_factory.config.older_toolkits import OlderToolkit
@@ -121,6 +128,7 @@ def parse(text: str, file: str = FILE_NAME) -> Config:
         raise top.wrong("schema", str(SCHEMA), schema)
     project = _project(top.table("project"))
     ops = axes.read(_tables(top, "ops"))
+    labels.check(ops, top.path("ops"))
     default_ops, defaults = _defaults(top.table("defaults"), ops)
     limits = families.read(top.table("families"), ops.values()) if "families" in top.rest else {}
     toolkits = older_toolkits.read(top.table("toolkits")) if "toolkits" in top.rest else {}

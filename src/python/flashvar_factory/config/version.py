@@ -9,7 +9,7 @@ from packaging.version import Version
 
 from flashvar.binaries.kinds import Kernel
 from flashvar.errors import ConfigurationError
-from flashvar_factory.config import toml_table
+from flashvar_factory.config import labels, toml_table
 from flashvar_factory.config.expand import Build, Selection, expand
 from flashvar_factory.config.schema import Config
 
@@ -42,26 +42,27 @@ def of_build(version: str, build: Build, config: Config) -> str:
     """`version`, with a PEP 440 local label such as `+hdim64.bf16` for a subset or for PTX."""
     everything = Selection((build.kind.name,), config.default_ops, {})
     (full,) = expand(config, everything)
-    label = _parts(build.kernels, full.kernels)
+    label = _parts(build.kernels, full.kernels, labels.in_full(config.ops))
     if "ptx" in build.code_kinds:
-        label.append("ptx")
+        label.append(labels.PTX)
     return f"{version}+{'.'.join(label)}" if label else version
 
 
-def _parts(kernels: tuple[Kernel, ...], full: tuple[Kernel, ...]) -> list[str]:
-    """Parts of a label: the functions if some are missing; each axis's values if they differ.
-
-    Each is one part, so without the underscores of its name: attentionfwd.
-    """
+def _parts(
+    kernels: tuple[Kernel, ...], full: tuple[Kernel, ...], in_full: frozenset[str]
+) -> list[str]:
+    """Parts of a label: the functions if some are missing; each axis's values if they differ."""
     label: list[str] = []
     functions = sorted({kernel.function for kernel in kernels})
     if set(functions) != {kernel.function for kernel in full}:
-        label += functions
+        label += map(labels.of_function, functions)
     for axis in dict.fromkeys(axis for kernel in full for axis in kernel.words):
         there, usual = _values(kernels, axis), _values(full, axis)
         if any(values != usual[function] for function, values in there.items()):
-            label += dict.fromkeys(kernel.words[axis] for kernel in kernels if axis in kernel.words)
-    return [part.replace("_", "") for part in label]
+            label += dict.fromkeys(
+                labels.of_value(kernel, axis, in_full) for kernel in kernels if axis in kernel.words
+            )
+    return label
 
 
 def _values(kernels: tuple[Kernel, ...], axis: str) -> dict[str, set[str]]:
