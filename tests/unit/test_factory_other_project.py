@@ -79,6 +79,27 @@ def test_a_project_without_a_wheel_of_its_own(tmp_path: Path) -> None:
     assert wheel.has_pure(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("names", "owner"),
+    [
+        (["vecadd"], "the project in variants.toml"),
+        (["Vecadd_sm75"], "sm_75 in variants.toml"),
+        (["vecadd-tools", "vecadd.tools"], "packages/0/pyproject.toml"),
+    ],
+    ids=["project", "architecture", "package"],
+)
+def test_a_package_has_a_distribution_of_its_own(
+    names: list[str], owner: str, tmp_path: Path
+) -> None:
+    for number, name in enumerate(names):
+        file = tmp_path / "packages" / str(number) / "pyproject.toml"
+        file.parent.mkdir(parents=True)
+        file.write_text(f'[project]\nname = "{name}"\n', encoding="utf-8")
+    with pytest.raises(ConfigurationError, match="expected a distribution of its own") as caught:
+        wheel.makers(CONFIG, tmp_path)
+    assert f"{owner}; rename one" in str(caught.value)
+
+
 @pytest.mark.parametrize("changed", ["CMakeLists.txt", "src/cuda/x.cu", "factory/cmake/x.cmake"])
 def test_hash_is_of_the_project_and_of_the_cmake_that_builds_it(
     changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

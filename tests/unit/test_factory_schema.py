@@ -94,6 +94,21 @@ MISTAKES = {
     "little shared memory": ("= 166912", "= 1", ["sm_80.shared_memory", "16384", "found 1"]),
     "much shared memory": ("= 166912", "= 166912000", ["sm_80.shared_memory", "1048576"]),
     "odd shared memory": ("= 166912", "= 166913", ["sm_80.shared_memory", "steps of 128"]),
+    "a distribution named like another architecture": (
+        '"flashvar-sm86"',
+        '"sm80"',
+        ["sm_86.distribution: expected a name of sm_86 alone, found 'sm80'", "take for sm_80"],
+    ),
+    "a distribution named like a later architecture": (
+        '"flashvar-sm86"',
+        '"sm90a"',
+        ["sm_86.distribution: expected a name of sm_86 alone, found 'sm90a'", "take for sm_90"],
+    ),
+    "a distribution named like a selection": (
+        '"flashvar-sm86"',
+        '"all"',
+        ["sm_86.distribution: expected a name of sm_86 alone", "take for a selection of all"],
+    ),
     "the project's own distribution": (
         '"flashvar-sm86"',
         '"flashvar"',
@@ -351,6 +366,17 @@ def test_a_wheel_for_several_architectures_has_their_names() -> None:
         (
             rows(toolkits='{ cu12 = "own" }').replace('"flashvar-sm80"', '"flashvar-sm89-cu12"'),
             "sm_89.distribution: expected another name each",
+        ),
+        (
+            rows(toolkits='{ cu12 = "own" }').replace('"flashvar-sm80"', '"sm89-cu12"'),
+            "sm_80.distribution: expected a name of sm_80 alone, found 'sm89-cu12'",
+        ),
+        (
+            TEXT.replace('code = "86", family', 'code = "86", also = ["sm_88"], family').replace(
+                '"flashvar-sm89"', '"sm88"'
+            ),
+            "sm_89.distribution: expected a name of sm_89 alone, found 'sm88', which commands take "
+            "for sm_86",
         ),
         (TEXT + OLDER.replace("cu12==12", "cu13==13"), "toolkits.cu12: expected the name cuN"),
         (TEXT + OLDER.replace("runtime==12", "runtime==11"), "cu12.runtime: expected version 12"),

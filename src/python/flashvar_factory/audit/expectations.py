@@ -75,6 +75,6 @@ def of(
         budget,
         config,
         root,
-        {} if root is None else wheel.packages(root),
+        {} if root is None else wheel.packages(config, root),
         revision,
     )

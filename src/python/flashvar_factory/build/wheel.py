@@ -10,12 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from packaging.utils import canonicalize_name
+
+from flashvar.errors import ConfigurationError
 from flashvar_factory.build import binary_project, cmake, process, source
 from flashvar_factory.build.binary_project import string
 from flashvar_factory.build.configure import BuildPlan, configure, write_if_changed
 from flashvar_factory.config import toml_table
 from flashvar_factory.config.expand import Build
-from flashvar_factory.config.schema import Config
+from flashvar_factory.config.schema import FILE_NAME, Config
 from flashvar_factory.errors import PackagingError
 from flashvar_factory.toolchain import older_cuda
 from flashvar_factory.toolchain.nvcc import Toolchain
@@ -62,11 +65,21 @@ def has_pure(root: Path) -> bool:
     return (root / "pyproject.toml").is_file()
 
 
-def packages(root: Path) -> dict[str, Path]:
+def packages(config: Config, root: Path) -> dict[str, Path]:
     """The folders of distributions beside the project's own, by name: pure, of its version."""
-    found = {}
+    owners = {canonicalize_name(config.project.name): f"the project in {FILE_NAME}"}
+    for name, target in config.targets.items():
+        owners[canonicalize_name(target.distribution)] = f"{name} in {FILE_NAME}"
+    found: dict[str, Path] = {}
     for file in sorted((root / "packages").glob("*/pyproject.toml")):
-        found[str(toml_table.plain(file)["project"]["name"])] = file.parent
+        name = canonicalize_name(str(toml_table.plain(file)["project"]["name"]))
+        if name in owners:
+            raise ConfigurationError(
+                f"{file}: expected a distribution of its own, found {name!r}, that of "
+                f"{owners[name]}; rename one"
+            )
+        owners[name] = str(file)
+        found[name] = file.parent
     return found
 
 
@@ -76,7 +89,7 @@ def makers(config: Config, root: Path) -> dict[str, Callable[[Path], Path]]:
     if has_pure(root):
         found["sdist"] = lambda output: sdist(config, root=root, output=output)
         found["pure"] = lambda output: pure(config, root=root, output=output)
-    for name, folder in packages(root).items():
+    for name, folder in packages(config, root).items():
         found[name] = partial(_of_package, root, name, folder)
     return found
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashvar.errors import ConfigurationError
-from flashvar_factory.config import schema, selection_arguments, this_machine
+from flashvar_factory.config import names, schema, selection_arguments, this_machine
 from flashvar_factory.config.expand import Build, expand, select_all, select_dev
 from flashvar_factory.config.schema import Config
 from flashvar_factory.config.selection_arguments import SelectionArguments
@@ -49,7 +49,7 @@ class Selected:
     def for_development(self) -> tuple[Build, ...]:
         """The selected builds; this machine's GPUs and [dev] decide what is left open."""
         arguments, config = self.arguments, self.config
-        here = self._devices(arguments.targets or (selection_arguments.NATIVE,))
+        here = self._devices(arguments.targets or (names.NATIVE,))
         return self._shard(expand(config, select_dev(arguments, config, here)))
 
     def for_release(self) -> tuple[Build, ...]:
@@ -86,7 +86,7 @@ class Selected:
 
     def _devices(self, named: Sequence[str]) -> tuple[this_machine.Capability, ...]:
         """The devices of this machine, asked for only where the architectures need them."""
-        return this_machine.capabilities() if selection_arguments.NATIVE in named else ()
+        return this_machine.capabilities() if names.NATIVE in named else ()
 
 
 def read(arguments: argparse.Namespace) -> Selected:

@@ -10,8 +10,9 @@ from flashvar.binaries.kinds import BinaryKind, Kernel
 from flashvar.errors import ConfigurationError
 from flashvar_factory.config import this_machine
 from flashvar_factory.config.axes import BuildAxis
+from flashvar_factory.config.names import NATIVE
 from flashvar_factory.config.schema import PLATFORMS, Config, Target
-from flashvar_factory.config.selection_arguments import NATIVE, SelectionArguments
+from flashvar_factory.config.selection_arguments import SelectionArguments
 from flashvar_factory.config.suggestions import listed
 from flashvar_factory.config.toml_table import Value
 

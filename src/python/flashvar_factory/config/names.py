@@ -10,6 +10,9 @@ from flashvar.binaries.manifest import FIXED_KERNEL_KEYS
 
 # The keys of selection arguments, beside the axes.
 SELECTION: Final = ("arch", "op", "ptx", "jobs", "toolkit", "cache", "shard", "platform")
+# Instead of the name of an architecture.
+ALL: Final = "all"
+NATIVE: Final = "native"
 # In [defaults] and [dev], beside the axes.
 _KEYS: Final = ("ops", "architecture")
 

@@ -23,6 +23,7 @@ from flashvar_factory.config import (
     axes,
     families,
     labels,
+    names,
     older_toolkits,
     toml_table,
     torch_coupling,
@@ -81,6 +82,11 @@ class Target:
     def kinds(self) -> tuple[BinaryKind, ...]:
         """Its own kind, and those of the other architectures that it is the binary of."""
         return (self.kind, *(BinaryKind(one, self.kind.cuda) for one in self.also))
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """The usual names of its kinds."""
+        return tuple(name for kind in self.kinds for name in kind.spellings)
 
 
 @dataclass(frozen=True)
@@ -304,6 +310,7 @@ def _targets(
             targets[one.kind.name] = one
         table.end(also=["platforms", "also", "ran", "toolkits"])
     _check_named_once(top, targets.values())
+    _check_distributions(top, targets)
     return targets
 
 
@@ -317,6 +324,19 @@ def _check_named_once(top: Table, targets: Iterable[Target]) -> None:
                 expected = "each architecture once, as a row or under `also`"
                 raise top.wrong("architectures", expected, one.name)
             named.add(one.name)
+
+
+def _check_distributions(top: Table, targets: Mapping[str, Target]) -> None:
+    """Commands take a distribution for its architecture: it may not be another one's name."""
+    named = {spelling: name for name, one in targets.items() for spelling in one.spellings}
+    named |= {word: f"a selection of {word}" for word in (names.ALL, names.NATIVE)}
+    for name, target in targets.items():
+        if (other := named.get(target.distribution, name)) != name:
+            raise ConfigurationError(
+                f"{top.path(f'architectures.{name}.distribution')}: expected a name of {name} "
+                f"alone, found {target.distribution!r}, which commands take for {other}; use "
+                "another, such as one that begins with the project's name"
+            )
 
 
 def _also(table: Table, architecture: Architecture) -> tuple[Architecture, ...]:

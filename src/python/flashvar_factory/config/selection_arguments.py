@@ -14,12 +14,11 @@ from flashvar.binaries.kinds import short_axis
 from flashvar.errors import ConfigurationError
 from flashvar_factory.config import names
 from flashvar_factory.config.axes import BuildAxis
+from flashvar_factory.config.names import ALL, NATIVE
 from flashvar_factory.config.schema import PLATFORMS, Config
 from flashvar_factory.config.suggestions import did_you_mean, listed, suggested
 from flashvar_factory.config.toml_table import Value
 
-ALL: Final = "all"
-NATIVE: Final = "native"
 # Few enough digits for int(), which refuses thousands.
 _COUNT: Final = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 
@@ -188,7 +187,11 @@ def _check_key(key: str, word: str, axes: list[str], short: list[str]) -> None:
 def _targets(parts: list[str] | None, config: Config) -> tuple[str, ...] | None:
     if parts is None:
         return None
-    spellings = {spelling: name for name in config.targets for spelling in _spellings(name, config)}
+    spellings = {
+        spelling: name
+        for name, target in config.targets.items()
+        for spelling in (*target.spellings, target.distribution)
+    }
     if parts == [ALL]:
         return tuple(config.targets)
     chosen: list[str] = []
@@ -204,11 +207,6 @@ def _targets(parts: list[str] | None, config: Config) -> tuple[str, ...] | None:
             raise ConfigurationError(f"arch: expected each architecture once, found {name} again")
         chosen.append(name)
     return tuple(chosen)
-
-
-def _spellings(name: str, config: Config) -> tuple[str, ...]:
-    target = config.targets[name]
-    return (*(name for kind in target.kinds for name in kind.spellings), target.distribution)
 
 
 def _values(axis: str, parts: list[str], ops: Sequence[str], config: Config) -> tuple[Value, ...]:

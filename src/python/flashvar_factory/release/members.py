@@ -49,7 +49,7 @@ def expected(config: Config, builds: Sequence[Build], root: Path) -> tuple[Membe
     members = []
     if wheel.has_pure(root):
         members += [Member(own, SDIST, release), Member(own, ANY, release)]
-    members += [Member(canonicalize_name(name), ANY, release) for name in wheel.packages(root)]
+    members += [Member(name, ANY, release) for name in wheel.packages(config, root)]
     for build in builds:
         platform = wheel.tag(build.platform).rpartition("-")[2]
         labelled = version.of_build(release, build, config)
