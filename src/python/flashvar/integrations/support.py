@@ -1,6 +1,8 @@
 """Whether a backend of flashvar supports a kind of call on this machine.
 
-Answers are cached per kind of call, so integrations can ask at every call.
+Answers are cached per kind of call, so integrations can ask at every call. As in
+`flashvar.selection`, a backend that was chosen stays, and a refusal is only kept for the values of
+the environment variables that led to it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from flashvar.selection.resolve import choose
 
 __all__ = ["explicit_backend", "unsupported"]
 
-_kept: dict[tuple[Any, ...], str | None] = {}
+# Of a kind that no backend can run: the settings at that time, and the reason.
+_kept: dict[tuple[Any, ...], tuple[Overrides, str] | None] = {}
 
 
 def unsupported(
@@ -32,9 +35,17 @@ def unsupported(
     """Why no backend can run attention of such tensors on this machine; None if one can."""
     key = (dtype, device, head_dim, head_dim_v, backward, backend)
     try:
-        return _kept[key]
+        kept = _kept[key]
     except KeyError:
-        return _kept.setdefault(key, _reason(*key))
+        kept = None
+    else:
+        if kept is None:
+            return None
+    overrides = Overrides.from_environment(backend)
+    if kept is None or kept[0] != overrides:
+        reason = _reason(*key)
+        kept = _kept[key] = None if reason is None else (overrides, reason)
+    return None if kept is None else kept[1]
 
 
 # torch.compile calls the function at trace time and treats the result as a constant. This is what
