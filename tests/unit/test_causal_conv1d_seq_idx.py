@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import flashvar
@@ -115,16 +118,50 @@ def test_a_state_before_no_tokens() -> None:
     assert (state.grad == 0).all()
 
 
+def in_memory(order: tuple[int, ...]) -> torch.Tensor:
+    """x whose dimensions are in this order in memory, the last one innermost."""
+    x = torch.randn(3, 10, 6).permute(order).contiguous()
+    return x.permute([order.index(dim) for dim in range(3)])
+
+
+STRIDES = {
+    **{f"order {order}": in_memory(order) for order in permutations(range(3))},
+    "one row for all": torch.randn(1, 10, 6).expand(3, 10, 6),
+    "one channel for all": torch.randn(3, 10, 1).expand(3, 10, 6),
+    "apart": torch.randn(3, 10, 12)[..., ::2],
+    "apart, batch innermost": torch.randn(10, 6, 9)[..., ::3].permute(2, 0, 1),
+}
+
+
 @pytest.mark.parametrize("layout", ["btd", "bdt"])
-@pytest.mark.parametrize("inner", ["channels", "tokens"])
+@pytest.mark.parametrize("x", STRIDES.values(), ids=STRIDES)
 @pytest.mark.parametrize("with_state", [False, True], ids=["", "state"])
-def test_the_output_has_the_strides_of_x(with_state: bool, inner: str, layout: str) -> None:
-    x = torch.randn(3, 10, 6)
-    x = x if inner == "channels" else x.mT.contiguous().mT
-    x = x if layout == "btd" else x.mT
+def test_the_output_has_the_strides_of_x(with_state: bool, x: torch.Tensor, layout: str) -> None:
+    """As without seq_idx; in fake tensors and with tangents too."""
     state = torch.randn(3, 6, 3) if with_state else None
-    found = causal_conv1d(x, torch.ones(6, 4), initial_state=state, seq_idx=IDS, layout=layout)
-    assert found.stride() == x.stride()
+    given = x if layout == "btd" else x.mT
+
+    def call(x: torch.Tensor, ids: torch.Tensor, state: torch.Tensor | None) -> torch.Tensor:
+        return causal_conv1d(x, torch.ones(6, 4), initial_state=state, seq_idx=ids, layout=layout)
+
+    wanted = causal_conv1d(given, torch.ones(6, 4), layout=layout).stride()
+    assert wanted == torch.empty_like(given).stride()
+    assert call(given, IDS, state).stride() == wanted
+    with FakeTensorMode() as mode:
+        fakes = [None if one is None else mode.from_tensor(one) for one in (given, IDS, state)]
+        assert call(*fakes).stride() == wanted
+    with forward_ad.dual_level():
+        assert call(forward_ad.make_dual(given, given), IDS, state).stride() == wanted
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", ["order (1, 2, 0)", "apart, batch innermost"])
+def test_the_output_of_a_graph_has_the_strides_of_x(name: str, dynamic: bool) -> None:
+    torch._dynamo.reset()
+    x, weight = STRIDES[name], torch.ones(6, 4)
+    compiled = torch.compile(causal_conv1d, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    assert compiled(x, weight, seq_idx=IDS).stride() == torch.empty_like(x).stride()
 
 
 def test_padding_gives_zeros_and_takes_no_gradient() -> None:

@@ -18,6 +18,7 @@ from flashvar.ops.causal_conv1d.inputs import (
     check_named,
     check_state_len,
     check_update,
+    in_order_of,
 )
 from flashvar.ops.causal_conv1d.sequence_ids import (
     behind_state,
@@ -203,11 +204,10 @@ def _of_named_sequences(
     backend: str,
 ) -> torch.Tensor:
     """The output where seq_idx names the sequences: all batches are packed into one."""
+    given, past = x, 0
     if layout == "bdt":
         x = x.transpose(1, 2)
         residual = None if residual is None else residual.transpose(1, 2)
-    dtype, past = x.dtype, 0
-    tokens_inner = x.stride(1) == 1 and x.shape[2] > 1
     if state is not None:
         past = weight.shape[1] - 1
         x, seq_idx = behind_state(x, seq_idx, state, past)
@@ -220,10 +220,8 @@ def _of_named_sequences(
         None if residual is None else residual.reshape(1, x.shape[0] * x.shape[1], x.shape[2]),
         *(None, ends_of(seq_idx), silu, 0, "btd", backend),
     )
-    y = unpack(y, seq_idx, past).to(dtype)
-    if tokens_inner:  # the order of strides of x
-        y = y.transpose(1, 2).contiguous().transpose(1, 2)
-    return y if layout == "btd" else y.transpose(1, 2)
+    y = unpack(y, seq_idx, past).to(given.dtype)
+    return in_order_of(given, y if layout == "btd" else y.transpose(1, 2))
 
 
 def causal_conv1d_update(

@@ -13,7 +13,13 @@ import torch
 from flashvar.backends.reference.causal_conv1d import formula
 from flashvar.errors import InvalidInputError
 from flashvar.ops.causal_conv1d import run
-from flashvar.ops.causal_conv1d.inputs import check, convolution, rows_first, users_order
+from flashvar.ops.causal_conv1d.inputs import (
+    check,
+    convolution,
+    in_order_of,
+    rows_first,
+    users_order,
+)
 from flashvar.ops.causal_conv1d.spec import BACKWARD, FORWARD
 from flashvar.ops.derivatives import (
     Differentiated,
@@ -163,7 +169,7 @@ def _forward_formula(
     conv = convolution(x, weight, bias, state, cu_seqlens, silu, layout)
     of_residual = None if residual is None else rows_first(residual, layout)
     y, final_state = formula.forward(conv, of_residual, columns)
-    return users_order(y, x, layout).contiguous(), final_state.contiguous()
+    return in_order_of(x, users_order(y, x, layout)), final_state.contiguous()
 
 
 def backward_formula(
@@ -179,7 +185,7 @@ def backward_formula(
         conv, rows_first(grad_y, layout), grad_final
     )
     return (
-        users_order(of_x, x, layout).contiguous(),
+        in_order_of(x, users_order(of_x, x, layout)),
         of_weight,
         x.new_empty(0) if bias is None else of_bias,
         x.new_empty(0) if state is None else of_state.contiguous(),

@@ -212,6 +212,18 @@ def users_order(y: torch.Tensor, x: torch.Tensor, layout: str) -> torch.Tensor:
     return y.squeeze(0) if x.dim() == 2 else y
 
 
+def in_order_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """y, of the shape of x, with the strides of torch.empty_like(x)."""
+    if x.is_contiguous():
+        return y.contiguous()
+    strides = torch.empty_like(x, device="meta").stride()
+    order: list[int] = []
+    for dim, stride in enumerate(strides):  # torch.compile cannot sort by symbols
+        order.insert(sum(strides[other] >= stride for other in order), dim)
+    inverse = [order.index(dim) for dim in range(x.dim())]
+    return y.permute(order).contiguous().permute(inverse)
+
+
 def convolution(
     x: torch.Tensor, weight: Any, bias: Any, state: Any, cu_seqlens: Any, silu: bool, layout: str
 ) -> Convolution:
