@@ -42,16 +42,23 @@ def check_same_offsets(dim: int | None, name: str) -> None:
         )
 
 
+def is_mapped(x: torch.Tensor) -> bool:
+    """Whether torch.vmap maps a tensor, at any depth of transforms. Not for torch.compile."""
+    inner = x
+    while _is_transformed(inner):
+        if torch._C._functorch.is_batchedtensor(inner):
+            return True
+        inner = torch._C._functorch.get_unwrapped(inner)
+    return False
+
+
 def check_unmapped(name: str, x: torch.Tensor) -> None:
     """Refuse a tensor that torch.vmap maps, at any depth of transforms."""
-    inner = x
-    while not is_compiling() and _is_transformed(inner):
-        if torch._C._functorch.is_batchedtensor(inner):
-            raise InvalidInputError(
-                f"{name} must be the same for all under torch.vmap, found a mapped one: put the "
-                "mapped dimension into the batch, or loop over the calls"
-            )
-        inner = torch._C._functorch.get_unwrapped(inner)
+    if not is_compiling() and is_mapped(x):
+        raise InvalidInputError(
+            f"{name} must be the same for all under torch.vmap, found a mapped one: put the "
+            "mapped dimension into the batch, or loop over the calls"
+        )
 
 
 def mapped_update(function: str) -> InvalidInputError:

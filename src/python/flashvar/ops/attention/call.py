@@ -14,7 +14,8 @@ from flashvar.ops.attention.problem import NO_TENSORS, OptionalTensors, Options,
 from flashvar.ops.attention.sharding import register_sharding_rules
 from flashvar.ops.attention.spec import FORWARD
 from flashvar.ops.attention.torch_library import attention_fwd
-from flashvar.ops.attention.validate import check_tensors, inspect_symbolic
+from flashvar.ops.attention.validate import check_tensors, inspect_symbolic, rows_contiguous
+from flashvar.ops.batching_rules import is_mapped
 from flashvar.ops.dispatch_modes import (
     are_plain,
     autocasts,
@@ -112,7 +113,9 @@ def _dispatched(
     given = make_inputs((q, k, v, *optional))
     check_tensors(given)
     are_dtensors("attention", given._asdict())
-    inputs = make_inputs(_cast(given))
+    # The user cannot choose the strides of an entry whose mapped dimension is the last in memory.
+    rows = [rows_contiguous(x) if x is not None and is_mapped(x) else x for x in given]
+    inputs = make_inputs(_cast(tuple(rows)))
     inspect_symbolic(inputs, Options._make(options))
     register_sharding_rules()
     out, lse = dispatched(attention_fwd, *inputs, *options)

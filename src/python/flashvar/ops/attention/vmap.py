@@ -13,6 +13,7 @@ import torch
 
 from flashvar.errors import BackendUnavailableError
 from flashvar.ops.attention.problem import Inputs
+from flashvar.ops.attention.validate import rows_contiguous
 
 _TENSORS: Final = len(Inputs._fields)
 # Arguments of a backward before its inputs: grad_out, grad_lse, out, lse, wants_bias, wants_sinks.
@@ -106,7 +107,8 @@ def _fold_inputs(
         alibi_slopes=slopes,
         seqused_k=_fold(inputs.seqused_k, dims.seqused_k, size),
     )
-    return list(folded), batch
+    # Rows are contiguous, also where the mapped dimension is the last one in memory.
+    return [rows_contiguous(x) for x in folded], batch
 
 
 def _own_batch(tensor: torch.Tensor, dim: int | None) -> int:
