@@ -116,23 +116,29 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Choose among the tests of this folder; `pytest tests` collects others too."""
     index, _, count = config.getoption("--shard").partition("/")
     if not (index.isdigit() and count.isdigit() and 1 <= int(index) <= int(count)):
         raise pytest.UsageError(f"--shard expects I/N with 1 <= I <= N, found {index}/{count}")
+    own = [item for item in items if item.path.is_relative_to(_HERE)]
     if backend := config.getoption("--backend"):
-        wanted = [item for item in items if _backend(item) in (backend, "other")]
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(wanted)])
-        items[:] = wanted
-    chosen = _part(items, int(index) - 1, int(count))
-    others = [item for item in items if item not in chosen]
+        wanted = [item for item in own if _backend(item) in (backend, "other")]
+        _deselect(config, items, set(own).difference(wanted))
+        own = wanted
+    others = set(own) - _part(own, int(index) - 1, int(count))
     config.stash[_LEFT_OUT] = len(others)
-    config.hook.pytest_deselected(items=others)
-    items[:] = [item for item in items if item in chosen]
+    _deselect(config, items, others)
     if config.getoption("--require-device") and (lacking := _lacking()):
         raise pytest.UsageError(f"--require-device: {lacking}")
     if not (torch.cuda.is_available() or config.getoption("--rehearse")):
-        for item in items:
+        for item in own:
             item.add_marker(pytest.mark.skip(reason=_NO_DEVICE))
+
+
+def _deselect(config: pytest.Config, items: list[pytest.Item], left: set[pytest.Item]) -> None:
+    """Leave tests out of those that are collected."""
+    config.hook.pytest_deselected(items=[item for item in items if item in left])
+    items[:] = [item for item in items if item not in left]
 
 
 def _backend(item: pytest.Item) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from gated_delta_rule_calls import Tensors, differentiable, made, positional
 from gated_delta_rule_oracle import recurrent
 
 import flashvar
@@ -19,7 +20,6 @@ from flashvar.ops.gated_delta_rule.torch_library import (
     gated_delta_rule_update,
 )
 
-Tensors = dict[str, Any]
 INF = torch.inf
 OPCHECK = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 
@@ -35,52 +35,6 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mod
     chosen: ModuleType = request.param
     monkeypatch.setattr(reference, "_algorithm", lambda terms: chosen)
     return chosen
-
-
-def made(
-    batch: int = 2,
-    seqlen: int = 70,
-    heads: tuple[int, int] = (1, 2),
-    dims: tuple[int, int] = (8, 6),
-    dtype: torch.dtype = torch.float64,
-    packed: tuple[int, ...] | None = None,
-    raw: bool = False,
-    state: bool = True,
-) -> Tensors:
-    """Keys of length 1 unless `raw`, with everything that is fused then."""
-    if packed is not None:
-        batch, seqlen = 1, sum(packed)
-    wide = torch.promote_types(dtype, torch.float32)
-    few, many = heads
-    given: Tensors = {
-        "q": torch.randn(batch, seqlen, few, dims[0]).to(dtype),
-        "k": torch.randn(batch, seqlen, few, dims[0]).to(dtype),
-        "v": torch.randn(batch, seqlen, many, dims[1]).to(dtype),
-        "g": -torch.rand(batch, seqlen, many, dtype=wide),
-        "beta": 2 * torch.rand(batch, seqlen, many, dtype=wide),
-    }
-    if raw:
-        given["g"] = torch.randn(batch, seqlen, many).to(dtype)
-        given["beta"] = torch.randn(batch, seqlen, many).to(dtype)
-        given["A_log"] = torch.randn(many, dtype=wide)
-        given["dt_bias"] = torch.randn(many).to(dtype)
-        given.update(qk_l2norm=True, beta_sigmoid=True, allow_neg_eigval=True)
-    else:
-        given["k"] = torch.nn.functional.normalize(given["k"].to(wide), dim=-1).to(dtype)
-    if packed is not None:
-        given["cu_seqlens"] = torch.tensor([0, *packed]).cumsum(0)
-    if state:
-        count = batch if packed is None else len(packed)
-        given["initial_state"] = torch.randn(count, many, *dims, dtype=wide)
-    return given
-
-
-def differentiable(given: Tensors) -> Tensors:
-    return {
-        name: x.detach().clone().requires_grad_()
-        for name, x in given.items()
-        if isinstance(x, torch.Tensor) and x.is_floating_point()
-    }
 
 
 def compared(given: Tensors, limit: float = 1e-11, **options: Any) -> None:
@@ -367,12 +321,6 @@ def test_operations_are_counted() -> None:
     with FlopCounterMode(display=False) as counter:
         flashvar.gated_delta_rule(**decoded, state_indices=torch.tensor([2, 0]))
     assert counter.get_total_flops() == 3 * product
-
-
-def positional(given: Tensors, layout: str = "kv") -> tuple[Any, ...]:
-    names = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "cu_seqlens", "scale")
-    flags = (given.get(x, False) for x in ("qk_l2norm", "beta_sigmoid", "allow_neg_eigval"))
-    return (*(given.get(x) for x in names), *flags, layout, "auto")
 
 
 @OPCHECK

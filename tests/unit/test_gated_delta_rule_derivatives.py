@@ -36,8 +36,8 @@ from derivative_chains import (
     vmap,
     wrong,
 )
+from gated_delta_rule_calls import made, positional
 from gated_delta_rule_oracle import recurrent
-from test_gated_delta_rule import made, positional
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_gated_delta_rule import differentiable, made
+from gated_delta_rule_calls import differentiable, made
 
 from flashvar.backends.cuda import gated_delta_rule as cuda
 from flashvar.errors import BackendUnavailableError, InvalidInputError, LayoutError, ShapeError

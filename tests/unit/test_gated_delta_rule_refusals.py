@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from test_gated_delta_rule import Tensors, made
+from gated_delta_rule_calls import Tensors, made
 
 import flashvar
 from flashvar.ops.gated_delta_rule.api import gated_delta_rule

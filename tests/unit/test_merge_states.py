@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from merge_states_calls import Tensors, made, rows
 from merge_states_oracle import gradients, merged
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
@@ -15,7 +16,6 @@ from flashvar.backends.reference.merge_states import formula
 from flashvar.ops.merge_states.problem import Parts
 from flashvar.ops.merge_states.torch_library import merge_states_fwd
 
-Tensors = list[torch.Tensor]
 NAN, INF = torch.nan, torch.inf
 # Torch compiles formulas of its own for forward mode.
 FORWARD_MODE = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
@@ -25,23 +25,6 @@ OPCHECK = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:Use
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
-
-
-def made(
-    parts: int = 3, head_dim: int = 8, dtype: torch.dtype = torch.float64, **options: Any
-) -> tuple[Tensors, Tensors]:
-    """Outs [2, 5, 4, head_dim] and lses [2, 4, 5]."""
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    outs = [torch.randn(2, 5, 4, head_dim).to(dtype) for _ in range(parts)]
-    lses = [4 * torch.randn(2, 4, 5, dtype=wide) for _ in range(parts)]
-    for one in (*outs, *lses):
-        one.requires_grad_(options.get("grad", False))
-    return outs, lses
-
-
-def rows(lses: Tensors) -> Tensors:
-    """In the order of outs."""
-    return [lse.transpose(1, 2) for lse in lses]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_merge_states import made, rows
+from merge_states_calls import made, rows
 
 import flashvar
 

@@ -1,0 +1,62 @@
+"""`pytest tests` runs every folder in one process: an imported helper has one meaning there."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TESTS = ROOT / "tests"
+# On the path of every test, once the conftest.py of each has run.
+FOLDERS = [TESTS, *(TESTS / name for name in ("gpu", "kernels", "packaging", "unit"))]
+
+
+def imported(file: Path) -> set[str]:
+    """The modules that a file imports by a name without dots."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {one.name for one in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module)
+    return found
+
+
+def test_no_folder_imports_what_another_one_has_too() -> None:
+    places = defaultdict(list)
+    for folder in FOLDERS:
+        for file in folder.glob("*.py"):
+            places[file.stem].append(folder.name)
+    importers = defaultdict(set)
+    for folder in FOLDERS:
+        for name in set().union(*map(imported, folder.glob("*.py"))) & places.keys():
+            importers[name].add(folder.name)
+    shared = {
+        name: (sorted(places[name]), sorted(by))
+        for name, by in importers.items()
+        # tests/gpu is collected first, before any other folder is on the path.
+        if len(places[name]) > 1 and by != {"gpu"}
+    }
+    assert shared == {}, "rename one of these, or move what is imported into a module of its own"
+
+
+def test_tests_beside_those_of_the_gpu_run_without_one() -> None:
+    """In one process: tests/gpu skips its own tests alone."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    files = ["tests/gpu/test_rotary.py", "tests/unit/test_kinds.py"]
+    done = subprocess.run(
+        [*command, *files], cwd=ROOT, capture_output=True, text=True, env=without_devices()
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = done.stdout.strip().splitlines()[-1]
+    assert " passed" in summary, summary
+    assert " skipped" in summary, summary
+    assert "tests/unit" not in "".join(line for line in done.stdout.splitlines() if "SKIP" in line)
+
+
+def without_devices() -> dict[str, str]:
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
