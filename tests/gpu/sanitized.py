@@ -189,7 +189,7 @@ def _attend(backend: str, head_dims: list[int]) -> None:
 def _merge(backend: str, head_dims: list[int]) -> None:
     """Calls of merge_states: rows without keys among the others."""
     import torch
-    from test_merge_states import made
+    from merge_states_parts import made
 
     import flashvar
 
@@ -205,7 +205,7 @@ def _follow_states(backend: str, _: list[int]) -> None:
     """Calls of gated_delta_rule: chunks of every kind, packed, in segments, and of few tokens."""
     import torch
     from device_call import DEVICE
-    from test_gated_delta_rule import made
+    from gated_delta_rule_compared import made
 
     from flashvar import gated_delta_rule
 

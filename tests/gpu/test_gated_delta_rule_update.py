@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from device_call import DEVICE, skip_unless_compiled
-from test_gated_delta_rule import GATES, made
+from gated_delta_rule_compared import GATES, made
 
 from flashvar.backends.reference import gated_delta_rule as reference
 from flashvar.backends.reference.gated_delta_rule import recurrence

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from device_call import DEVICE, skip_unless_compiled, skip_without
+from merge_states_parts import Tensors, made
 
 import flashvar
 from flashvar.backends import backend as backend_of
@@ -28,19 +29,7 @@ def _compiled(request: pytest.FixtureRequest) -> None:
     skip_without("merge_states")
 
 
-Tensors = list[torch.Tensor]
 NAN, INF = torch.nan, torch.inf
-
-
-def made(
-    parts: int, rows: tuple[int, int, int], head_dim: int, dtype: torch.dtype
-) -> tuple[Tensors, Tensors]:
-    batch, seqlen, heads = rows
-    outs = [
-        torch.randn(batch, seqlen, heads, head_dim, device=DEVICE).to(dtype) for _ in range(parts)
-    ]
-    lses = [4 * torch.randn(batch, heads, seqlen, device=DEVICE) for _ in range(parts)]
-    return outs, lses
 
 
 def oracle(

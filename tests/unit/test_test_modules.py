@@ -38,8 +38,7 @@ def test_no_folder_imports_what_another_one_has_too() -> None:
     shared = {
         name: (sorted(places[name]), sorted(by))
         for name, by in importers.items()
-        # tests/gpu is collected first, before any other folder is on the path.
-        if len(places[name]) > 1 and by != {"gpu"}
+        if len(places[name]) > 1
     }
     assert shared == {}, "rename one of these, or move what is imported into a module of its own"
 
