@@ -128,6 +128,14 @@ def test_links_of_the_root_lead_somewhere(page: Path) -> None:
     assert linked == [name for name in linked if (ROOT / name).is_file()]
 
 
+def test_files_of_tests_are_there() -> None:
+    """Those that sentences name; a pattern or a placeholder is no file."""
+    named = re.compile(r"(?<![\w/])tests/(?:unit|kernels|packaging|gpu)/[\w/]+\.py")
+    found = {(path, page) for page in pages() for path in named.findall(page.read_text("utf-8"))}
+    assert found
+    assert [f"{page.name}: {path}" for path, page in found if not (ROOT / path).is_file()] == []
+
+
 def test_every_variable_is_documented() -> None:
     sources = (ROOT / "src" / "python" / "flashvar").rglob("*.py")
     texts = "\n".join(path.read_text(encoding="utf-8") for path in sources)

@@ -60,10 +60,25 @@ def test_a_selection_is_not_for_pytest(
 
 
 @pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("tests/unit/test_masks.py", "found none; did you mean tests/kernels/test_masks.py?"),
+        ("tests/unit/test_no_such.py::test_one", "test_no_such.py: expected a file or folder"),
+    ],
+)
+def test_tests_that_are_not_there_are_refused(
+    path: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*CHECK, "--tests", "tests", "--", "-x", "tests/unit", path]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         (),
         ("-k", "sm_90"),
+        ("--ignore", "tests/unit/test_no_such.py"),
         ("-n", "0", "tests/unit/test_show.py"),
         ("tests/unit/test_show.py::test_kernels[hdim=64]", "--override-ini=addopts="),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 
 from flashvar.errors import ConfigurationError
 from flashvar_factory.cli import selected
@@ -31,6 +32,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.tests is not None:
         config = schema.read(arguments.root / schema.FILE_NAME)
         refuse_selection(arguments.selection, arguments.tests, config)
+        refuse_absent_tests(arguments.selection, arguments.root)
         return
     selection = selected.read(arguments)
     _ = selection.for_development() if arguments.development else selection.for_release()
@@ -50,3 +52,14 @@ def refuse_selection(words: Sequence[str], session: str, config: Config) -> None
             f"{word}: expected arguments of pytest, found a selection of kernels: {session} builds "
             f"its own; `nox -s wheels -- {word}` builds what is selected"
         )
+
+
+def refuse_absent_tests(words: Sequence[str], root: Path) -> None:
+    """Refuse a path of tests that is not there: pytest's worker processes do not report it."""
+    for before, word in itertools.pairwise(["", *words]):
+        path = word.partition("::")[0]
+        if before.startswith("-") or not path.startswith("tests/") or (root / path).exists():
+            continue
+        others = sorted((root / "tests").rglob(Path(path).name))
+        known = f"; did you mean {others[0].relative_to(root)}?" if others else ""
+        raise ConfigurationError(f"{path}: expected a file or folder of tests, found none{known}")
