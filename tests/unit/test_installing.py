@@ -19,7 +19,7 @@ import pytest
 
 from flashvar.binaries import install_commands
 from flashvar.binaries.kinds import CUDA
-from flashvar.errors import InstallError, NoWheelForGpuError, WheelNotFoundError
+from flashvar.errors import ConfigurationError, InstallError, WheelNotFoundError
 from flashvar.installing import installer, settings, source, temporary, wheel_requirements
 from flashvar.installing.source import WheelSource
 from flashvar_factory.config import extras, schema
@@ -91,7 +91,7 @@ def test_architectures_can_be_named() -> None:
 
 @pytest.mark.parametrize("text", ["hopper", "all-cu99", "sm_89-cu", "sm_89,,sm_90", ""])
 def test_what_names_no_architecture_is_refused(text: str) -> None:
-    with pytest.raises(NoWheelForGpuError, match=r"-cu12 for drivers of CUDA 12.*--arch all"):
+    with pytest.raises(ConfigurationError, match=r"-cu12 for drivers of CUDA 12.*--arch all"):
         wheel_requirements.kinds_of(text, EVERY)
 
 

@@ -65,13 +65,14 @@ def run(chosen: argparse.Namespace) -> int:
     else:
         groups = _groups_of_names(chosen.arch, known)
     present = {
-        binary.manifest.distribution
+        binary.manifest.distribution: binary.manifest.version
         for binary in registry.installed().binaries
         if _is_usable(binary, system)
     }
     for group in groups:
-        if group.requirement.distribution in present:
-            print(f"installed already: {group.requirement}, for {_words(group.gpus)}")
+        name = group.requirement.distribution
+        if name in present:
+            print(f"installed already: {name}=={present[name]}, for {_words(group.gpus)}")
     missing = [group for group in groups if group.requirement.distribution not in present]
     if not missing:
         return 0
@@ -105,6 +106,7 @@ def _groups_of_names(text: str, known: tuple[WheelRequirement, ...]) -> list[Gpu
     """The groups of GPUs that `--arch` names.
 
     Raises:
+        ConfigurationError: a word is no architecture.
         NoWheelForGpuError: no binary is made for one of them.
     """
     groups = []

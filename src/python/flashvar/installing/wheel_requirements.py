@@ -10,7 +10,7 @@ from typing import Final
 from flashvar.binaries import install_commands
 from flashvar.binaries.extras import pins
 from flashvar.binaries.kinds import CUDA, Architecture, BinaryKind, dotted
-from flashvar.errors import InstallError, NoWheelForGpuError
+from flashvar.errors import ConfigurationError, InstallError
 from flashvar.machine import distributions
 
 _CUDA: Final = re.compile(r"-cu([0-9]{1,4})$")
@@ -103,7 +103,7 @@ def kinds_of(text: str, known: tuple[WheelRequirement, ...]) -> list[BinaryKind]
     """The binaries of `--arch`: `sm_89,9.0-cu12`, or `all`, `all-cu12` that are known.
 
     Raises:
-        NoWheelForGpuError: a word is neither.
+        ConfigurationError: a word is neither.
     """
     found: list[BinaryKind] = []
     for word in (one.strip() for one in text.split(",")):
@@ -111,7 +111,7 @@ def kinds_of(text: str, known: tuple[WheelRequirement, ...]) -> list[BinaryKind]
         try:
             found += _every(int(every[1] or CUDA), known) if every else [_kind(word)]
         except ValueError as error:
-            raise NoWheelForGpuError(
+            raise ConfigurationError(
                 f"--arch: {error}; {describe(known)}, or all of them: --arch all"
             ) from None
     return list(dict.fromkeys(found))
