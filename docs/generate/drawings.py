@@ -175,11 +175,11 @@ def backward() -> Drawing:
         900, 330, "A block of keys goes through the queries; dK and dV stay, dQ is added up"
     )
     drawing.box(16, 60, 120, 44, "K, V of the block", "copy")
-    drawing.box(16, 170, 120, 60, "Q, dO, LSE, D\nof step m", "copy")
+    drawing.box(16, 170, 120, 60, "Q, dO, LSE,\ndelta of step m", "copy")
     drawing.box(210, 40, 150, 44, "Sᵀ = K Qᵀ", "product")
     drawing.box(210, 200, 150, 44, "dPᵀ = V dOᵀ", "product")
     drawing.box(420, 40, 170, 44, "Pᵀ = exp(Sᵀ − LSE)", "softmax")
-    drawing.box(420, 200, 170, 44, "dSᵀ = Pᵀ ∘ (dPᵀ − D)", "softmax")
+    drawing.box(420, 200, 170, 44, "dSᵀ = Pᵀ ∘ (dPᵀ − delta)", "softmax")
     drawing.box(680, 40, 200, 44, "dV += Pᵀ dO", "state")
     drawing.box(680, 150, 200, 44, "dK += dSᵀ Q", "state")
     drawing.box(680, 250, 200, 44, "dQ(m) = dS K", "product")
@@ -259,7 +259,7 @@ def triton_keys() -> Drawing:
 def triton_backward() -> Drawing:
     """The two kernels of the Triton backward."""
     drawing = Drawing(760, 250, "One kernel owns rows of the scores, the other columns")
-    for left, title, own_row in ((60, "first kernel: dQ, D", True), (430, "second: dK, dV", False)):
+    for left, title, own_row in ((60, "first kernel: dQ, delta", True), (430, "second: dK, dV", False)):
         drawing.words(left + 120, 22, title, "middle")
         for i in range(4):
             for j in range(5):
