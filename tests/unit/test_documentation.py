@@ -136,6 +136,15 @@ def test_files_of_tests_are_there() -> None:
     assert [f"{page.name}: {path}" for path, page in found if not (ROOT / path).is_file()] == []
 
 
+def test_what_commands_leave_in_a_checkout_is_ignored() -> None:
+    """Else the sdist of the checkout holds it, `lint` checks it, and wheels say "with changes"."""
+    written = re.compile(r"--outdir (\S+)|wheel-factory init (\w+)")
+    left = {"".join(names) for block in SHELL for names in written.findall(block.text)}
+    assert left == {"factory-wheel", "vecadd"}
+    ignored = (ROOT / ".gitignore").read_text("utf-8").splitlines()
+    assert [name for name in left if f"/{name}/" not in ignored] == []
+
+
 def test_every_variable_is_documented() -> None:
     sources = (ROOT / "src" / "python" / "flashvar").rglob("*.py")
     texts = "\n".join(path.read_text(encoding="utf-8") for path in sources)
