@@ -51,6 +51,13 @@ HOST_WAYS: Final = {
 }
 # How a row begins that is of another op; the name of its cell follows.
 HOST_OF_OP: Final = "op, "
+# The op that a cell is of, by the first word of its name.
+OP_OF_CELL: Final = {
+    "merge": "merge_states",
+    "convolution": "causal_conv1d",
+    "forward": "gated_delta_rule",
+    "update": "gated_delta_rule",
+}
 # The calls of `run.py integrations`.
 INTEGRATION_CALLS: Final = {
     "direct": "`flashvar.attention`",

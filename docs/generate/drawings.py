@@ -259,7 +259,8 @@ def triton_keys() -> Drawing:
 def triton_backward() -> Drawing:
     """The two kernels of the Triton backward."""
     drawing = Drawing(760, 250, "One kernel owns rows of the scores, the other columns")
-    for left, title, own_row in ((60, "first kernel: dQ, delta", True), (430, "second: dK, dV", False)):
+    kernels = ((60, "first kernel: dQ, delta", True), (430, "second: dK, dV", False))
+    for left, title, own_row in kernels:
         drawing.words(left + 120, 22, title, "middle")
         for i in range(4):
             for j in range(5):

@@ -23,6 +23,7 @@ from benchmarks.names import (
     INTEGRATION_CALLS,
     LAYERS,
     MODELS,
+    OP_OF_CELL,
     PACKED,
     note_on_wheel,
 )
@@ -233,12 +234,13 @@ def host(root: Path) -> str:
         origin = day_and_commit(file, document["environment"])
         parts.append(f"Medians in µs, {origin}.{least}\n\n{made}")
         others = [
-            (name.removeprefix(HOST_OF_OP), _time(spent))
+            (f"`{OP_OF_CELL[cell.partition(',')[0]]}`", cell, _time(spent))
             for name, spent in times.items()
-            if name.startswith(HOST_OF_OP)
+            if (cell := name.removeprefix(HOST_OF_OP)) != name
         ]
         if others:
-            parts.append(f"The other ops, without gradients:\n\n{table(('call', 'µs'), others)}")
+            made = table(("op", "call", "µs"), others)
+            parts.append(f"The other ops, without gradients:\n\n{made}")
     return "\n\n".join(parts)
 
 
