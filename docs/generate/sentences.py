@@ -28,6 +28,19 @@ def cost_in_transformers(root: Path) -> str:
     )
 
 
+def build_in_words(root: Path) -> str:
+    """README.md's sentence about the time of a build."""
+    ((_, document),) = documents(root, "build")
+    (seconds,) = (
+        row["seconds"] for row in document["rows"] if row["step"] == "wheels-all-to-cache"
+    )
+    return (
+        f"On {document['environment']['cpu']['count']} CPU cores, the wheels for all x86-64 "
+        f"architectures together took {seconds / 60:.0f} minutes "
+        "([builds](docs/performance.md#builds))."
+    )
+
+
 def tiles_for_99_kib(root: Path) -> str:
     """Rates of the PTX of GPUs with less shared memory, relative to FlashAttention-2 in torch."""
     ((file, document),) = (

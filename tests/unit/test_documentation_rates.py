@@ -153,6 +153,7 @@ def test_records_of_translated_code_are_left_out(tmp_path: Path) -> None:
         ("rates", "of_the_chart"),
         ("rates", "to_the_fastest"),
         ("rates", "size_in_words"),
+        ("sentences", "build_in_words"),
         ("op_rates", "linear_attention_to_peers"),
         ("op_rates", "of_linear_attention"),
         ("support", "in_words"),
