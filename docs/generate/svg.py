@@ -7,16 +7,18 @@ Tones are classes of docs/style.css: `copy` for what moves data, `product` for t
 from __future__ import annotations
 
 from html import escape
+from zlib import crc32
 
 
 class Drawing:
     """A drawing of a width and a height; `says` is read to those who do not see it."""
 
     def __init__(self, width: int, height: int, says: str) -> None:
+        self.tip = f"tip-{crc32(says.encode()):x}"  # ids differ between the drawings of a page
         self.parts = [
             f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(says)}" '
             f'style="min-width: {width * 0.7:.0f}px">',
-            '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
+            f'<defs><marker id="{self.tip}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
             'markerHeight="7" orient="auto"><path d="M0 0 L8 4 L0 8 z" class="d-line-fill"/>'
             "</marker></defs>",
         ]
@@ -42,7 +44,7 @@ class Drawing:
         """A line through points, with a tip at the last."""
         path = " L".join(f"{x} {y}" for x, y in points)
         dash = ' stroke-dasharray="4 3"' if dashed else ""
-        self.parts.append(f'<path d="M{path}" class="d-line"{dash} marker-end="url(#tip)"/>')
+        self.parts.append(f'<path d="M{path}" class="d-line"{dash} marker-end="url(#{self.tip})"/>')
 
     def line(self, *points: tuple[float, float], dashed: bool = True) -> None:
         """A line without a tip."""
