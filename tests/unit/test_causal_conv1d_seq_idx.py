@@ -133,6 +133,7 @@ STRIDES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize("layout", ["btd", "bdt"])
 @pytest.mark.parametrize("x", STRIDES.values(), ids=STRIDES)
 @pytest.mark.parametrize("with_state", [False, True], ids=["", "state"])

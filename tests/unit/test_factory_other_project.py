@@ -114,6 +114,24 @@ def test_hash_is_of_the_project_and_of_the_cmake_that_builds_it(
     assert source.gather(tmp_path, "").hash != before
 
 
+def test_hash_of_the_factorys_checkout_is_the_same_by_an_installed_factory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout, installed = tmp_path / "checkout", tmp_path / "installed"
+    for name in ("CMakeLists.txt", "cmake/x.cmake", "cmake/x.py", "src/cuda/x.cu"):
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / name).write_text("before", encoding="utf-8")
+    shutil.copytree(checkout / "cmake", installed / "cmake")
+    (installed / "cmake" / "__pycache__").mkdir()
+    (installed / "cmake" / "__pycache__" / "x.cpython-311.pyc").write_bytes(b"compiled")
+    monkeypatch.setattr(source, "HOME", checkout)
+    own = source.gather(checkout, "").hash
+    monkeypatch.setattr(source, "HOME", installed)
+    assert source.gather(checkout, "").hash == own
+    (installed / "cmake" / "x.cmake").write_text("after", encoding="utf-8")
+    assert source.gather(checkout, "").hash != own
+
+
 class Session:
     """Of nox: what a session installs, and the commands it runs."""
 

@@ -143,12 +143,18 @@ def factory() -> str:
 
 
 def digest(root: Path, plan: str) -> str:
-    """The hash of the sources at `root` and `plan`."""
-    found = hashlib.sha256()
+    """The hash of the sources at `root` and `plan`.
+
+    Those of the factory count once, be it installed or part of the checkout.
+    """
+    files: dict[bytes, None] = {}
     for top, path in _files(root):
         name = path.relative_to(top).as_posix().encode()
         content = path.read_bytes()
-        found.update(b"%s\0%d\0" % (name, len(content)) + content)
+        files[b"%s\0%d\0" % (name, len(content)) + content] = None
+    found = hashlib.sha256()
+    for file in files:
+        found.update(file)
     found.update(plan.encode())
     return found.hexdigest()
 
@@ -160,7 +166,9 @@ def _files(root: Path) -> Iterator[tuple[Path, Path]]:
         path = top / part
         if path.is_file():
             yield top, path
-        yield from ((top, file) for file in sorted(path.rglob("*")) if file.is_file())
+        inside = (file for file in sorted(path.rglob("*")) if file.is_file())
+        # Installers compile the factory's Python file among them.
+        yield from ((top, file) for file in inside if file.parent.name != "__pycache__")
 
 
 def _git(root: Path) -> tuple[str | None, bool | None]:
