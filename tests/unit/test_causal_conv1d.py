@@ -356,6 +356,22 @@ def test_vmap(in_dims: tuple[int | None, ...], layout: str) -> None:
         torch.testing.assert_close(found[place], torch.stack([one[place] for one in each]))
 
 
+@pytest.mark.parametrize("layout", ["btd", "bdt"])
+def test_vmap_of_no_entries(layout: str) -> None:
+    given = made()
+    rows = given["x"] if layout == "btd" else given["x"].transpose(1, 2)
+    weight = given["weight"]
+
+    def loss(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        y, final = causal_conv1d(x, weight, return_final_state=True, layout=layout)
+        return y.sum() + final.sum()
+
+    none = rows.new_zeros(*rows.shape[:1], 0, *rows.shape[1:])
+    of_rows, of_weight = vmap(grad(loss, (0, 1)), (1, None))(none, weight)
+    assert of_rows.shape == (0, *rows.shape)
+    assert of_weight.shape == (0, *weight.shape)
+
+
 def test_batched_gradients() -> None:
     given = made()
     leaves = [one.requires_grad_() for one in given.values()]

@@ -223,6 +223,24 @@ def test_vmap_of_groups_of_heads(
     torch.testing.assert_close(torch.vmap(call, in_dims)(*mapped), torch.stack(expected))
 
 
+@pytest.mark.parametrize("in_dims", [(0, 0, 0, 0, 0), (2, None, None, None, None)])
+def test_vmap_of_no_entries(in_dims: tuple[int | None, ...]) -> None:
+    names = ("q", "k", "v", "g", "beta")
+    given = made(heads=(2, 4))
+    tensors = [given[name] for name in names]
+    none = tuple(
+        x if dim is None else x.new_zeros(*x.shape[:dim], 0, *x.shape[dim:])
+        for x, dim in zip(tensors, in_dims, strict=True)
+    )
+
+    def loss(*tensors: torch.Tensor) -> torch.Tensor:
+        out, final = ours(*tensors, **{n: x for n, x in given.items() if n not in names})
+        return out.sum() + final.sum()
+
+    found = torch.vmap(torch.func.grad(loss, (0, 1, 2, 3, 4)), in_dims)(*none)
+    assert [x.shape for x in found] == [(0, *x.shape) for x in tensors]
+
+
 def test_offsets_are_not_mapped() -> None:
     given = made(packed=(2, 3), state=False)
     ends = given.pop("cu_seqlens")

@@ -27,10 +27,18 @@ def fold(x: Any, dim: int | None, size: int, into: int) -> Any:
     return x.flatten(into, into + 1)
 
 
-def unfold(x: torch.Tensor, size: int, dim: int) -> torch.Tensor:
-    """A result with the mapped dimension split off dimension `dim`, and before it."""
-    # Not -1, which torch cannot resolve in a tensor without elements.
-    return x.unflatten(dim, (size, x.shape[dim] // size))
+def unfold(x: torch.Tensor, size: int, dim: int, entry: int) -> torch.Tensor:
+    """A result with the mapped dimension split off dimension `dim`, and before it.
+
+    `entry` is the size of dimension `dim` without the mapped one; without entries x cannot tell.
+    """
+    return x.unflatten(dim, (size, entry))
+
+
+def entry_size(x: torch.Tensor, mapped: int | None, dim: int) -> int:
+    """The size of dimension `dim` of an argument, which does not count the mapped one."""
+    size: int = x.shape[dim if mapped is None or dim < mapped else dim + 1]
+    return size
 
 
 def check_same_offsets(dim: int | None, name: str) -> None:

@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from flashvar.ops.batching_rules import check_same_offsets, fold, mapped_update, unfold
+from flashvar.ops.batching_rules import check_same_offsets, entry_size, fold, mapped_update, unfold
 
 
 def forward_batched(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
     """The batching rule of causal_conv1d_fwd."""
     x, weight, bias, residual, state, cu_seqlens, silu, columns, layout, backend = arguments
     check_same_offsets(in_dims[5], "x")
-    fold = _Fold(info.batch_size, layout)
+    fold = _Fold(info.batch_size, layout, entry_size(weight, in_dims[1], 0))
     y, final_state = torch.ops.flashvar.causal_conv1d_fwd.default(
         fold.tokens(x, in_dims[0]),
         fold.folded(weight, in_dims[1], 0),
@@ -29,7 +29,7 @@ def backward_batched(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any
     """The batching rule of causal_conv1d_bwd."""
     grad_y, grad_final, x, weight, bias, state, cu_seqlens, silu, layout, backend = arguments
     check_same_offsets(in_dims[6], "x")
-    fold = _Fold(info.batch_size, layout)
+    fold = _Fold(info.batch_size, layout, entry_size(weight, in_dims[3], 0))
     of_x, of_weight, of_bias, of_state = torch.ops.flashvar.causal_conv1d_bwd.default(
         fold.tokens(grad_y, in_dims[0]),
         fold.folded(grad_final, in_dims[1], 1),
@@ -58,8 +58,9 @@ def update_batched(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
 class _Fold:
     """Merges a mapped dimension into the channels, as the outer factor."""
 
-    def __init__(self, size: int, layout: str) -> None:
+    def __init__(self, size: int, layout: str, dim: int) -> None:
         self.size = size
+        self.dim = dim  # the number of channels of an entry
         self.channels = -1 if layout == "btd" else -2
 
     def tokens(self, x: torch.Tensor | None, dim: int | None) -> torch.Tensor | None:
@@ -75,4 +76,4 @@ class _Fold:
     def unfold(self, x: torch.Tensor, channels: int) -> torch.Tensor:
         """A result with the mapped dimension in front."""
         channels %= x.dim()
-        return unfold(x, self.size, channels).movedim(channels, 0)
+        return unfold(x, self.size, channels, self.dim).movedim(channels, 0)

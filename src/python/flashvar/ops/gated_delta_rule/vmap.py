@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import torch
 
-from flashvar.ops.batching_rules import check_same_offsets, fold, mapped_update, unfold
+from flashvar.ops.batching_rules import check_same_offsets, entry_size, fold, mapped_update, unfold
 
 # Dimensions of heads: in the tensors of a call, in the order of the schemas, and in states.
 _HEAD_AXES: Final = (2, 2, 2, 2, 2, 0, 0)
@@ -20,8 +20,10 @@ def forward_batched(info: Any, in_dims: Any, state: Any, *arguments: Any) -> tup
     out, final_state = torch.ops.flashvar.gated_delta_rule_fwd.default(
         fold(state, in_dims[0], size, _STATE_HEAD_AXIS), *_folded(size, in_dims[1:], arguments)
     )
+    heads = entry_size(arguments[2], in_dims[3], _HEAD_AXES[2])  # those of v
     out_dims = _HEAD_AXES[0], _STATE_HEAD_AXIS
-    return (unfold(out, size, out_dims[0]), unfold(final_state, size, out_dims[1])), out_dims
+    results = zip((out, final_state), out_dims, strict=True)
+    return tuple(unfold(x, size, dim, heads) for x, dim in results), out_dims
 
 
 def backward_batched(
@@ -40,9 +42,10 @@ def backward_batched(
         None if x is None else axis
         for x, axis in zip(given, (*_HEAD_AXES, _STATE_HEAD_AXIS), strict=True)
     ]
+    mapped = (*in_dims[3 : 3 + _TENSORS], in_dims[2])
     found = [
-        grad if dim is None else unfold(grad, size, dim)
-        for grad, dim in zip(grads, dims, strict=True)
+        grad if dim is None else unfold(grad, size, dim, entry_size(x, of_x, dim))
+        for grad, x, of_x, dim in zip(grads, given, mapped, dims, strict=True)
     ]
     return tuple(found), tuple(dims)
 
