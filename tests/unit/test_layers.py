@@ -257,7 +257,18 @@ def with_a_forward_of_its_own(layer: ShortConvolution) -> None:
     layer.forward = lambda x, **options: (2 * convolve(x, **options)[0], None)
 
 
-@pytest.mark.parametrize("change", [without_activation, with_a_forward_of_its_own])
+def with_a_bias(layer: ShortConvolution) -> None:
+    layer.bias = torch.nn.Parameter(torch.ones_like(layer.weight[:, 0, 0]))
+
+
+def narrower(layer: ShortConvolution) -> None:
+    layer.weight = torch.nn.Parameter(layer.weight[..., 1:].detach().clone())
+    layer.kernel_size = (layer.weight.shape[-1],)
+
+
+@pytest.mark.parametrize(
+    "change", [without_activation, with_a_forward_of_its_own, with_a_bias, narrower]
+)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_changed_convolutions_are_called(change: Any, compiled: bool) -> None:
     torch._dynamo.reset()

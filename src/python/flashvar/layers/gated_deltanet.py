@@ -228,7 +228,7 @@ class GatedDeltaNet(nn.Module):  # type: ignore[misc]
             q, k, v = (functional.silu(one) for one in projected)
             return q, k, v, None
         layers = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
-        if states is not None or use_cache or not all(map(_is_only_a_convolution, layers)):
+        if states is not None or use_cache or not _are_one_convolution(layers):
             if states is not None and not use_cache:  # one token would be written into them
                 states = [state.clone() for state in states]
             found = [
@@ -237,11 +237,11 @@ class GatedDeltaNet(nn.Module):  # type: ignore[misc]
             ]
             (q, k, v), after = zip(*found, strict=True)
             return q, k, v, after if use_cache else None
-        biases = [layer.bias for layer in layers if layer.bias is not None]
+        biases = [layer.bias for layer in layers]
         y = causal_conv1d(
             torch.cat(projected, -1),
             torch.cat([layer.weight.squeeze(1) for layer in layers]),
-            torch.cat(biases) if biases else None,
+            None if biases[0] is None else torch.cat(biases),
             activation="silu",
             cu_seqlens=cu_seqlens,
         )
@@ -267,6 +267,14 @@ def _by_heads(name: str, x: torch.Tensor, heads: int, head_dim: int) -> torch.Te
             "ranks have some heads each, keep projections DTensors with use_local_output=False"
         )
     return x.unflatten(-1, (heads, head_dim))
+
+
+def _are_one_convolution(layers: tuple[ShortConvolution, ...]) -> bool:
+    """Whether one convolution of all channels computes the layers, which may have been replaced."""
+    if not all(map(_is_only_a_convolution, layers)):
+        return False
+    first, *others = [(layer.kernel_size, layer.bias is None) for layer in layers]
+    return all(other == first for other in others)
 
 
 def _is_only_a_convolution(layer: nn.Module) -> bool:
