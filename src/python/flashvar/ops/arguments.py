@@ -13,6 +13,7 @@ import torch
 
 from flashvar.errors import DeviceError, InvalidInputError, LayoutError
 from flashvar.ops.dispatch_modes import is_compiling
+from flashvar.ops.unknown_sizes import is_known
 from flashvar.selection.request import BACKENDS
 
 _Arguments = ParamSpec("_Arguments")
@@ -228,7 +229,7 @@ def count(name: str, number: Any) -> Any:
         InvalidInputError: the number is not a whole number, or is negative.
     """
     found = whole_number(number)
-    if found is None or found < 0:
+    if found is None or is_known(found < 0):
         raise InvalidInputError(
             f"{name} must be a whole number, not negative, found {number!r}: pass an int"
         )
@@ -242,7 +243,7 @@ def size(name: str, number: Any) -> Any:
         InvalidInputError: the number is not a whole number, or is not positive.
     """
     found = whole_number(number)
-    if found is None or found < 1:
+    if found is None or is_known(found < 1):
         raise InvalidInputError(
             f"{name} must be a whole number of at least 1, found {number!r}: pass an int"
         )

@@ -13,6 +13,7 @@ from flashvar.errors import InvalidInputError, ShapeError
 from flashvar.ops.arguments import check_strided, count
 from flashvar.ops.dispatch_modes import as_list, can_be_read
 from flashvar.ops.sequences import as_int32, check_integers
+from flashvar.ops.unknown_sizes import differ, is_known
 
 __all__ = ["Cache", "read"]
 
@@ -139,7 +140,7 @@ def read(
             f"max_seqlen_k must be at least the longest sequence, found {room} and a sequence of "
             f"{int(lengths.max())}: pass int(lengths.max())"
         )
-    return *cache.read(begins, lengths, min(room, cache.capacity())), as_int32(lengths)
+    return *cache.read(begins, lengths, torch.sym_min(room, cache.capacity())), as_int32(lengths)
 
 
 def _check(
@@ -148,7 +149,7 @@ def _check(
     check_strided("k", k)
     check_strided("v", v)
     check_strided("cu_seqlens_k", cu_seqlens_k)
-    if k.shape[:-1] != v.shape[:-1]:
+    if differ(k.shape[:-1], v.shape[:-1]):
         raise ShapeError(
             f"k and v must have the same shape except for the head dim, found {tuple(k.shape)} and "
             f"{tuple(v.shape)}: pass one value for each key"
@@ -158,7 +159,7 @@ def _check(
     check_strided("block_table", table)
     check_integers("block_table", table)
     batch = cu_seqlens_k.shape[0] - 1
-    if k.dim() != 4 or table.dim() != 2 or table.shape[0] != batch:
+    if k.dim() != 4 or table.dim() != 2 or is_known(table.shape[0] != batch):
         raise ShapeError(
             f"block_table must be [batch, pages] of {batch} sequences with k [pages, page_size, "
             f"heads, head_dim], found {tuple(table.shape)} with {tuple(k.shape)}: reshape them"

@@ -27,6 +27,7 @@ from flashvar.ops.attention.problem import (
     pack_tensors,
 )
 from flashvar.ops.attention.validate import rows_contiguous
+from flashvar.ops.unknown_sizes import is_known
 
 Window = tuple[int, int]
 Result: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -48,7 +49,7 @@ class SharedArguments(NamedTuple):
 def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: SharedArguments) -> Result:
     """Attention of dense tensors."""
     _check(arguments)
-    if isinstance(q, torch.Tensor) and q.dim() == 4 and q.size(0) == 0:
+    if isinstance(q, torch.Tensor) and q.dim() == 4 and is_known(q.size(0) == 0):
         raise ShapeError(
             f"the batch must hold at least 1 sequence, found q of shape {tuple(q.shape)}: skip the "
             "call, or use flashvar.attention, which takes empty batches"
@@ -79,7 +80,8 @@ def varlen(
                 f"packed sequences need {name}, found None: pass int32 offsets (batch + 1,), or "
                 "call the function without varlen for dense tensors"
             )
-    if isinstance(cu_seqlens_q, torch.Tensor) and cu_seqlens_q.dim() == cu_seqlens_q.numel() == 1:
+    no_sequences = isinstance(cu_seqlens_q, torch.Tensor) and cu_seqlens_q.dim() == 1
+    if no_sequences and is_known(cu_seqlens_q.shape[0] == 1):
         raise ShapeError(
             "the batch must hold at least 1 sequence, found cu_seqlens_q of shape (1,): skip the "
             "call, or use flashvar.attention_varlen, which takes empty batches"

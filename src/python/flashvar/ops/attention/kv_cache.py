@@ -30,6 +30,7 @@ from flashvar.ops.dispatch_modes import (
 )
 from flashvar.ops.sequences import as_int32, check_integers, check_own_memory
 from flashvar.ops.sharding import are_dtensors
+from flashvar.ops.unknown_sizes import differ, is_known
 
 __all__ = ["Arguments", "Rotate", "with_kv_cache"]
 
@@ -159,7 +160,7 @@ def _computed(given: Arguments, rotate: Rotate) -> tuple[torch.Tensor, torch.Ten
         used = used + new
     in_order = cache.slots is cache.table is given.cache_leftpad is None
     keys, values = cache.k, cache.v
-    if in_order and keys.shape[0] > batch:
+    if in_order and not is_known(keys.shape[0] <= batch):
         keys, values = keys[:batch], values[:batch]
     if not in_order:
         begins = torch.zeros_like(used) if given.cache_leftpad is None else given.cache_leftpad
@@ -244,31 +245,31 @@ def _check_sizes(given: Arguments) -> None:
         check_strided(name, one)
         check_integers(name, one)
         rank = 2 if name == "block_table" else 1
-        if one.dim() != rank or one.shape[0] != batch:
+        if one.dim() != rank or is_known(one.shape[0] != batch):
             raise ShapeError(
                 f"{name} must have {rank} dimensions, the first of {batch} sequences, found "
                 f"{tuple(one.shape)}: pass an entry for each sequence of q"
             )
-    if given.k_cache.shape[:3] != given.v_cache.shape[:3]:
+    if differ(given.k_cache.shape[:3], given.v_cache.shape[:3]):
         raise ShapeError(
             f"k_cache and v_cache must have the same shape except for the head dim, found "
             f"{tuple(given.k_cache.shape)} and {tuple(given.v_cache.shape)}: give them one shape"
         )
     in_order = given.block_table is None and given.cache_batch_idx is None
-    if in_order and given.k_cache.shape[0] < batch:
+    if in_order and is_known(given.k_cache.shape[0] < batch):
         raise ShapeError(
             f"k_cache must have a slot for each of {batch} sequences, found "
             f"{given.k_cache.shape[0]}: make it larger, or pass cache_batch_idx"
         )
     if given.k is None or given.v is None:
         return
-    if given.k.shape[1] != given.v.shape[1]:
+    if is_known(given.k.shape[1] != given.v.shape[1]):
         raise ShapeError(
             f"k and v must have the same number of rows, found {tuple(given.k.shape)} and "
             f"{tuple(given.v.shape)}: pass one value for each key"
         )
     for name, one, cache in (("k", given.k, given.k_cache), ("v", given.v, given.v_cache)):
-        if one.shape[0] != batch or one.shape[2:] != cache.shape[2:]:
+        if is_known(one.shape[0] != batch) or differ(one.shape[2:], cache.shape[2:]):
             raise ShapeError(
                 f"{name} must have {batch} sequences of the heads and head dim of {name}_cache, "
                 f"{tuple(cache.shape)}, found {tuple(one.shape)}: reshape it"
@@ -287,7 +288,7 @@ def _check_lengths(given: Arguments, before: torch.Tensor, new: int, capacity: i
         The length of the longest sequence; None where lengths are not read.
     """
     on_host = can_be_read(before)
-    used = before + new if new else before
+    used = before if given.k is None else before + new
     in_pages = given.block_table is not None
     longest = None
     if on_host or (in_pages and _waits_for(used)):

@@ -10,6 +10,7 @@ from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutEr
 from flashvar.ops.attention.problem import BiasStrides
 from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.sequences import check_integers
+from flashvar.ops.unknown_sizes import differ, is_known
 
 _SINKS: Final = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -18,12 +19,12 @@ def check_numbers(name: str, tensor: torch.Tensor, length: int, device: torch.de
     """Check offsets or lengths: integers, contiguous, `length` entries."""
     check_integers(name, tensor)
     _check_device(name, tensor, device)
-    if tensor.dim() != 1 or tensor.shape[0] != length:
+    if differ(tensor.shape, (length,)):
         raise ShapeError(
             f"{name} must have shape ({length},), found {tuple(tensor.shape)}: pass batch + 1 "
             "offsets, or batch lengths in seqused_k"
         )
-    if tensor.stride(0) != 1 and length > 1:
+    if is_known(tensor.stride(0) != 1) and is_known(length > 1):
         raise LayoutError(
             f"{name} must be contiguous, found stride {tensor.stride(0)}: call {name}.contiguous()"
         )
@@ -31,7 +32,7 @@ def check_numbers(name: str, tensor: torch.Tensor, length: int, device: torch.de
 
 def sequences(cu_seqlens_q: torch.Tensor) -> int:
     """The number of sequences that the offsets describe."""
-    if cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape[0] < 1:
+    if cu_seqlens_q.dim() != 1 or is_known(cu_seqlens_q.shape[0] < 1):
         raise ShapeError(
             "cu_seqlens_q must have shape (batch + 1,), found "
             f"{tuple(cu_seqlens_q.shape)}: pass a 0 and then torch.cumsum of the lengths"
@@ -47,17 +48,17 @@ def check_slopes(slopes: torch.Tensor, batch: int, heads_q: int, device: torch.d
             f"alibi_slopes must be torch.float32, found {slopes.dtype}: call .float() on them"
         )
     _check_device("alibi_slopes", slopes, device)
-    if tuple(slopes.shape) not in ((heads_q,), (batch, heads_q)):
+    if differ(slopes.shape, (heads_q,)) and differ(slopes.shape, (batch, heads_q)):
         raise ShapeError(
             f"alibi_slopes must have shape ({heads_q},) or ({batch}, {heads_q}), found "
             f"{tuple(slopes.shape)}: pass one slope for each query head"
         )
-    if slopes.stride(-1) != 1 and heads_q > 1:
+    if is_known(slopes.stride(-1) != 1) and is_known(heads_q > 1):
         raise LayoutError(
             f"alibi_slopes must be contiguous in the heads, found strides {slopes.stride()}: "
             "call alibi_slopes.contiguous()"
         )
-    return 0 if slopes.dim() == 1 or slopes.shape[0] <= 1 else slopes.stride(0)
+    return 0 if slopes.dim() == 1 or is_known(slopes.shape[0] <= 1) else slopes.stride(0)
 
 
 def check_rng(rng_state: torch.Tensor | None, dropout_p: float, device: torch.device) -> None:
@@ -98,21 +99,18 @@ def check_bias(
             f"{mask if bias.dtype == torch.bool else 'cast it with .to(q.dtype)'}"
         )
     _check_device("bias", bias, q.device)
-    batch, heads_q, seqlen_q, seqlen_k = sizes
-    broadcast = ("1" if size == 1 else f"{size} (or 1)" for size in (batch, heads_q))
-    wanted = f"[{', '.join(broadcast)}, {seqlen_q}, {seqlen_k}]"
-    if (
-        bias.dim() != 4
-        or bias.shape[0] not in (1, batch)
-        or bias.shape[1] not in (1, heads_q)
-        or bias.shape[2] != seqlen_q
-        or bias.shape[3] != seqlen_k
+    seqlen_q, seqlen_k = sizes[2:]
+    if bias.dim() != 4 or any(
+        is_known(found != size) and (index > 1 or is_known(found != 1))
+        for index, (found, size) in enumerate(zip(bias.shape, sizes, strict=True))
     ):
+        broadcast = ("1" if is_known(size == 1) else f"{size} (or 1)" for size in sizes[:2])
+        wanted = f"[{', '.join(broadcast)}, {seqlen_q}, {seqlen_k}]"
         raise ShapeError(
             f"bias must have shape {wanted}, found {tuple(bias.shape)}: unsqueeze() missing "
             "dimensions, and expand() the query dimension (an expanded one is not copied)"
         )
-    if bias.stride(3) != 1 and seqlen_k > 1 and bias.numel():
+    if all(is_known(x) for x in (bias.stride(3) != 1, seqlen_k > 1, bias.numel() > 0)):
         raise LayoutError(
             f"bias must be contiguous in the keys (stride 1), found strides {bias.stride()}: "
             "call bias.contiguous()"
@@ -128,12 +126,12 @@ def check_sinks(sinks: torch.Tensor, q: torch.Tensor, heads_q: int) -> str:
             ".float()"
         )
     _check_device("sinks", sinks, q.device)
-    if tuple(sinks.shape) != (heads_q,):
+    if differ(sinks.shape, (heads_q,)):
         raise ShapeError(
             f"sinks must have shape ({heads_q},), found {tuple(sinks.shape)}: pass one for each "
             "query head"
         )
-    if sinks.stride(0) != 1 and heads_q > 1:
+    if is_known(sinks.stride(0) != 1) and is_known(heads_q > 1):
         raise LayoutError(
             f"sinks must be contiguous, found stride {sinks.stride(0)}: call sinks.contiguous()"
         )
@@ -143,7 +141,7 @@ def check_sinks(sinks: torch.Tensor, q: torch.Tensor, heads_q: int) -> str:
 def bias_strides(bias: torch.Tensor) -> BiasStrides:
     """The strides of a bias or its gradient, 0 where it is broadcast."""
     batch, heads, query = (
-        stride if size > 1 else 0
+        0 if is_known(size <= 1) else stride
         for stride, size in zip(bias.stride()[:3], bias.shape[:3], strict=True)
     )
     return BiasStrides(batch, heads, query)

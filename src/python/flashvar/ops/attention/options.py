@@ -139,9 +139,10 @@ def window_of(options: Options, seqlen_q: int, seqlen_k: int) -> tuple[int, int]
     """
     left = int(options.window_left)
     right = 0 if options.causal else int(options.window_right)
-    if left >= seqlen_k - 1:
+    # Lengths are compared only with a side that is bounded: in a graph they may be unknown.
+    if left >= 0 and left >= seqlen_k - 1:
         left = -1
-    if right >= seqlen_q - 1 and not options.causal:
+    if right >= 0 and not options.causal and right >= seqlen_q - 1:
         right = -1
     return left, right
 

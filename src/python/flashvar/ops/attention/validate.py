@@ -16,6 +16,7 @@ from flashvar.ops.attention.options import bound_of, check_options, scale_of, wi
 from flashvar.ops.attention.problem import BackwardProblem, Inputs, Options, Problem, Strides
 from flashvar.ops.attention.spec import HEAD_DIM_MAX
 from flashvar.ops.dtypes import DTYPES
+from flashvar.ops.unknown_sizes import differ, is_known
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -252,7 +253,7 @@ def packed_sizes(name: str, tensor: torch.Tensor) -> tuple[int, int, int]:
 
 def check_pair(k: torch.Tensor, v: torch.Tensor) -> None:
     """Check that k and v have the same shape except for the head dim."""
-    if k.dim() != v.dim() or tuple(v.shape[:-1]) != tuple(k.shape[:-1]):
+    if differ(v.shape[:-1], k.shape[:-1]):
         raise ShapeError(
             "k and v must have the same shape except for the head dim, found k "
             f"{_shape(k)} and v {_shape(v)}: pass one value vector for each key"
@@ -261,12 +262,12 @@ def check_pair(k: torch.Tensor, v: torch.Tensor) -> None:
 
 def check_fit(batch: int, batch_k: int, head_dim: int, head_dim_k: int, layout: str) -> None:
     """Check that q and k have the same batch size and head dim."""
-    if batch_k != batch:
+    if is_known(batch_k != batch):
         raise ShapeError(
             f"q, k and v must have the same batch size, found {batch} in q and {batch_k} in k: "
             "expand() the smaller one (an expanded dimension is not copied)"
         )
-    if head_dim_k != head_dim:
+    if is_known(head_dim_k != head_dim):
         raise ShapeError(
             f"q and k must have the same head dim, found {head_dim} in q and {head_dim_k} in k: "
             f"check that layout={layout!r} is the order of your dimensions"
@@ -275,7 +276,7 @@ def check_fit(batch: int, batch_k: int, head_dim: int, head_dim_k: int, layout: 
 
 def check_heads(heads_q: int, heads_kv: int, layout: str) -> None:
     """Check that every key head is shared by the same number of query heads."""
-    if heads_kv < 1 or heads_q < 1 or heads_q % heads_kv != 0:
+    if is_known(heads_kv < 1) or is_known(heads_q < 1) or is_known(heads_q % heads_kv != 0):
         raise ShapeError(
             "the heads of q must be a positive multiple of the heads of k and v, found "
             f"{heads_q} and {heads_kv}: repeat heads of q, or check that layout={layout!r} is the "
@@ -285,12 +286,12 @@ def check_heads(heads_q: int, heads_kv: int, layout: str) -> None:
 
 def check_head_dim(name: str, head_dim: int, in_kernels: bool) -> None:
     """Check a head dim: at least 1, and at most 256 in kernels."""
-    if head_dim < 1:
+    if is_known(head_dim < 1):
         raise ShapeError(
             f"the {name} must be at least 1, found {head_dim}: pass vectors with at least one "
             "element"
         )
-    if in_kernels and head_dim > HEAD_DIM_MAX:
+    if in_kernels and is_known(head_dim > HEAD_DIM_MAX):
         raise ShapeError(
             f"the {name} must be from 1 to {HEAD_DIM_MAX} on a CUDA device, found {head_dim}: "
             "use torch.nn.functional.scaled_dot_product_attention, or name backend='reference'"
@@ -299,7 +300,7 @@ def check_head_dim(name: str, head_dim: int, in_kernels: bool) -> None:
 
 def check_last_stride(name: str, tensor: torch.Tensor) -> None:
     """Check that rows are contiguous: kernels load neighboring elements together."""
-    if tensor.stride(-1) != 1 and tensor.shape[-1] > 1 and tensor.numel():
+    if all(is_known(x) for x in (tensor.stride(-1) != 1, tensor.shape[-1] > 1, tensor.numel() > 0)):
         raise LayoutError(
             f"{name} must be contiguous in its last dimension (stride 1), found strides "
             f"{tuple(tensor.stride())}: call {name}.contiguous() or transpose other dimensions"
@@ -313,7 +314,7 @@ def strides_of(tensor: torch.Tensor, layout: str) -> Strides:
     unaligned.
     """
     pairs = zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True)
-    strides = [stride if size > 1 else 0 for stride, size in pairs]
+    strides = [0 if is_known(size <= 1) else stride for stride, size in pairs]
     if len(strides) == 2:
         return Strides(0, *strides)
     batch, second, third = strides

@@ -17,6 +17,7 @@ from flashvar.ops.arguments import (
 )
 from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.merge_states.problem import Parts
+from flashvar.ops.unknown_sizes import differ, is_known
 
 LAYOUTS: Final = ("bshd", "bhsd", "bhsd->bshd")
 _DENSE: Final = "a dense one, or pass its values as packed rows"
@@ -96,7 +97,7 @@ def check(outs: Sequence[Any], lses: Sequence[Any], stacked: bool, layout: str) 
             f"packed outs are [total, heads, head_dim], which is layout 'bshd', found {layout!r}: "
             "leave layout out"
         )
-    if stacked and first.shape[0] == 0:
+    if stacked and is_known(first.shape[0] == 0):
         raise ShapeError(
             f"outs must have at least one part, found {tuple(first.shape)}: pass the output and "
             "log-sum-exp of at least one attention"
@@ -112,7 +113,7 @@ def check(outs: Sequence[Any], lses: Sequence[Any], stacked: bool, layout: str) 
     expected = tuple(first.shape)[:-1]
     if layout == "bshd":
         expected = (*expected[:-2], expected[-1], expected[-2])
-    if tuple(lses[0].shape) != expected:
+    if differ(lses[0].shape, expected):
         ahead = "parts, " if stacked else ""
         form = f"[{ahead}{'heads, total' if packed else 'batch, heads, seqlen'}]"
         raise ShapeError(
@@ -132,7 +133,7 @@ def _check_alike(name: str, tensors: Sequence[Any]) -> None:
     for index, x in enumerate(tensors):
         if x is first:
             continue
-        if x.shape != first.shape:
+        if differ(x.shape, first.shape):
             raise ShapeError(
                 f"{name} must have one shape, found {tuple(first.shape)} and, in part {index}, "
                 f"{tuple(x.shape)}: pass parts of the same queries"

@@ -9,6 +9,7 @@ import torch
 from flashvar.errors import DtypeError, ShapeError
 from flashvar.ops.arguments import check_tensor
 from flashvar.ops.rms_norm.formula import Norm, Tensors
+from flashvar.ops.unknown_sizes import differ, is_known
 
 _DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -27,7 +28,7 @@ def check(tensors: Tensors, norm: Norm) -> None:
     _check_dtype("output_dtype", norm.dtype, "leave it out for the dtype of x")
     x, gate, weight, bias, residual = tensors
     for name, one in (("weight", weight), ("bias", bias)):
-        if one is not None and one.shape != x.shape[-1:]:
+        if one is not None and differ(one.shape, x.shape[-1:]):
             raise ShapeError(
                 f"{name} must be of the size of the last dimension, {tuple(x.shape[-1:])}, found "
                 f"{tuple(one.shape)} with x of shape {tuple(x.shape)}: pass x of that many channels"
@@ -43,7 +44,9 @@ def check(tensors: Tensors, norm: Norm) -> None:
 def _expands(one: torch.Tensor, x: torch.Tensor) -> bool:
     """Whether a tensor has the shape of x or can be expanded to it."""
     sizes = zip(reversed(one.shape), reversed(x.shape), strict=False)
-    return one.dim() <= x.dim() and all(size in (1, wanted) for size, wanted in sizes)
+    if one.dim() > x.dim():
+        return False
+    return not any(is_known(size != wanted) and is_known(size != 1) for size, wanted in sizes)
 
 
 def _check_dtype(name: str, dtype: torch.dtype, way: str) -> None:

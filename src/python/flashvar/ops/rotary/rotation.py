@@ -18,6 +18,7 @@ from flashvar.ops.arguments import as_bool, check_strided, count, whole_number
 from flashvar.ops.dispatch_modes import are_plain, can_be_read, is_compiling
 from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.sequences import check_integers, shares_memory
+from flashvar.ops.unknown_sizes import differ, is_known
 
 _transforms: Final = torch._C._functorch.peek_interpreter_stack
 
@@ -67,7 +68,7 @@ def checked(
     if cu_seqlens is not None:
         form = "[total, heads, head_dim] with cu_seqlens"
         _check_integers("cu_seqlens", cu_seqlens, x)
-        if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] == 0:
+        if cu_seqlens.dim() != 1 or is_known(cu_seqlens.shape[0] == 0):
             raise ShapeError(
                 f"cu_seqlens must be [batch + 1], found {tuple(cu_seqlens.shape)}: "
                 "pass where each packed sequence begins, and the total"
@@ -88,13 +89,19 @@ def checked(
     if cu_seqlens is None:
         longest = x.shape[1]
     offsets, offset = _split_offsets(x, seqlen_offsets, batch)
-    if longest is not None and offset + longest > cos.shape[0]:
+    if longest is not None:
+        check_length(cos, offset, longest)
+    flags = as_bool("interleaved", interleaved), as_bool("conjugate", conjugate)
+    return Rotation(cos, sin, offsets, cu_seqlens, offset, *flags)
+
+
+def check_length(cos: torch.Tensor, offset: int, longest: int) -> None:
+    """Refuse tables with fewer positions than the longest sequence, which begins at `offset`."""
+    if is_known(offset + longest > cos.shape[0]):
         raise ShapeError(
             f"cos and sin must have {offset + longest} positions, for sequences of up to {longest} "
             f"tokens from position {offset} on, found {cos.shape[0]}: pass longer tables"
         )
-    flags = as_bool("interleaved", interleaved), as_bool("conjugate", conjugate)
-    return Rotation(cos, sin, offsets, cu_seqlens, offset, *flags)
 
 
 def check_tables(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
@@ -111,7 +118,8 @@ def check_tables(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
                 f"{name} must be on the device of x, {x.device}, found {table.device}: "
                 "move it with .to(x.device)"
             )
-    if cos.shape != sin.shape or cos.dim() != 2 or 2 * cos.shape[1] > x.shape[-1]:
+    one_shape = cos.dim() == 2 and not differ(cos.shape, sin.shape)
+    if not one_shape or is_known(2 * cos.shape[1] > x.shape[-1]):
         raise ShapeError(
             f"cos and sin must have one shape (positions, at most {x.shape[-1] // 2}), found "
             f"{tuple(cos.shape)} and {tuple(sin.shape)}: pass one entry for each pair"
@@ -134,7 +142,7 @@ def _split_offsets(
     """The offsets per sequence, or None, and the offset of all sequences."""
     if isinstance(given, torch.Tensor):
         _check_integers("seqlen_offsets", given, x)
-        if given.dim() > 1 or (given.numel() != 1 and given.shape[0] != batch):
+        if given.dim() > 1 or (is_known(given.numel() != 1) and differ(given.shape, (batch,))):
             raise ShapeError(
                 f"seqlen_offsets must be an integer or [batch] = [{batch}], found "
                 f"{tuple(given.shape)}: pass one position for each sequence"
@@ -146,7 +154,7 @@ def _split_offsets(
             f"seqlen_offsets must be an integer or a tensor of them, found "
             f"{type(given).__name__}: pass the position of the first row"
         )
-    if offset < 0:
+    if is_known(offset < 0):
         raise InvalidInputError(
             f"seqlen_offsets must be at least 0, found {offset}: pass the position of the first row"
         )
@@ -155,7 +163,8 @@ def _split_offsets(
 
 def check_writable(x: torch.Tensor) -> None:
     """Refuse to rotate a tensor in place if its entries share memory."""
-    expanded = any(size > 1 and step == 0 for size, step in zip(x.shape, x.stride(), strict=True))
+    pairs = zip(x.shape, x.stride(), strict=True)
+    expanded = any(is_known(step == 0) and is_known(size > 1) for size, step in pairs)
     # The compiler and transforms know no memory.
     if expanded or (not is_compiling() and _transforms() is None and shares_memory(x)):
         raise LayoutError(

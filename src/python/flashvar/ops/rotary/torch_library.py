@@ -13,6 +13,7 @@ from flashvar.ops.derivatives import Differentiated, attach, below_autograd, has
 from flashvar.ops.dispatch_modes import as_list, can_be_read, is_compiling
 from flashvar.ops.rotary.rotation import (
     Rotation,
+    check_length,
     check_tables,
     check_writable,
     formula,
@@ -47,6 +48,7 @@ def _in_triton(x: torch.Tensor) -> bool:
 
 def _rotary(x: torch.Tensor, heads: int, *arguments: Any) -> torch.Tensor:
     rotation = Rotation._make(arguments)
+    _check_length(x, rotation)
     if _in_triton(x):
         from flashvar.backends.triton.rotary.launch import launch
 
@@ -64,6 +66,7 @@ def _rotary_fake(x: torch.Tensor, heads: int, *arguments: Any) -> torch.Tensor:
 
 def _rotary_in_place(x: torch.Tensor, *arguments: Any) -> None:
     rotation = Rotation._make(arguments)
+    _check_length(x, rotation)
     with torch.no_grad():
         if _in_triton(x):
             from flashvar.backends.triton.rotary.launch import launch
@@ -78,6 +81,12 @@ def _rotary_in_place(x: torch.Tensor, *arguments: Any) -> None:
 
 def _rotary_in_place_fake(x: torch.Tensor, *arguments: Any) -> None:
     """Makes no tensor: the op writes to x."""
+
+
+def _check_length(x: torch.Tensor, rotation: Rotation) -> None:
+    """Refuse tables that are shorter than the sequences: a graph may not have known."""
+    if rotation.cu_seqlens is None:
+        check_length(rotation.cos, rotation.offset, x.shape[1])
 
 
 def _check_positions(x: torch.Tensor, rotation: Rotation) -> None:
