@@ -37,9 +37,9 @@ def mapped(*tensors: torch.Tensor) -> Outputs:
     return list(torch.vmap(dense)(*(tensor.unsqueeze(1) for tensor in tensors)))
 
 
-def compiled(*tensors: torch.Tensor) -> Outputs:
+def compiled(*tensors: torch.Tensor, **options: Any) -> Outputs:
     torch._dynamo.reset()
-    return list(torch.compile(dense, backend="aot_eager", fullgraph=True)(*tensors))
+    return list(torch.compile(dense, backend="aot_eager", fullgraph=True)(*tensors, **options))
 
 
 def shown(*tensors: torch.Tensor) -> Outputs:
@@ -153,3 +153,13 @@ def test_kernels_of_torchs_own_op() -> None:
     finally:
         implementation.remove()
     torch.testing.assert_close((again, lse_again, *found), (out, lse, *expected), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("call", [dense, compiled])
+def test_the_bias_of_float64_is_not_cast(call: Callable[..., Outputs]) -> None:
+    tensors = [made(1, 10, 2, 8).double() for _ in range(3)]
+    options = {"bias": torch.randn(1, 2, 10, 10)}
+    expected = dense(*tensors, **options)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = call(*tensors, **options)
+    torch.testing.assert_close(found, expected)

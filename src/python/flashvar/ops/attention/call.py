@@ -149,7 +149,9 @@ def _cast(given: tuple[Any, ...]) -> tuple[Any, ...]:
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
         return given
     dtype = torch.get_autocast_dtype(device)
-    return (*[_lower(x, dtype) for x in given[:4]], *given[4:])
+    # To a q in float64, which is not cast, a bias in float32 may be added, but none in `dtype`.
+    cast = 3 if given[0].dtype == torch.float64 else 4
+    return (*[_lower(x, dtype) for x in given[:cast]], *given[cast:])
 
 
 def _lower(tensor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
