@@ -14,6 +14,7 @@ from flashvar import flash_attn
 from flashvar.compat.flash_attn.bert_padding import pad_input, unpad_input
 from flashvar.compat.flash_attn.layers.rotary import apply_rotary_emb
 from flashvar.errors import ShapeError
+from flashvar.integrations.xformers import memory_efficient_attention
 from flashvar.layers import RMSNorm
 
 BATCH, ROWS, HEADS, HEAD_DIM = 3, 6, 2, 4
@@ -53,6 +54,20 @@ def normalized(x: Any, residual: Any) -> Any:
     return NORM(x, residual=residual)
 
 
+def recurrent(q: Any, k: Any, v: Any, beta: Any) -> Any:
+    state = q.new_zeros(q.shape[0], HEADS, HEAD_DIM, HEAD_DIM)
+    return flashvar.gated_delta_rule(q, k, v, None, beta, initial_state=state)[0]
+
+
+def convolved(x: Any, weight: Any, state: Any) -> Any:
+    return flashvar.causal_conv1d(x, weight, residual=x * 2, initial_state=state)
+
+
+def of_packed(x: Any, weight: Any, names: Any) -> Any:
+    packed = flashvar.causal_conv1d(x[:1], weight, cu_seqlens=torch.tensor([0, 2, ROWS]))
+    return flashvar.causal_conv1d(x, weight, seq_idx=names) + packed.sum()
+
+
 def rows() -> torch.Tensor:
     return made(BATCH, ROWS, HEADS, HEAD_DIM)
 
@@ -73,6 +88,8 @@ def cases() -> Iterator[Any]:
     slopes = torch.rand(BATCH, HEADS)
     bias = made(BATCH, 1, ROWS, ROWS)
     cache = made(BATCH, 16, HEADS, HEAD_DIM)
+    x, weight = made(BATCH, ROWS, HEADS), made(HEADS, 3)
+    names = torch.arange(ROWS).div(4, rounding_mode="floor").expand(BATCH, ROWS)
     for name, *case in (
         ("attention", attention, *[(rows(), (0, 1))] * 3, (bias, (0, 2, 3)), (slopes, (0,))),
         ("flash_attn", flash_attn.flash_attn_func, *[(rows(), (0, 1))] * 3),
@@ -80,8 +97,12 @@ def cases() -> Iterator[Any]:
         ("merge_states", merged, *[(rows(), (0, 1))] * 2, *[(lse(), (0, 2))] * 2),
         ("rotary", rotated, (rows(), (0, 1)), *[(table(), (0,))] * 2),
         ("rms_norm", normalized, *[(rows(), (0, 1))] * 2),
+        ("gated_delta_rule", recurrent, *[(rows(), (0, 1))] * 3, (made(BATCH, ROWS, HEADS), (0,))),
+        ("causal_conv1d", convolved, (x, (0, 1)), (weight, ()), (made(BATCH, HEADS, 2), (0,))),
+        ("seq_idx", of_packed, (x, (0, 1)), (weight, ()), (names, (0, 1))),
+        ("xformers", memory_efficient_attention, *[(rows(), (0, 1))] * 3),
     ):
-        marks = NEEDS_NEWER if name in ("kv_cache", "rotary") else ()
+        marks = NEEDS_NEWER if name in ("kv_cache", "rotary", "seq_idx") else ()
         yield pytest.param(case[0], case[1:], id=name, marks=marks)
 
 

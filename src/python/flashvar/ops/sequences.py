@@ -8,6 +8,7 @@ import torch
 
 from flashvar.errors import DtypeError, InvalidInputError, LayoutError, ShapeError
 from flashvar.ops.dispatch_modes import as_list
+from flashvar.ops.unknown_sizes import differ, is_known
 
 # What torch says of a tensor that is neither dense nor expanded.
 _TOO_HARD: Final = 2
@@ -17,12 +18,12 @@ _INT32: Final = -(2**31), 2**31 - 1
 
 def check_cu_seqlens(cu_seqlens: Any, name: str, x: Any, batch: int) -> None:
     """Refuse offsets of another shape or dtype, and offsets together with a batch of x."""
-    if batch != 1:
+    if is_known(batch != 1):
         raise ShapeError(
             f"{name} must have batch 1 with cu_seqlens, found {tuple(x.shape)}: concatenate the "
             "sequences, or leave cu_seqlens out"
         )
-    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
+    if cu_seqlens.dim() != 1 or is_known(cu_seqlens.shape[0] < 1):
         raise ShapeError(
             f"cu_seqlens must be [sequences + 1], found {tuple(cu_seqlens.shape)}: pass 0 and the "
             "cumulative sum of the lengths"
@@ -57,7 +58,7 @@ def check_ends(name: str, ends: list[int], rows: int, *, padding: bool = False) 
 
 def check_one_for_each(name: str, x: Any, sequences: int) -> None:
     """Refuse what is not an integer for each sequence."""
-    if tuple(x.shape) != (sequences,):
+    if differ(x.shape, (sequences,)):
         raise ShapeError(
             f"{name} must be [sequences], that is ({sequences},), found {tuple(x.shape)}: pass one "
             "for each sequence"

@@ -14,6 +14,7 @@ from flashvar.integrations.xformers.output import check_dtype
 from flashvar.ops.arguments import check_strided
 from flashvar.ops.attention.api import attention
 from flashvar.ops.attention.varlen import attention_varlen
+from flashvar.ops.unknown_sizes import differ
 
 __all__ = ["memory_efficient_attention", "memory_efficient_attention_partial"]
 
@@ -219,12 +220,12 @@ def _check(query: Any, key: Any, value: Any) -> None:
                 f"{tuple(tensor.shape)} with query {tuple(query.shape)}: [batch, seqlen, heads, "
                 "head_dim] is the common form"
             )
-    if key.shape[1:-1] != value.shape[1:-1]:
+    if differ(key.shape[1:-1], value.shape[1:-1]):
         raise ShapeError(
             f"key and value must have the same sequence length and heads, found "
             f"{tuple(key.shape)} and {tuple(value.shape)}: pass one value for each key"
         )
-    if query.dim() == 5 and query.shape[2:4] != key.shape[2:4]:
+    if query.dim() == 5 and differ(query.shape[2:4], key.shape[2:4]):
         raise ShapeError(
             "query, key and value of 5 dimensions must have the same groups and heads, found "
             f"{tuple(query.shape)} and {tuple(key.shape)}: expand() the heads of key and value"

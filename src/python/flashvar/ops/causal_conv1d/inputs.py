@@ -11,6 +11,7 @@ from flashvar.ops.arguments import check_backend, check_layout, check_operand, i
 from flashvar.ops.causal_conv1d.problem import Convolution
 from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.sequences import check_cu_seqlens, check_one_for_each
+from flashvar.ops.unknown_sizes import differ, is_known
 
 LAYOUTS: Final = ("btd", "bdt")
 ACTIVATIONS: Final = (None, "silu", "swish")
@@ -74,7 +75,7 @@ def check_update(
             "or reshape it"
         )
     of_one = x if x.dim() == 3 else x.unsqueeze(1 if layout == "btd" else 2)
-    if residual is not None and residual.shape != x.shape:
+    if residual is not None and differ(residual.shape, x.shape):
         raise _residual_error(x, residual)
     check_channels(of_one, weight, bias, None, layout, x)
     check_state("state", state, of_one, weight, layout, x.shape[0] if indices is None else None)
@@ -104,7 +105,7 @@ def check_channels(
     `of_update` is the x that was given, if the call is an update.
     """
     dim = channels(x, layout)
-    if weight.dim() != 2 or weight.shape[0] != dim:
+    if weight.dim() != 2 or is_known(weight.shape[0] != dim):
         given = tuple((x if of_update is None else of_update).shape)
         fix = f"check that layout={layout!r} is the order of your dimensions"
         if weight.dim() == 3 and weight.shape[1] == 1:
@@ -120,11 +121,11 @@ def check_channels(
             f"weight must have a width from {WIDTHS[0]} to {WIDTHS[-1]}, found {weight.shape[1]}: "
             "use torch.nn.functional.conv1d for other widths"
         )
-    if bias is not None and tuple(bias.shape) != (dim,):
+    if bias is not None and differ(bias.shape, (dim,)):
         raise ShapeError(
             f"bias must be [dim], that is ({dim},), found {tuple(bias.shape)}: reshape it"
         )
-    if residual is not None and residual.shape != x.shape:
+    if residual is not None and differ(residual.shape, x.shape):
         raise _residual_error(x, residual)
 
 
@@ -138,8 +139,8 @@ def _residual_error(x: Any, residual: Any) -> ShapeError:
 def check_state(name: str, state: Any, x: Any, weight: Any, layout: str, count: int | None) -> None:
     """Refuse a state of another shape than [count, dim, columns]; any count if it is None."""
     dim, past = channels(x, layout), weight.shape[1] - 1
-    fits = state.dim() == 3 and state.shape[1] == dim and state.shape[2] >= past
-    if not fits or (count is not None and state.shape[0] != count):
+    wrong = state.dim() != 3 or is_known(state.shape[1] != dim) or is_known(state.shape[2] < past)
+    if wrong or (count is not None and is_known(state.shape[0] != count)):
         first = "pool" if count is None else count
         raise ShapeError(
             f"{name} must be [{first}, {dim}, {past} or more columns], one for each sequence, the "

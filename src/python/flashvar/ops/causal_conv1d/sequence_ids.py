@@ -12,6 +12,7 @@ from flashvar.ops.arguments import check_strided
 from flashvar.ops.batching_rules import check_unmapped
 from flashvar.ops.dispatch_modes import as_list, can_be_read
 from flashvar.ops.sequences import check_cu_seqlens, check_offsets
+from flashvar.ops.unknown_sizes import differ
 
 
 def check_seq_idx(x: torch.Tensor, seq_idx: Any, layout: str, others: dict[str, Any]) -> None:
@@ -25,7 +26,7 @@ def check_seq_idx(x: torch.Tensor, seq_idx: Any, layout: str, others: dict[str, 
             "states, pass cu_seqlens instead of seq_idx"
         )
     rows = tuple(x.shape[:2] if layout == "btd" else x.shape[::2])
-    if x.dim() != 3 or tuple(seq_idx.shape) != rows:
+    if x.dim() != 3 or differ(seq_idx.shape, rows):
         raise ShapeError(
             f"seq_idx must be [batch, seqlen] with x of three dimensions, found "
             f"{tuple(seq_idx.shape)} with {tuple(x.shape)}: name the sequence of each token, and "

@@ -28,6 +28,7 @@ from flashvar.ops.sequences import (
     check_one_for_each,
     check_own_memory,
 )
+from flashvar.ops.unknown_sizes import differ
 
 # "kv": states are [..., K, V]; "vk": [..., V, K].
 STATE_LAYOUTS: Final = ("kv", "vk")
@@ -98,12 +99,12 @@ def _check_rows(inputs: Inputs) -> None:
                 f"the head dim of {name} must be at least 1, found {tuple(x.shape)}: "
                 "check the projection that made it"
             )
-    if k.shape != q.shape:
+    if differ(k.shape, q.shape):
         raise ShapeError(
             f"q and k must have one shape, found {tuple(q.shape)} and {tuple(k.shape)}: "
             "only v may have more heads and another head dim"
         )
-    if v.shape[:2] != q.shape[:2]:
+    if differ(v.shape[:2], q.shape[:2]):
         raise ShapeError(
             f"v must have the batch and seqlen of q, {tuple(q.shape[:2])}, found "
             f"{tuple(v.shape[:2])}: check that the order is [batch, seqlen, heads, head_dim]"
@@ -128,7 +129,7 @@ def _check_gates(inputs: Inputs) -> None:
         x = getattr(inputs, name)
         if x is None:
             continue
-        if tuple(x.shape) != shape:
+        if differ(x.shape, shape):
             raise ShapeError(
                 f"{_public(name)} must be {form}, that is {shape} with v {tuple(v.shape)}, found "
                 f"{tuple(x.shape)}: check the order of its dimensions"
@@ -173,7 +174,7 @@ def state_shape(inputs: Inputs, count: int, layout: str) -> tuple[int, ...]:
 def check_initial_state(inputs: Inputs, state: torch.Tensor, layout: str) -> None:
     """Refuse states that are none of these sequences'."""
     expected = state_shape(inputs, inputs.sequences, layout)
-    if tuple(state.shape) != expected:
+    if differ(state.shape, expected):
         raise ShapeError(
             f"initial_state must be [sequences, heads of v, {', '.join(layout.upper())}], that is "
             f"{expected}, found {tuple(state.shape)}: pass one state for each sequence, and name "
@@ -190,7 +191,7 @@ def check_initial_state(inputs: Inputs, state: torch.Tensor, layout: str) -> Non
 
 def check_pool(inputs: Inputs, pool: torch.Tensor, indices: torch.Tensor, layout: str) -> None:
     """Refuse a pool of other states, and indices that are not one for each sequence."""
-    if pool.dim() != 4 or tuple(pool.shape) != state_shape(inputs, pool.shape[0], layout):
+    if pool.dim() != 4 or differ(pool.shape, state_shape(inputs, pool.shape[0], layout)):
         form = ("pool", *state_shape(inputs, 0, layout)[1:])
         raise ShapeError(
             f"initial_state must be [{', '.join(map(str, form))}] with state_indices, found "
