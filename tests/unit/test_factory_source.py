@@ -103,6 +103,64 @@ def test_a_checkout_without_a_commit(tmp_path: Path) -> None:
     assert source.committed(tmp_path) is None
 
 
+def test_settings_of_the_user_that_hide_files(project: Path) -> None:
+    """A file that git ignores for this user alone is compiled all the same."""
+    subprocess.run(
+        ["git", "-C", str(project), "config", "status.showUntrackedFiles", "no"], check=True
+    )
+    (project / "new.cmake").write_text("x", encoding="utf-8")
+    assert source.stated(project)[1] is True
+    with pytest.raises(CheckoutError, match=r"found changes\n  \?\? new\.cmake"):
+        checkout.revision(project)
+
+
+def test_changes_are_those_of_git_status(project: Path) -> None:
+    (project / "CMakeLists.txt").write_text("changed", encoding="utf-8")
+    assert source.changes(project) == [" M CMakeLists.txt"]
+
+
+def test_a_signature_that_git_shows(project: Path) -> None:
+    """With log.showSignature, git prints what verified a commit before what it was asked for."""
+    verifier = project.parent / "verifier"
+    verifier.write_text("#!/bin/sh\necho a signature >&2; exit 1\n", encoding="utf-8")
+    verifier.chmod(0o755)
+    git = ["git", "-C", str(project)]
+    for key, value in (("log.showSignature", "true"), ("gpg.program", str(verifier))):
+        subprocess.run([*git, "config", key, value], check=True)
+    commit = subprocess.run([*git, "cat-file", "-p", "HEAD"], check=True, capture_output=True)
+    signed = commit.stdout.replace(b"\n\n", b"\ngpgsig -----BEGIN PGP SIGNATURE-----\n\n", 1)
+    written = subprocess.run(
+        [*git, "hash-object", "-t", "commit", "-w", "--stdin"],
+        input=signed,
+        check=True,
+        capture_output=True,
+    )
+    subprocess.run([*git, "reset", "-q", written.stdout.decode().strip()], check=True)
+    assert source.committed(project) == int(commit.stdout.split(b"> ")[1].split()[0])
+
+
+@pytest.mark.parametrize("variable", ["GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE"])
+def test_variables_of_another_checkout(
+    variable: str, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hook of git has them, and so has each command that it runs."""
+    stated = source.stated(project)
+    other = tmp_path / "other"
+    subprocess.run(["git", "init", "-q", "--template=", str(other)], check=True)
+    paths = {"GIT_DIR": other / ".git", "GIT_INDEX_FILE": other / "index", "GIT_WORK_TREE": other}
+    monkeypatch.setenv(variable, str(paths[variable]))
+    assert source.stated(project) == stated
+    reproduce.copy_sources(project, tmp_path / "copy")
+    assert source.stated(tmp_path / "copy") == stated
+
+
+def test_a_copy_that_git_refuses(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "file").write_text("x", encoding="utf-8")
+    with pytest.raises(CheckoutError, match="expected `git clone` to succeed, found `fatal: "):
+        reproduce.copy_sources(project, tmp_path / "copy")
+
+
 @pytest.mark.usefixtures("another_owner")
 def test_a_benchmark_of_a_checkout_of_another_user(
     project: Path, monkeypatch: pytest.MonkeyPatch

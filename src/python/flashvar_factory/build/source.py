@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,12 @@ CUDA: Final = "src/cuda"
 PARTS: Final = ("CMakeLists.txt", CMAKE, CUDA)
 # The checkout that this factory is part of: its CMake files build every project.
 HOME: Final = Path(__file__).resolve().parents[4]
+# What git sets for a hook, and users for another checkout: with these, git reads that one.
+_OF_OTHERS: Final = frozenset(
+    {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_NAMESPACE", "GIT_PREFIX"}
+)
+# What differs from the commit; settings of the user may hide files that are not of it.
+_STATUS: Final = ("status", "--porcelain", "--untracked-files=normal", "--ignore-submodules=none")
 
 
 def gather(root: Path, plan: str) -> SourceRevision:
@@ -62,12 +69,14 @@ def _copied_revision(root: Path) -> tuple[str | None, bool | None] | None:
 def committed(root: Path) -> int | None:
     """When the revision was committed, in seconds since 1970; None outside a checkout."""
     revision, _ = _git(root)
-    return None if revision is None else int(_run(root, "show", "-s", "--format=%ct", revision))
+    if revision is None:
+        return None
+    return int(run(root, "show", "-s", "--no-show-signature", "--format=%ct", revision))
 
 
 def changes(root: Path) -> list[str]:
     """What differs from the revision, a line of `git status --short` each."""
-    return _run(root, "status", "--porcelain").splitlines()
+    return run(root, *_STATUS).splitlines()
 
 
 def tagged(root: Path, tag: str) -> str | None:
@@ -80,7 +89,7 @@ def touched(root: Path, revision: str, names: Sequence[str]) -> list[str] | None
     commit = _commit(root, revision)
     if commit is None:
         return None
-    listing = _run(root, "diff", "--name-only", "--no-renames", "-z", commit, "HEAD", "--", *names)
+    listing = run(root, "diff", "--name-only", "--no-renames", "-z", commit, "HEAD", "--", *names)
     return [name for name in listing.split("\0") if name]
 
 
@@ -96,7 +105,7 @@ def files(root: Path, revision: str, *parts: str) -> list[str]:
     if commit is None:
         return []
     words = ("--name-only", "-z", commit, "--", *parts)
-    return [name for name in _run(root, "ls-tree", "-r", *words).split("\0") if name]
+    return [name for name in run(root, "ls-tree", "-r", *words).split("\0") if name]
 
 
 def lines(root: Path, pattern: str, parts: Sequence[str]) -> list[tuple[str, str]]:
@@ -128,7 +137,7 @@ def listed(root: Path) -> frozenset[str] | None:
     """The files of the checkout at `root`, by their names there; None outside a checkout."""
     if committed(root) is None:
         return None
-    names = _run(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+    names = run(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
     return frozenset(name for name in names if name and (root / name).is_file())
 
 
@@ -180,14 +189,15 @@ def _git(root: Path) -> tuple[str | None, bool | None]:
     top, _, revision = _text(done).strip().rpartition("\n")
     if done.returncode or Path(top).resolve() != root.resolve():
         return None, None
-    return revision, bool(_run(root, "status", "--porcelain"))
+    return revision, bool(run(root, *_STATUS))
 
 
-def _run(root: Path, *arguments: str) -> str:
+def run(root: Path, *arguments: str) -> str:
+    """What a command of git prints on the checkout at `root`; CheckoutError where it fails."""
     done = _ask(root, *arguments)
     if done.returncode:
         raise _failed(root, arguments[0], done)
-    return _text(done).strip()
+    return _text(done)
 
 
 def _failed(root: Path, command: str, done: subprocess.CompletedProcess[bytes]) -> CheckoutError:
@@ -211,10 +221,10 @@ def _ask(root: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     git = ["git", "-C", str(root)]
     is_checkout = (root / ".git").exists()
     try:
-        done = subprocess.run([*git, *arguments], capture_output=True)
+        done = _call([*git, *arguments])
         if done.returncode == 0 or not is_checkout:
             return done
-        refused = subprocess.run([*git, "rev-parse", "--git-dir"], capture_output=True)
+        refused = _call([*git, "rev-parse", "--git-dir"])
     except FileNotFoundError:
         if not is_checkout:
             raise
@@ -229,3 +239,9 @@ def _ask(root: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
         "where it belongs to another user whom you trust: git config --global --add "
         f"safe.directory {root}"
     )
+
+
+def _call(command: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
+    """Run a command of git on the checkout that it names, whatever the environment names."""
+    environment = {key: value for key, value in os.environ.items() if key not in _OF_OTHERS}
+    return subprocess.run(command, capture_output=True, env=environment)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -106,21 +105,10 @@ def copy_sources(root: Path, to: Path) -> None:
 
 def _copy_checkout(root: Path, to: Path) -> None:
     to.parent.mkdir(parents=True, exist_ok=True)
-    _git("clone", "--quiet", "--no-checkout", str(root), str(to))
-    _git("-C", str(to), "reset", "--quiet")
-    listed = _git("-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    source.run(root, "clone", "--quiet", "--no-checkout", str(root), str(to))
+    source.run(to, "reset", "--quiet")
+    listed = source.run(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     for name in sorted(set(listed.split("\0")) - {""}):
         if (root / name).is_file():  # not one that was deleted here
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(root / name, to / name)
-
-
-def _git(*arguments: str) -> str:
-    done = subprocess.run(
-        ["git", *arguments],
-        check=True,
-        capture_output=True,
-        text=True,
-        errors="surrogateescape",  # of names, as everywhere in Python
-    )
-    return done.stdout
