@@ -154,6 +154,25 @@ def test_variables_of_another_checkout(
     assert source.stated(tmp_path / "copy") == stated
 
 
+def test_a_copy_has_the_links_of_the_commit(project: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside.h"
+    outside.write_text("outside", encoding="utf-8")
+    (project / "folder").mkdir()
+    (project / "folder" / "file").write_text("x", encoding="utf-8")
+    (project / "file").symlink_to("folder/file")
+    (project / "linked").symlink_to("folder")
+    (project / "gone").symlink_to("nowhere")
+    git = ["git", "-C", str(project), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for words in (["add", "."], ["commit", "-qm", "links"]):
+        subprocess.run([*git, *words], check=True)
+    reproduce.copy_sources(project, tmp_path / "copy")
+    assert source.stated(tmp_path / "copy") == source.stated(project)
+    (project / "folder" / "outside.h").symlink_to("../../outside.h")
+    reproduce.copy_sources(project, tmp_path / "a" / "deeper" / "copy")
+    copied = tmp_path / "a" / "deeper" / "copy" / "folder" / "outside.h"
+    assert copied.read_text(encoding="utf-8") == "outside"
+
+
 def test_a_copy_that_git_refuses(project: Path, tmp_path: Path) -> None:
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / "file").write_text("x", encoding="utf-8")

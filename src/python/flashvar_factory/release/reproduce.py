@@ -109,6 +109,9 @@ def _copy_checkout(root: Path, to: Path) -> None:
     source.run(to, "reset", "--quiet")
     listed = source.run(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     for name in sorted(set(listed.split("\0")) - {""}):
-        if (root / name).is_file():  # not one that was deleted here
+        file = root / name
+        # A link of the commit is one in the copy too, else that differs from the commit.
+        link = file.is_symlink() and file.resolve().is_relative_to(root)
+        if link or file.is_file():  # not one that was deleted here
             (to / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(root / name, to / name)
+            shutil.copy(file, to / name, follow_symlinks=not link)
