@@ -214,5 +214,5 @@ def test_a_checkout_with_a_name_that_is_no_text(tmp_path: Path) -> None:
     for words in (["init", "-q", "--template="], ["add", "."], [*user, "commit", "-qm", "all"]):
         subprocess.run(["git", "-C", str(root), *words], check=True)
     assert source.listed(root) == {"a\udcff.txt"}
-    reproduce.copy_sources(root, tmp_path / "copy")
+    reproduce.copy_sources(root, tmp_path / "copy", tmp_path)
     assert (tmp_path / "copy" / "a\udcff.txt").is_file()

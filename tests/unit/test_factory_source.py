@@ -45,7 +45,9 @@ ASKED = {
     "files of a GPU test record": lambda root: source.touched(root, "HEAD", ["."]),
     "lines of a GPU test record": lambda root: source.lines(root, "x", ["."]),
     "code of a GPU test record": lambda root: source.has_other_code(root, "HEAD", "a.cu"),
-    "copy for a second build": lambda root: reproduce.copy_sources(root, root.parent / "copy"),
+    "copy for a second build": lambda root: reproduce.copy_sources(
+        root, root.parent / "copy", root.parent
+    ),
 }
 
 
@@ -150,7 +152,7 @@ def test_variables_of_another_checkout(
     paths = {"GIT_DIR": other / ".git", "GIT_INDEX_FILE": other / "index", "GIT_WORK_TREE": other}
     monkeypatch.setenv(variable, str(paths[variable]))
     assert source.stated(project) == stated
-    reproduce.copy_sources(project, tmp_path / "copy")
+    reproduce.copy_sources(project, tmp_path / "copy", tmp_path)
     assert source.stated(tmp_path / "copy") == stated
 
 
@@ -165,19 +167,32 @@ def test_a_copy_has_the_links_of_the_commit(project: Path, tmp_path: Path) -> No
     git = ["git", "-C", str(project), "-c", "user.name=a", "-c", "user.email=a@b.c"]
     for words in (["add", "."], ["commit", "-qm", "links"]):
         subprocess.run([*git, *words], check=True)
-    reproduce.copy_sources(project, tmp_path / "copy")
+    reproduce.copy_sources(project, tmp_path / "copy", tmp_path)
     assert source.stated(tmp_path / "copy") == source.stated(project)
     (project / "folder" / "outside.h").symlink_to("../../outside.h")
-    reproduce.copy_sources(project, tmp_path / "a" / "deeper" / "copy")
+    reproduce.copy_sources(project, tmp_path / "a" / "deeper" / "copy", tmp_path)
     copied = tmp_path / "a" / "deeper" / "copy" / "folder" / "outside.h"
     assert copied.read_text(encoding="utf-8") == "outside"
+
+
+def test_a_copy_outside_a_checkout(tmp_path: Path) -> None:
+    project, work = tmp_path / "project", tmp_path / "project" / "work"
+    names = ["CMakeLists.txt", "src/build/a.cuh", "src/dist/b.cuh", "build/made", "dist/a.whl"]
+    for name in (*names, "src/__pycache__/a.pyc", "work/earlier"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("x", encoding="utf-8")
+    (project / "gone").symlink_to("nowhere")
+    copy = work / "one" / "project"
+    reproduce.copy_sources(project, copy, work)
+    copied = {path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file()}
+    assert copied == set(names[:3])
 
 
 def test_a_copy_that_git_refuses(project: Path, tmp_path: Path) -> None:
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / "file").write_text("x", encoding="utf-8")
     with pytest.raises(CheckoutError, match="expected `git clone` to succeed, found `fatal: "):
-        reproduce.copy_sources(project, tmp_path / "copy")
+        reproduce.copy_sources(project, tmp_path / "copy", tmp_path)
 
 
 @pytest.mark.usefixtures("another_owner")

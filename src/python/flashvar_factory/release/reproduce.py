@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -35,8 +36,9 @@ CONDITIONS: Final = (
     ),
 )
 _COPY: Final = "project"
-# Nothing of a checkout that a build reads.
-_IGNORED: Final = shutil.ignore_patterns(".git", ".nox", "build", "dist", "__pycache__")
+# Nothing that a build reads: at the top of a project, and anywhere.
+_NOT_READ: Final = frozenset({".git", ".nox", "build", "dist"})
+_CACHE: Final = "__pycache__"
 
 
 def build_twice(
@@ -46,7 +48,7 @@ def build_twice(
     shutil.rmtree(folder, ignore_errors=True)
     copies = [folder / one.folder / _COPY for one in CONDITIONS]
     for copy in copies:  # both now: the checkout may change meanwhile
-        copy_sources(root, copy)
+        copy_sources(root, copy, folder)
     return tuple(
         _build(conditions, selection, toolchain, copy, root)
         for conditions, copy in zip(CONDITIONS, copies, strict=True)
@@ -60,7 +62,7 @@ def build_again(
     shutil.rmtree(folder, ignore_errors=True)
     conditions = CONDITIONS[-1]
     copy = folder / conditions.folder / _COPY
-    copy_sources(root, copy)
+    copy_sources(root, copy, folder)
     return _build(conditions, selection, toolchain, copy, root)
 
 
@@ -92,15 +94,22 @@ def _build(
     return copy / "dist"
 
 
-def copy_sources(root: Path, to: Path) -> None:
-    """Copy a checkout as it is, with its revision; outside of one, the folder."""
+def copy_sources(root: Path, to: Path, work: Path) -> None:
+    """Copy a checkout as it is, with its revision; outside of one, the folder, but not `work`."""
     if source.committed(root) is None:
-        shutil.copytree(root, to, ignore=_IGNORED)
+        ignore = partial(_not_read, root, work)
+        shutil.copytree(root, to, ignore=ignore, ignore_dangling_symlinks=True)
     else:
         _copy_checkout(root, to)
     for toolkit in (root / "build").glob("toolkit*"):  # what a build fetches when it lacks
         (to / "build").mkdir(exist_ok=True)
         (to / "build" / toolkit.name).symlink_to(toolkit)
+
+
+def _not_read(root: Path, work: Path, folder: str, names: list[str]) -> set[str]:
+    """The names in a folder of a project that are not copied."""
+    ignored = {name for name in names if name == _CACHE or Path(folder, name) == work}
+    return ignored.union(_NOT_READ.intersection(names)) if Path(folder) == root else ignored
 
 
 def _copy_checkout(root: Path, to: Path) -> None:
