@@ -74,6 +74,15 @@ def give_a_flag(environ: dict[str, str], tmp_path: Path) -> None:
     environ["CXXFLAGS"] = "-O1"
 
 
+def give_nvcc_a_flag(environ: dict[str, str], tmp_path: Path) -> None:
+    """It reads the variable at each call, so that no command of ninja's has it."""
+    environ["NVCC_APPEND_FLAGS"] = "-G"
+
+
+def name_headers(environ: dict[str, str], tmp_path: Path) -> None:
+    environ["CPATH"] = str(tmp_path)
+
+
 def remove_all(environ: dict[str, str], tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "bin")
     environ["PATH"] = ""
@@ -85,6 +94,8 @@ CHANGES = {
     "CUDAHOSTCXX": (name_another_for_nvcc, "nvcc's C++ was", "g++-12 12"),
     "first on PATH": (put_another_first, "C++ was", "first/c++"),
     "flag": (give_a_flag, "CXXFLAGS was not set", "is -O1"),
+    "flag of nvcc": (give_nvcc_a_flag, "NVCC_APPEND_FLAGS was not set", "is -G"),
+    "headers": (name_headers, "CPATH was not set", "is /"),
     "removed": (remove_all, "C++ was", "is c++"),
 }
 

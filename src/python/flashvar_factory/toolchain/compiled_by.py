@@ -18,8 +18,13 @@ from typing import Final
 from flashvar_factory.toolchain.nvcc import Toolchain
 
 FILE: Final = "compiled_by.json"
-# What CMake reads when it first looks at a folder, and never again.
-_READ_ONCE: Final = ("CXXFLAGS", "CUDAFLAGS", "LDFLAGS")
+# What CMake reads when it first looks at a folder, and never again; and what nvcc and the C++
+# compiler read at each call, which ninja does not know of.
+_VARIABLES: Final = (
+    *("CXXFLAGS", "CUDAFLAGS", "LDFLAGS"),
+    *("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN"),
+    *("CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH"),
+)
 
 
 def facts(toolchain: Toolchain, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -31,7 +36,7 @@ def facts(toolchain: Toolchain, environ: Mapping[str, str] = os.environ) -> dict
     else:
         found["C++"] = _compiler(str(toolchain.cross.compiler), environ)
         found["CUDA libraries"] = str(toolchain.cross.libraries)
-    return found | {name: environ[name] for name in _READ_ONCE if environ.get(name)}
+    return found | {name: environ[name] for name in _VARIABLES if environ.get(name)}
 
 
 def claim(folder: Path, now: Mapping[str, str]) -> None:
