@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import tarfile
 import zipfile
 from html.parser import HTMLParser
@@ -158,6 +159,41 @@ def test_nothing_but_an_index_is_replaced(tmp_path: Path) -> None:
     with pytest.raises(PackagingError, match="which stays as it is"):
         index.write(tmp_path / "dist", tmp_path / "dist")
     assert len(list((tmp_path / "dist").iterdir())) == 1
+
+
+@pytest.mark.parametrize("name", [".git/HEAD", "CNAME", "flashvar/notes.txt", "docs/a/index.html"])
+def test_an_index_that_holds_other_files(name: str, tmp_path: Path) -> None:
+    """As a checkout that a site is published from, which has its history in it."""
+    wheel(tmp_path / "dist", "flashvar", "1.0")
+    index.write(tmp_path / "dist", tmp_path / "site")
+    file = tmp_path / "site" / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("x", encoding="utf-8")
+    with pytest.raises(PackagingError, match=r"found .*, which would be removed"):
+        index.write(tmp_path / "dist", tmp_path / "site")
+    assert file.is_file()
+
+
+def test_an_index_that_is_removed_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The earlier index is removed behind the new one: an interrupt leaves one of them whole."""
+    wheel(tmp_path / "dist", "flashvar", "1.0")
+    index.write(tmp_path / "dist", tmp_path / "site")
+    wheel(tmp_path / "dist", "flashvar", "1.1")
+    remove = shutil.rmtree
+
+    def interrupted(path: Path, **options: bool) -> None:
+        if (path / index.PAGE).is_file():
+            (path / index.PAGE).unlink()
+            raise KeyboardInterrupt
+        remove(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        index.write(tmp_path / "dist", tmp_path / "site")
+    monkeypatch.undo()
+    assert len(anchors(tmp_path / "site" / "flashvar" / index.PAGE)) == 2
+    index.write(tmp_path / "dist", tmp_path / "site")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dist", "site"]
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from flashvar_factory.inspect import zip_file
 
 PATTERNS: Final = ("*.whl", "*.tar.gz", "*-variants.json")
 PAGE: Final = "index.html"
+_METADATA: Final = ".metadata"  # behind the name of a wheel
 _HEAD: Final = 4096  # bytes of a page, in which its mark is
 
 
@@ -51,10 +52,18 @@ def write(
     except BaseException:  # an interrupt too
         shutil.rmtree(fresh, ignore_errors=True)
         raise
-    if site.exists():
-        shutil.rmtree(site)
-    fresh.replace(site)
+    _replace(site, fresh)
     return sorted(projects)
+
+
+def _replace(site: Path, fresh: Path) -> None:
+    """Put a new index in the place of an earlier one, which is removed last."""
+    earlier = site.with_name(f".{site.name}.earlier")
+    shutil.rmtree(earlier, ignore_errors=True)
+    if site.exists():
+        site.replace(earlier)
+    fresh.replace(site)
+    shutil.rmtree(earlier, ignore_errors=True)
 
 
 def _copied(files: Mapping[str, Path], site: Path, withdrawn: Yanks) -> dict[str, list[Entry]]:
@@ -75,7 +84,7 @@ def _copied(files: Mapping[str, Path], site: Path, withdrawn: Yanks) -> dict[str
                 "installers take either; remove one"
             )
         if entry.metadata is not None:
-            (folder / f"{name}.metadata").write_bytes(entry.metadata)
+            (folder / f"{name}{_METADATA}").write_bytes(entry.metadata)
         projects[project].append(entry._replace(yanked=yanks.reason(withdrawn, project, entry)))
     return projects
 
@@ -119,6 +128,23 @@ def _check_replaceable(site: Path) -> None:
             f"{site}: expected an index of an earlier run or an empty folder, found something "
             "else, which stays as it is; name another --output"
         )
+    for path in sorted(site.iterdir()):
+        # Such as the history and the settings of a site that is published from a checkout.
+        for other in [path] if path.is_symlink() or not path.is_dir() else sorted(path.iterdir()):
+            if not _is_of_index(other.relative_to(site)) or not other.is_file():
+                raise PackagingError(
+                    f"{site}: expected nothing in it but an index of an earlier run, found "
+                    f"{other.relative_to(site)}, which would be removed; write the index into a "
+                    "folder of its own, and copy it from there"
+                )
+
+
+def _is_of_index(path: Path) -> bool:
+    """Whether an index may have a file of this name."""
+    if path.name in (PAGE, simple_json.FILE_NAME):
+        return True
+    name = Path(path.name.removesuffix(_METADATA))
+    return len(path.parts) == 2 and any(map(name.match, PATTERNS))
 
 
 def _write_pages(site: Path, projects: Mapping[str, Sequence[Entry]]) -> None:
