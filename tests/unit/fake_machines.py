@@ -161,6 +161,13 @@ MACHINES = {
         fixes=("update JetPack to one that supports CUDA 13.0",),
         wheels=ARM,
     ),
+    "Orin, JetPack 6, nothing installed": Machine(
+        fakes.system(fakes.ORIN, **JETPACK_6),
+        ("triton",),
+        ("cuda sm_87", "not installed, and needs driver 580 or newer (CUDA 13.0), found 540.4.0"),
+        fixes=("update JetPack to one that supports CUDA 13.0",),
+        wheels=replace(ARM, binaries=()),
+    ),
     "Thor": Machine(
         fakes.system(fakes.THOR, **AARCH64),
         ("cuda sm_110",),

@@ -100,6 +100,29 @@ def test_forced_architecture_that_is_not_installed_is_named() -> None:
     assert result_of(decision, "cuda sm_80").fix == install_commands.install("sm80")
 
 
+@pytest.mark.parametrize(
+    ("forced", "cuda", "reason", "fix"),
+    [
+        ("sm_89-cu12", (13, 0), "not installed", install_commands.install("sm89-cu12")),
+        (
+            "sm_89",
+            (12, 8),
+            "not installed, and needs driver 580 or newer (CUDA 13.0), found a driver (CUDA 12.8)",
+            "update the NVIDIA driver to 580 or newer",
+        ),
+        ("sm_90", (13, 0), "not installed", None),  # it would not run on this GPU
+    ],
+)
+def test_forced_binary_that_is_not_the_best(
+    forced: str, cuda: tuple[int, int], reason: str, fix: str | None
+) -> None:
+    inventory = fakes.inventory("80", extras=("sm80", "sm89", "sm89-cu12", "sm90"))
+    system = fakes.system(fakes.L40S, driver_cuda=cuda, driver_display=None)
+    decision = select(BF16_64, system, inventory, Overrides("cuda", forced))
+    result = result_of(decision, f"cuda {forced}")
+    assert (result.reason, result.fix) == (reason, fix)
+
+
 def test_forced_specific_ptx_stays_on_its_capability() -> None:
     inventory = Inventory((fakes.binary("90a", code_kinds=("sass", "ptx")),))
     decision = select(BF16_64, fakes.system(fakes.GB200), inventory, Overrides("cuda", "sm_90"))

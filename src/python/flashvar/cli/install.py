@@ -195,7 +195,7 @@ def _is_usable(binary: Binary, system: System | None) -> bool:
         loader.check_file(binary)
     except BinaryError:
         return False
-    return system is None or driver_rejection(binary.manifest, system) is None
+    return system is None or driver_rejection(binary.manifest.minimum_driver, system) is None
 
 
 def _fetch(group: GpuGroup, where: WheelSource, tool: Installer, folder: Path) -> Wheel:

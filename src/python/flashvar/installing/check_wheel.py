@@ -60,6 +60,6 @@ def fits(
                 f"{manifest.distribution}: expected machine code for {dotted(capability)}, found "
                 f"code for {manifest.architecture.code}"
             )
-    rejection = None if system is None else driver_rejection(manifest, system)
+    rejection = None if system is None else driver_rejection(manifest.minimum_driver, system)
     if rejection is not None:
         raise DriverTooOldError(f"{manifest.distribution} {rejection.reason}: {rejection.fix}")

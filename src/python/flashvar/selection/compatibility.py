@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from flashvar.binaries.kinds import Architecture, dotted, short_axis
-from flashvar.binaries.manifest import KernelRow, Manifest
+from flashvar.binaries.manifest import KernelRow, MinimumDriver
 from flashvar.binaries.registry import Binary
 from flashvar.machine.system import Device, System
 from flashvar.ops import specs
@@ -71,7 +71,7 @@ def rejections(
         yield Rejection(
             f"runs on compute capability {_capabilities(architecture)}; this GPU is {of_device}"
         )
-    too_old = driver_rejection(manifest, system, device.tegra)
+    too_old = driver_rejection(manifest.minimum_driver, system, device.tegra)
     if too_old is not None:
         yield too_old
     for axis, asked in request.by_axis:
@@ -99,9 +99,10 @@ def _capabilities(architecture: Architecture) -> str:
     return f"{own} alone" if architecture.exact else f"{own} and later {architecture.major}.x"
 
 
-def driver_rejection(manifest: Manifest, system: System, tegra: bool = False) -> Rejection | None:
+def driver_rejection(
+    minimum: MinimumDriver, system: System, tegra: bool = False
+) -> Rejection | None:
     """The reason why a machine's driver cannot load a binary; None if it can."""
-    minimum = manifest.minimum_driver
     if system.driver_cuda is not None and system.driver_cuda >= minimum.cuda:
         return None
     return Rejection(

@@ -85,7 +85,7 @@ def _report(decision: Decision, chosen: CandidateResult, backend: str) -> None:
     """Log which candidate runs a request, and the reason and fix of the best one that could not."""
     before = decision.results[: decision.results.index(chosen)]
     better = next((result for result in before if result.fix is not None), None)
-    if chosen.backend == "cuda" and better is not None and better.reason == NOT_INSTALLED:
+    if chosen.backend == "cuda" and better is not None and better.reason.startswith(NOT_INSTALLED):
         better = None  # a compiled kernel for a lower architecture runs it
     is_fallback = backend == "auto" and decision.request.device is not None
     if better is None and is_fallback and chosen.backend != "cuda":

@@ -15,12 +15,18 @@ from typing import Final
 
 from flashvar.binaries import install_commands
 from flashvar.binaries.kinds import Architecture, BinaryKind, dotted
-from flashvar.binaries.manifest import KernelRow
+from flashvar.binaries.manifest import KernelRow, MinimumDriver
 from flashvar.binaries.registry import Binary, Inventory, RejectedFolder
+from flashvar.machine import driver
 from flashvar.machine.system import Device, System
 from flashvar.ops.op import value_text
 from flashvar.selection.candidates import CandidateResult, Decision, Rejection
-from flashvar.selection.compatibility import nearest_kernel, rejections, values_of
+from flashvar.selection.compatibility import (
+    driver_rejection,
+    nearest_kernel,
+    rejections,
+    values_of,
+)
 from flashvar.selection.request import Overrides, Request
 
 NOT_INSTALLED: Final = "not installed"
@@ -99,24 +105,26 @@ def _no_cuda(request: Request, device: Device | None, system: System) -> Rejecti
 def _missing_binary(
     device: Device, system: System, inventory: Inventory, forced: str | None
 ) -> CandidateResult | None:
-    """The result of the binary that fits the device best, if it is not installed."""
-    wanted = BinaryKind.parse(forced) if forced else BinaryKind(Architecture(*device.capability))
+    """The result of the binary that is forced, or else fits the device best, if it is missing."""
     extras = inventory.extras
     offered = sorted(map(BinaryKind.parse, extras.here), reverse=True)
-    capability = wanted.architecture.capability
-    fitting = [one for one in offered if one.architecture.runs_on(capability)]
+    fitting = [one for one in offered if one.architecture.runs_on(device.capability)]
     best = next((one for one in fitting if one.runs_with(system.driver_cuda)), None)
-    best = best or next(iter(fitting), None)
-    if best is not None and not forced:
-        wanted = best
+    best = best or next(iter(fitting), None) or BinaryKind(Architecture(*device.capability))
+    wanted = BinaryKind.parse(forced) if forced else best
     present = {binary.kind.name for binary in inventory.binaries}
     if wanted.name in present | {rejected.kind for rejected in inventory.rejected}:
         return None
     candidate = f"cuda {wanted.name}"
-    if wanted == best:
-        return CandidateResult(
-            candidate, "cuda", False, NOT_INSTALLED, install_commands.install(best.extra)
-        )
+    if wanted in offered:
+        if wanted not in fitting:  # installing it would change nothing
+            return CandidateResult(candidate, "cuda", False, NOT_INSTALLED)
+        too_old = driver_rejection(_minimum_driver(wanted), system, device.tegra)
+        if too_old is not None:
+            reason = f"{NOT_INSTALLED}, and {too_old.reason}"
+            return CandidateResult(candidate, "cuda", False, reason, too_old.fix)
+        fix = install_commands.install(wanted.extra)
+        return CandidateResult(candidate, "cuda", False, NOT_INSTALLED, fix)
     if wanted.extra in extras.elsewhere:
         reason = f"flashvar has no wheel for {system.platform}"
         return CandidateResult(candidate, "cuda", False, reason)
@@ -129,6 +137,11 @@ def _missing_binary(
         reason = f"flashvar has no wheel for it, only for {', '.join(one.name for one in every)}"
         return CandidateResult(candidate, "cuda", False, reason)
     return CandidateResult(candidate, "cuda", False, NOT_INSTALLED, "nox -s build-dev")
+
+
+def _minimum_driver(kind: BinaryKind) -> MinimumDriver:
+    """The oldest driver of the machine code of a kind."""
+    return MinimumDriver((kind.cuda, 0), driver.BRANCHES[kind.cuda, 0])
 
 
 def _result_of_rejected(
