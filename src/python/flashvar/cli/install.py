@@ -13,7 +13,7 @@ from typing import NamedTuple
 from flashvar.binaries import loader, registry
 from flashvar.binaries.kinds import dotted
 from flashvar.binaries.manifest import Manifest
-from flashvar.binaries.registry import Binary
+from flashvar.binaries.registry import Binary, Inventory
 from flashvar.errors import BinaryError, DriverTooOldError, InstallError, NoWheelForGpuError
 from flashvar.installing import (
     check_wheel,
@@ -66,7 +66,7 @@ def run(chosen: argparse.Namespace) -> int:
         groups = _groups_of_names(chosen.arch, known)
     present = {
         binary.manifest.distribution: binary.manifest.version
-        for binary in registry.installed().binaries
+        for binary in _of_environment().binaries
         if _is_usable(binary, system)
     }
     for group in groups:
@@ -184,12 +184,17 @@ def _best(
     )
 
 
-def _is_usable(binary: Binary, system: System | None) -> bool:
-    """Whether a binary of this environment is whole, of this version, and the driver loads it.
+def _of_environment() -> Inventory:
+    """The binaries of this environment, to which those that FLASHVAR_LIB_DIR names do not belong.
 
-    One that FLASHVAR_LIB_DIR names does not count: it is not of this environment.
+    They would replace those of the environment too.
     """
-    if binary.version_mismatch is not None or binary.folder.from_lib_dir:
+    return registry.list_binaries(registry.folders(environ={}))
+
+
+def _is_usable(binary: Binary, system: System | None) -> bool:
+    """Whether a binary is whole, of this version, and the driver loads it."""
+    if binary.version_mismatch is not None:
         return False
     try:
         loader.check_file(binary)
@@ -220,7 +225,7 @@ def _check_found(installed: Iterable[WheelRequirement]) -> None:
     """Check that the loader finds what was installed."""
     importlib.invalidate_caches()
     registry.installed.cache_clear()
-    inventory = registry.installed()
+    inventory = _of_environment()
     found = {binary.manifest.distribution for binary in inventory.binaries}
     lost = [str(requirement) for requirement in installed if requirement.distribution not in found]
     if lost:
