@@ -39,7 +39,7 @@ def test_a_missing_runtime_gets_what_works(
     published: bool, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(install_commands, "PUBLISHED", published)
-    monkeypatch.setattr(distributions, "find", lambda name: None)
+    monkeypatch.setattr(distributions, "find", lambda name, version: None)
     with pytest.raises(InstallError, match=re.escape(f": {command} first")):
         wheel_requirements.of_installed("linux_x86_64")
 

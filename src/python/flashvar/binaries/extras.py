@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from flashvar._version import __version__
 from flashvar.binaries.kinds import BinaryKind
 from flashvar.machine import distributions
 
@@ -43,7 +44,7 @@ NO_EXTRAS: Final = Extras()
 
 def of_installed(platform: str) -> Extras:
     """The extras of the installed flashvar, for a platform such as "linux_x86_64"."""
-    installed = distributions.find("flashvar")
+    installed = distributions.find("flashvar", __version__)
     if installed is None:
         return NO_EXTRAS
     fields = distributions.fields(installed)

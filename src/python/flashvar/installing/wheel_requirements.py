@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from flashvar._version import __version__
 from flashvar.binaries import install_commands
 from flashvar.binaries.extras import pins
 from flashvar.binaries.kinds import CUDA, Architecture, BinaryKind, dotted
@@ -47,7 +48,7 @@ def of_installed(platform: str) -> tuple[WheelRequirement, ...]:
     Raises:
         InstallError: flashvar is not installed here, or its metadata is damaged or cut short.
     """
-    installed = distributions.find("flashvar")
+    installed = distributions.find("flashvar", __version__)
     if installed is None:
         raise InstallError(
             "expected flashvar to be installed in this environment, found no metadata of it: "

@@ -18,9 +18,19 @@ from flashvar.machine import bounded_read
 _LARGEST: Final = 16 << 20  # bytes of a file of metadata
 
 
-def find(name: str) -> metadata.Distribution | None:
-    """The distribution of a name that is installed; None if there is none."""
-    return next(iter(metadata.distributions(name=name)), None)
+def find(name: str, version: str | None = None) -> metadata.Distribution | None:
+    """The distribution of a name that is installed; None if there is none.
+
+    Of several the first, which Python imports; or the one of a `version` that was imported, before
+    what an installer that was interrupted left of others.
+    """
+
+    def rank(one: metadata.Distribution) -> tuple[bool, bool]:
+        found = fields(one)["Version"]
+        return found != version, found is None
+
+    every = metadata.distributions(name=name)
+    return next(iter(every), None) if version is None else min(every, key=rank, default=None)
 
 
 def fields(distribution: metadata.Distribution) -> Message:
