@@ -174,6 +174,18 @@ def test_what_compiled_kernels_serve_is_left_alone(run: Run, made: list[tuple[Ki
     assert {one["detail"] for one in document["calls"]} == {"cuda sm_89 runs it"}
 
 
+def test_nothing_to_compile_where_another_backend_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No compiled kernel is installed, so none runs the calls."""
+    monkeypatch.setenv("FLASHVAR_BACKEND", "reference")
+    monkeypatch.setattr(warmup.loader, "open_all", Inventory)
+    assert warmup.run(ASKED, as_json=False, system=fakes.system(fakes.H100)) == 0
+    printed = capsys.readouterr().out
+    assert "Nothing to compile: Triton runs none of the calls asked for." in printed
+    assert printed.count("reference runs it") == len(ASKED.kinds)
+
+
 def test_a_binary_that_raises_is_no_reason_to_compile(
     run: Run, made: list[tuple[Kind, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

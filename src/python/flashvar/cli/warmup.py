@@ -164,7 +164,7 @@ def page(report: Report) -> Page:
     if failed:
         summary = f"Of {counted(len(report.outcomes), _KIND, _KINDS)} {failed} cannot be compiled."
     elif not ready:
-        summary = "Nothing to compile: compiled kernels run every kind of call asked for."
+        summary = "Nothing to compile: Triton runs none of the calls asked for."
     else:
         summary = f"Ready: {counted(ready, _KIND, _KINDS)}, after {report.seconds:.1f} s."
     rows = tuple(Row((str(one.kind), one.detail), _TONES[one.state]) for one in report.outcomes)
