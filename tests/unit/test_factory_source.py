@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -154,6 +155,26 @@ def test_variables_of_another_checkout(
     assert source.stated(project) == stated
     reproduce.copy_sources(project, tmp_path / "copy", tmp_path)
     assert source.stated(tmp_path / "copy") == stated
+
+
+def test_names_in_a_locale_that_is_not_utf8(project: Path, tmp_path: Path) -> None:
+    """Python then decodes names of files in that encoding, and git's are the same bytes."""
+    checkout = project.rename(tmp_path / "größe")
+    (checkout / "maß.cuh").write_text("x", encoding="utf-8")
+    code = (
+        "import os, sys; from pathlib import Path; from flashvar_factory.build import source;"
+        "root = Path(os.path.realpath('.')); names = source.listed(root);"
+        "print(source.stated(root)[1], sorted(map(os.fsencode, names or ())))"
+    )
+    environment = {
+        **os.environ,
+        **{"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        "PYTHONPATH": str(ROOT / "src" / "python"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=checkout, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout == f"True {[b'CMakeLists.txt', 'maß.cuh'.encode()]}\n", done.stderr
 
 
 def test_a_copy_has_the_links_of_the_commit(project: Path, tmp_path: Path) -> None:

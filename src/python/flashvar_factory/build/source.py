@@ -212,8 +212,8 @@ def _said(done: subprocess.CompletedProcess[bytes]) -> str:
 
 
 def _text(done: subprocess.CompletedProcess[bytes]) -> str:
-    """What git printed; a name that is no text has surrogates, as everywhere in Python."""
-    return done.stdout.decode(errors="surrogateescape")
+    """What git printed, names decoded as Python decodes those of files."""
+    return os.fsdecode(done.stdout)
 
 
 def _ask(root: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
