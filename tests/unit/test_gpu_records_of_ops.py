@@ -96,6 +96,15 @@ def test_a_file_of_tests_may_be_newer_than_the_binary() -> None:
     assert judge(replace(PART, chosen=(NEW,))).reason is not None
 
 
+@pytest.mark.parametrize(("ran", "counts"), [("own", False), ("ptx", True)])
+def test_a_translated_run_is_none_of_the_machine_code(ran: str, counts: bool) -> None:
+    need = replace(NEED, released=(replace(MANIFEST, ran=ran),))
+    whole = replace(WHOLE, native=False, forced=True)
+    reason = gpu_records.result(need, whole, [whole], {"whole": since()}).reason
+    expected = "the driver translated its PTX, and variants.toml says ran = 'own'"
+    assert reason == (None if counts else expected)
+
+
 def test_random_cases_may_be_fewer() -> None:
     row = ("test_causal_conv1d_random.py", "cuda")
     assert judge(replace(PART, tests={**PART.tests, row: 3})).reason is None

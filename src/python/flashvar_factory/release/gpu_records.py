@@ -34,7 +34,9 @@ from flashvar_factory.release.gpu_runs import CUDA, FOLDER, TRITON, Binary, GpuR
 
 _TRITON_SOURCES: Final = "src/python/{project}/backends/triton"
 _SHOWN: Final = 3
-_NEVER: Final = "never"  # of manifest.RAN
+# Of manifest.RAN.
+_OWN: Final = "own"
+_NEVER: Final = "never"
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,8 @@ def _reasons(need: RecordNeed, record: GpuRun, since: Mapping[str, Since | None]
     untried = [name for name in need.ops if not any(map(_tests_of(name).match, record.files))]
     if untried:
         yield f"it ran no test of {', '.join(untried)}"
+    if not record.native and any(one.ran == _OWN for one in need.released):
+        yield f"the driver translated its PTX, and variants.toml says ran = {_OWN!r}"
     yield from _reasons_of_run(need, record, since, ())
 
 
