@@ -54,6 +54,13 @@ def wheels(tmp_path: Path) -> Path:
     return tmp_path / "dist"
 
 
+def test_two_wheels_of_one_binary(wheels: Path) -> None:
+    """As a build of all kernels beside one of some, of which one would replace the other."""
+    binary(wheels, "80", version="0.1.0+hdim64")
+    with pytest.raises(PackagingError, match=r"expected one wheel of each binary, found .*hdim64"):
+        variants.write(wheels, wheels.parent / "variants", "flashvar")
+
+
 def made(wheels: Path) -> dict[str, Path]:
     """Label -> variant wheel."""
     paths = variants.write(wheels, wheels.parent / "variants", "flashvar")

@@ -73,7 +73,7 @@ def release(wheels: Path, project: str) -> tuple[Path, list[Binary]]:
     """The project's own wheel in a folder, and the binary ones of its version.
 
     Raises:
-        PackagingError: one is missing, or of another version.
+        PackagingError: one is missing, there twice, or of another version.
     """
     plain = _plain(wheels, project)
     found = sorted(wheels.glob(f"{project}_*.whl"))
@@ -86,8 +86,15 @@ def release(wheels: Path, project: str) -> tuple[Path, list[Binary]]:
             f"{wheels}: expected wheels of binaries beside {plain.name}, found none; "
             "nox -s wheels -- all"
         )
+    seen: dict[tuple[str, str], Path] = {}
     for binary in binaries:
         _check_version(binary, archive.parse_name(plain.name).version)
+        other = seen.setdefault((binary.variant_label, binary.tag), binary.wheel)
+        if other != binary.wheel:
+            raise PackagingError(
+                f"{wheels}: expected one wheel of each binary, found {other.name} and "
+                f"{binary.wheel.name}; keep one of them in the folder"
+            )
     return plain, binaries
 
 
