@@ -125,6 +125,26 @@ def test_a_project_is_written_again(project: Path) -> None:
     )
 
 
+def test_what_others_put_into_a_project_stays(project: Path) -> None:
+    """A project that is written again may be a checkout meanwhile, with wheels in it."""
+    for name in (".git/HEAD", "wheelhouse/a.whl"):
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text("x", encoding="utf-8")
+    build = build_of("sm90 hdim=64 platform=aarch64")
+    self_contained.write(CONFIG, build, root=ROOT, output=project)
+    for name in (".git/HEAD", "wheelhouse/a.whl"):
+        assert (project / name).is_file()
+        shutil.rmtree((project / name).parent)
+
+
+def test_a_file_that_an_editor_has_open(tmp_path: Path) -> None:
+    root = tmp_path / "vecadd"
+    example.write("vecadd", root)
+    (root / "src/cuda/.#kernel.cuh").symlink_to("somebody@somewhere.1")
+    words = ["project", "sm90", "--root", str(root), "--output", str(tmp_path / "sm90")]
+    assert main(words) == 0
+
+
 def test_another_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").touch()
     with pytest.raises(PackagingError, match="expected an empty folder"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -41,7 +41,7 @@ def write(config: Config, build: Build, *, root: Path, output: Path) -> None:
         )
     copies = list(_copies(config, root))
     _check_apart(output, root, [path for path, _ in copies])
-    _clear(output)
+    _clear(output, {Path(part).parts[0] for _, part in copies})
     for path, part in copies:
         _copy(path, output / part)
     source.write_revision(root, output)
@@ -142,16 +142,23 @@ def _pins(name: str, groups: Table) -> list[str]:
     return pins
 
 
-def _clear(output: Path) -> None:
-    """Remove an earlier project; refuse a folder that is anything else."""
-    file = output / "pyproject.toml"
-    if file.is_file() and file.read_text(encoding="utf-8").startswith(f"# {MARK}"):
-        shutil.rmtree(output)
+def _clear(output: Path, tops: Set[str]) -> None:
+    """Remove what an earlier project has of its `tops`; refuse a folder that is anything else.
+
+    What others put beside that stays: a history of git, wheels that were built there.
+    """
     if output.is_dir() and any(output.iterdir()):
-        raise PackagingError(
-            f"{output}: expected an empty folder or an earlier project of this command, found "
-            "other files; name another folder"
-        )
+        file = output / "pyproject.toml"
+        if not (file.is_file() and file.read_bytes().startswith(f"# {MARK}".encode())):
+            raise PackagingError(
+                f"{output}: expected an empty folder or an earlier project of this command, found "
+                "other files; name another folder"
+            )
+    for path in (output / top for top in sorted(tops)):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _copy(path: Path, target: Path) -> None:
@@ -159,7 +166,10 @@ def _copy(path: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
         ignore = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(path, target, dirs_exist_ok=True, ignore=ignore)
+        # Editors leave links to nowhere beside files that are open.
+        shutil.copytree(
+            path, target, dirs_exist_ok=True, ignore=ignore, ignore_dangling_symlinks=True
+        )
     elif path.is_file():
         shutil.copyfile(path, target)
     else:
