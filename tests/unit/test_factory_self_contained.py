@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from flashvar_factory.cli import COMMANDS, main
 from flashvar_factory.config import schema, this_machine
 from flashvar_factory.config.expand import Build, expand, select_all
 from flashvar_factory.config.selection_arguments import parse
-from flashvar_factory.errors import PackagingError
+from flashvar_factory.errors import CheckoutError, PackagingError
 from flashvar_factory.toolchain import container
 from flashvar_factory.toolchain.container import Choice, Facts
 
@@ -78,6 +79,21 @@ def test_it_holds_what_its_build_reads(project: Path) -> None:
 def test_it_knows_its_revision(project: Path) -> None:
     copied, original = source.gather(project, "x"), source.gather(ROOT, "x")
     assert (copied.revision, copied.dirty) == (original.revision, original.dirty)
+
+
+def test_it_knows_that_it_was_changed(tmp_path: Path) -> None:
+    root, output = tmp_path / "vecadd", tmp_path / "sm90"
+    example.write("vecadd", root)
+    git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for words in (["init", "-q", "--template="], ["add", "."], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *words], check=True)
+    assert main(["project", "sm90", "--root", str(root), "--output", str(output)]) == 0
+    assert source.stated(output) == (source.stated(root)[0], False)
+    (output / "src/cuda/abi/info.cc").write_text("// changed", encoding="utf-8")
+    assert source.stated(output) == (source.stated(root)[0], True)
+    (output / source.REVISION_FILE).write_text("[]", encoding="utf-8")
+    with pytest.raises(CheckoutError, match="expected what the command project wrote"):
+        source.stated(output)
 
 
 def test_its_metadata(project: Path) -> None:

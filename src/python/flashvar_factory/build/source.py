@@ -7,7 +7,8 @@ import hashlib
 import json
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,7 @@ from flashvar_factory.config.expand import Build
 from flashvar_factory.errors import CheckoutError
 
 CMAKE: Final = "cmake"
-# In a copy of a checkout's sources: its revision, and whether it differed from that.
+# In a copy of a checkout's sources: its revision, whether it differed from that, and their hash.
 REVISION_FILE: Final = "source_revision.json"
 # By convention of a project: its CMake files, and its C++ and CUDA sources.
 CUDA: Final = "src/cuda"
@@ -55,15 +56,23 @@ def identity(build: Build, labelled: str, toolkit: Toolkit, *, lineinfo: bool) -
 
 def write_revision(root: Path, output: Path) -> None:
     """Write the revision of the checkout at `root` down for a copy of its sources in `output`."""
-    (output / REVISION_FILE).write_text(json.dumps(stated(root)), encoding="utf-8")
+    text = json.dumps([*stated(root), _hash(_files(output)).hexdigest()])
+    (output / REVISION_FILE).write_text(text, encoding="utf-8")
 
 
 def _copied_revision(root: Path) -> tuple[str | None, bool | None] | None:
+    """What the file says; a copy that was changed differs from the revision too."""
     path = root / REVISION_FILE
     if not path.is_file():
         return None
-    revision, dirty = json.loads(path.read_text(encoding="utf-8"))
-    return revision, dirty
+    try:
+        revision, dirty, copied = json.loads(path.read_bytes())
+    except (ValueError, TypeError) as error:
+        raise CheckoutError(
+            f"{path}: expected what the command project wrote, found: {error}; write it again"
+        ) from None
+    changed = _hash(_files(root)).hexdigest() != copied
+    return revision, None if dirty is None else dirty or changed
 
 
 def committed(root: Path) -> int | None:
@@ -156,28 +165,32 @@ def digest(root: Path, plan: str) -> str:
 
     Those of the factory count once, be it installed or part of the checkout.
     """
-    files: dict[bytes, None] = {}
-    for top, path in _files(root):
-        name = path.relative_to(top).as_posix().encode()
-        content = path.read_bytes()
-        files[b"%s\0%d\0" % (name, len(content)) + content] = None
-    found = hashlib.sha256()
-    for file in files:
-        found.update(file)
+    of_factory = () if root == HOME else _files(HOME, (CMAKE,))
+    found = _hash(chain(_files(root), of_factory))
     found.update(plan.encode())
     return found.hexdigest()
 
 
-def _files(root: Path) -> Iterator[tuple[Path, Path]]:
-    """Each file, after the folder that its name is relative to."""
-    parts = [(root, part) for part in PARTS]
-    for top, part in parts if root == HOME else [*parts, (HOME, CMAKE)]:
+def _hash(files: Iterable[tuple[str, Path]]) -> hashlib._Hash:
+    """The hash of files and their names, without those that are there twice."""
+    contents: dict[bytes, None] = {}
+    for name, path in files:
+        content = path.read_bytes()
+        contents[b"%s\0%d\0" % (name.encode(), len(content)) + content] = None
+    found = hashlib.sha256()
+    for one in contents:
+        found.update(one)
+    return found
+
+
+def _files(top: Path, parts: Iterable[str] = PARTS) -> Iterator[tuple[str, Path]]:
+    """Each file below a folder, after its name there."""
+    for part in parts:
         path = top / part
-        if path.is_file():
-            yield top, path
-        inside = (file for file in sorted(path.rglob("*")) if file.is_file())
-        # Installers compile the factory's Python file among them.
-        yield from ((top, file) for file in inside if file.parent.name != "__pycache__")
+        for file in [path, *sorted(path.rglob("*"))]:
+            # Installers compile the factory's Python file among them.
+            if file.is_file() and file.parent.name != "__pycache__":
+                yield file.relative_to(top).as_posix(), file
 
 
 def _git(root: Path) -> tuple[str | None, bool | None]:
