@@ -9,7 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fakes
 import pytest
+from installed import put_wheel
 
 from flashvar.errors import ConfigurationError
 from flashvar_factory.build import example, self_contained, source
@@ -191,11 +193,22 @@ def test_a_project_is_of_one_architecture(
     assert not output.exists()
 
 
-def test_loading_what_is_not_installed_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["load-test", "flashvar-sm00"]) == 1
-    assert (
-        "expected the distribution 'flashvar-sm00' in this environment" in capsys.readouterr().err
-    )
+@pytest.mark.parametrize("name", ["flashvar-sm00", ""])
+def test_loading_what_is_not_installed_is_an_error(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["load-test", name]) == 1
+    assert f"expected the distribution {name!r} in this environment" in capsys.readouterr().err
+
+
+def test_loading_a_library_that_is_not_that_of_its_manifest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (library,) = put_wheel(tmp_path, fakes.manifest("89")).glob("*.so")
+    library.write_bytes(b"1234")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["load-test", "flashvar-sm89"]) == 1
+    assert f"{library}: expected the SHA-256 df3f6198" in capsys.readouterr().err
 
 
 def test_matrix_is_a_job_for_each_wheel(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ Also makes them part of this Python environment, and shows that they load.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import importlib
 import json
 import os
@@ -64,6 +65,12 @@ def check_loads(package: Path) -> str:
     """Open the library of a built binary, as its manifest describes it; one line about it."""
     manifest = manifests.read(package / manifests.FILE_NAME)
     path = package / manifest.library.file
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != manifest.library.sha256:  # dlopen of a damaged file may end the process
+        raise BinaryError(
+            f"{path}: expected the SHA-256 {manifest.library.sha256} of its manifest, found "
+            f"{found}; install it again"
+        )
     try:
         if manifest.torch is not None:
             importlib.import_module("torch")  # brings the library that this one is linked with

@@ -19,7 +19,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Print a line about each of its libraries; BinaryError when it has none, or one is refused."""
     try:
         found = metadata.distribution(arguments.distribution)
-    except metadata.PackageNotFoundError:
+    except (metadata.PackageNotFoundError, ValueError):  # ValueError: of no name at all
         raise BinaryError(
             f"expected the distribution {arguments.distribution!r} in this environment, found "
             "none; pip install it"
