@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -19,7 +20,7 @@ from flashvar_factory.cli import COMMANDS, main
 from flashvar_factory.config import schema, this_machine
 from flashvar_factory.config.expand import Build, expand, select_all
 from flashvar_factory.config.selection_arguments import parse
-from flashvar_factory.errors import CheckoutError, PackagingError
+from flashvar_factory.errors import BuildError, CheckoutError, PackagingError
 from flashvar_factory.toolchain import container
 from flashvar_factory.toolchain.container import Choice, Facts
 
@@ -161,6 +162,16 @@ def test_a_file_that_an_editor_has_open(tmp_path: Path) -> None:
     (root / "src/cuda/.#kernel.cuh").symlink_to("somebody@somewhere.1")
     words = ["project", "sm90", "--root", str(root), "--output", str(tmp_path / "sm90")]
     assert main(words) == 0
+
+
+def test_what_cannot_be_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "vecadd"
+    example.write("vecadd", root)
+    os.mkfifo(root / "src/cuda/pipe")
+    words = ["project", "sm90", "--root", str(root), "--output", str(tmp_path / "sm90")]
+    assert main(words) == BuildError.exit_code
+    expected = f"{root / 'src/cuda/pipe'}: expected a file that can be copied, found: "
+    assert expected in capsys.readouterr().err
 
 
 def test_another_folder_is_left_alone(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -115,6 +116,12 @@ def _run(parsed: argparse.Namespace) -> None:
     """Run the command; what a file refuses is an error of the build."""
     try:
         _module(parsed.name).run(parsed)
+    except shutil.Error as error:  # of several files that were copied
+        source, _, why = error.args[0][0]
+        raise BuildError(
+            f"{source}: expected a file that can be copied, found: {why}; remove it, or change "
+            "its permissions"
+        ) from error
     except OSError as error:
         if error.filename is None:  # no file, but a stream
             raise
