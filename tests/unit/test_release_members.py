@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -90,6 +91,25 @@ def test_shards_that_fit_are_merged(shards: dict[str, Path], tmp_path: Path) -> 
     )
     assert sorted(merged) == sorted(output.iterdir())
     assert (output / SM89).read_bytes() == SM89.encode()
+
+
+def test_a_merge_that_is_cut_off(
+    shards: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of a release has its name only when it is whole."""
+    output = tmp_path / "dist"
+
+    def interrupted(source: Path, target: Path) -> None:
+        Path(target).write_bytes(source.read_bytes()[:9])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "copyfile", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        merge(list(shards.values()), output, CONFIG, EXPECTED)
+    assert [path.name for path in output.iterdir() if members.read(path) is not None] == []
+    monkeypatch.undo()
+    assert len(merge(list(shards.values()), output, CONFIG, EXPECTED)) == 5
+    assert len(list(output.iterdir())) == 5
 
 
 FAULTS = {

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from flashvar_factory.config.schema import Config
-from flashvar_factory.release import members
+from flashvar_factory.release import members, publish
 from flashvar_factory.release.members import Member
+from flashvar_factory.release.steps import digest
 
 
 def merge(
@@ -20,6 +20,7 @@ def merge(
     found += members.complaints(files, expected)
     if not found:
         found += projects_extras(files, config, expected)
+    publish.remove_halves(output)
     if output.is_dir() and output.resolve() not in {shard.resolve() for shard in shards}:
         found += members.complaints(output.iterdir(), expected, whole=False)
     members.refuse(
@@ -30,7 +31,7 @@ def merge(
     for file in files:
         target = output / file.name
         if target.resolve() != file.resolve():
-            shutil.copyfile(file, target)
+            publish.copy(file, output, digest(file))
         merged.append(target)
     return merged
 

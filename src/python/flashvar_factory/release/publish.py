@@ -21,13 +21,18 @@ def prepare(dist: Path, expected: Sequence[Member]) -> None:
     """Refuse other files in `dist`, before minutes are spent; an older report is removed."""
     if not dist.is_dir():
         return
-    for half in dist.glob(f".*{_PARTIAL}"):  # of a release that was cut off while it copied
-        half.unlink()
+    remove_halves(dist)
     files = [file for file in dist.iterdir() if file.name not in REPORTS]
     found = members.complaints(files, expected, whole=False)
     members.refuse(found, str(dist), "move them away: everything in the folder is uploaded")
     for name in REPORTS:
         (dist / name).unlink(missing_ok=True)
+
+
+def remove_halves(folder: Path) -> None:
+    """Remove what a command that was cut off while it copied left in a folder."""
+    for half in folder.glob(f".*{_PARTIAL}"):
+        half.unlink()
 
 
 def copy(file: Path, folder: Path, checked: str) -> None:
