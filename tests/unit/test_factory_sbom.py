@@ -121,6 +121,17 @@ def test_read_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "inside    libstdc++      12.2.0" in capsys.readouterr().out
 
 
+def test_a_wheel_is_where_the_shell_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for `audit` and `verify`: the folder of a project has nothing to do with it."""
+    path = put(tmp_path, {PLACE: sbom.document(MANIFEST, LINK, "Apache-2.0", EPOCH).encode()})
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert main(["--root", "project", "sbom", path.name]) == 0
+    assert "inside    libstdc++      12.2.0" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -18,7 +18,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Print one line per component."""
     for wheel in arguments.wheels:
-        documents = sbom.read(arguments.root / wheel)
+        documents = sbom.read(wheel)
         for text in documents.values():
             print(text if arguments.json else _summary(wheel.name, text))
         if not documents and not arguments.json:
