@@ -1,8 +1,8 @@
 """Conditions on sizes that a traced graph may not know.
 
-A size that depends on values, such as the number of rows that a mask selects, is unknown until the
-graph runs, and conditions on it have no truth value before. Checks that such conditions decide are
-left to the run of the op, which checks its arguments again.
+A size that depends on values, such as the number of entries that nonzero() finds, is unknown until
+the graph runs, and conditions on it have no truth value before. Checks that such conditions decide
+are left to the run of the op, which checks its arguments again.
 """
 
 from __future__ import annotations
