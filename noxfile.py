@@ -70,6 +70,8 @@ FLOOR = [
     "plan_key",
     "reference*",
     "torch_*",
+    "unknown_sizes",
+    "vmap_places",
 ]
 # Those of the Triton kernels.
 TRITON = ["*_triton", "triton_*"]
