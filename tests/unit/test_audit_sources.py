@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from audited import faults
+from committed import commit_all
 
 from flashvar_factory.audit import expectations, source_checks
 from flashvar_factory.audit.expectations import Expectations
@@ -87,9 +88,7 @@ def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text, encoding="utf-8")
-    user = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-    for command in (["init", "-q", "--template="], ["add", "."], [*user, "commit", "-qm", "all"]):
-        subprocess.run(["git", "-C", str(root), *command], check=True)
+    commit_all(root)
     return root
 
 

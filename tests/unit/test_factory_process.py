@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from committed import commit_all
 from matrix import CONFIG
 
 from flashvar_factory.build import process, source, wheel
@@ -210,9 +211,7 @@ def test_a_checkout_with_a_name_that_is_no_text(tmp_path: Path) -> None:
     root = tmp_path / "project"
     root.mkdir()
     (root / "a\udcff.txt").write_text("x", encoding="utf-8")
-    user = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-    for words in (["init", "-q", "--template="], ["add", "."], [*user, "commit", "-qm", "all"]):
-        subprocess.run(["git", "-C", str(root), *words], check=True)
+    commit_all(root)
     assert source.listed(root) == {"a\udcff.txt"}
     reproduce.copy_sources(root, tmp_path / "copy", tmp_path)
     assert (tmp_path / "copy" / "a\udcff.txt").is_file()

@@ -6,12 +6,12 @@ import json
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import fakes
 import pytest
+from committed import commit_all
 from installed import put_wheel
 
 from flashvar.errors import ConfigurationError
@@ -87,9 +87,7 @@ def test_it_knows_its_revision(project: Path) -> None:
 def test_it_knows_that_it_was_changed(tmp_path: Path) -> None:
     root, output = tmp_path / "vecadd", tmp_path / "sm90"
     example.write("vecadd", root)
-    git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b.c"]
-    for words in (["init", "-q", "--template="], ["add", "."], ["commit", "-qm", "all"]):
-        subprocess.run([*git, *words], check=True)
+    commit_all(root)
     assert main(["project", "sm90", "--root", str(root), "--output", str(output)]) == 0
     assert source.stated(output) == (source.stated(root)[0], False)
     (output / "src/cuda/abi/info.cc").write_text("// changed", encoding="utf-8")

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from committed import commit_all
 
 from flashvar_factory.build import source
 from flashvar_factory.errors import CheckoutError
@@ -23,9 +24,7 @@ def project(tmp_path: Path) -> Path:
     root = tmp_path / "project"
     root.mkdir()
     (root / "CMakeLists.txt").write_text("x", encoding="utf-8")
-    user = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-    for words in (["init", "-q", "--template="], ["add", "."], [*user, "commit", "-qm", "all"]):
-        subprocess.run(["git", "-C", str(root), *words], check=True)
+    commit_all(root)
     return root
 
 
