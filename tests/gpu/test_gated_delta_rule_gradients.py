@@ -84,6 +84,20 @@ def test_equal_keys(dims: tuple[int, int], gate: float, beta: float) -> None:
     compared(given, "cuda", v=2.0, beta=2.0, out=of_forward, final=of_forward)
 
 
+@pytest.mark.parametrize("beta", [1.0, 2.0])
+@pytest.mark.parametrize("share", [0.0, 0.6, 0.9])
+@pytest.mark.parametrize("dims", [(16, 64), (64, 64), (128, 128), (256, 64)], ids=str)
+def test_keys_with_a_common_part(dims: tuple[int, int], share: float, beta: float) -> None:
+    """Rows whose absolute values sum up to more than the growth of a careful chunk, or do not."""
+    given = made(300, (2, 4), dims, fused=False)
+    common = torch.nn.functional.normalize(given["k"][:, :1].float(), dim=-1)
+    mixed = share * common + (1 - share) * given["k"].float()
+    given["k"] = torch.nn.functional.normalize(mixed, dim=-1).bfloat16()
+    given["beta"].mul_(beta / 2)
+    given["g"].mul_(1e-3)
+    compared(given, "cuda")
+
+
 @pytest.mark.parametrize("dims", [(128, 128), (256, 64)], ids=str)
 def test_chunks_of_every_kind_side_by_side(dims: tuple[int, int]) -> None:
     """Heads that share q and k, each with chunks of another growth."""

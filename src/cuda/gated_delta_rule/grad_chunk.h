@@ -16,9 +16,12 @@
 
 namespace flashvar::gated_delta_rule {
 
-// Here `growth` is 1 + the infinity norm of (X o D) diag(beta). Above kCarefulGrowth a chunk is
-// careful: its 16-bit matrices are stored as two, high part and low part (the rounding error of the
-// high part). Above kMaxGradGrowth it is computed token by token, in fp32.
+// Here `growth` is the largest sum of squares of a row of I - (X o D) diag(beta), the matrix that
+// turns W into R: independent rounding errors of W grow by its root. Where keys have length 1 and
+// beta is at most 1 it is at most 2, whatever the keys; with equal keys it is 2 / (2 - beta). Above
+// kCarefulGrowth a chunk is careful: its 16-bit matrices are stored as two, high part and low part
+// (the rounding error of the high part). Above kMaxGradGrowth it is computed token by token, in
+// fp32.
 inline constexpr float kCarefulGrowth = 2.25f;
 inline constexpr float kMaxGradGrowth = 8.f;
 // Largest element of X that is stored in fp16.

@@ -33,7 +33,7 @@ class SolutionWriter {
   using FirstMatrix = Solution<Record>;
   const KeyProducts& products;
   const HeadVectors& head;
-  float* const row_totals;  // sums of absolute values, within the blocks on the diagonal
+  float* const row_totals;  // contributions to the growth, within the blocks on the diagonal
   SolutionMatrix const matrix;
   unsigned char* const bytes;  // of the matrix
   int const lane_id;
