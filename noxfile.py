@@ -65,7 +65,7 @@ FLOOR = [
     "imports",
     "integrations_documents",
     "integrations_torch*",
-    "layers",
+    "layers*",
     "odd_*",
     "plan_key",
     "reference*",

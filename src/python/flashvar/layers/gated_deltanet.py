@@ -8,16 +8,16 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.nn.modules.module import _has_any_global_hook
 
 from flashvar.errors import InvalidInputError, ShapeError
+from flashvar.layers.joined import are_one_convolution, project, project_each
 from flashvar.layers.norms import FusedRMSNormGated, RMSNorm
 from flashvar.layers.padding import pack, packing_of, unpack
 from flashvar.layers.short_convolution import ShortConvolution, refuse_context_parallel
 from flashvar.layers.state_cache import check_cache
 from flashvar.ops.arguments import count, is_number, size
 from flashvar.ops.causal_conv1d.api import causal_conv1d
-from flashvar.ops.dispatch_modes import PLAIN, is_compiling
+from flashvar.ops.dispatch_modes import is_compiling
 from flashvar.ops.gated_delta_rule.api import gated_delta_rule
 
 
@@ -174,8 +174,7 @@ class GatedDeltaNet(nn.Module):  # type: ignore[misc]
             _by_heads("q", q, self.num_heads, self.head_k_dim),
             _by_heads("k", k, self.num_heads, self.head_k_dim),
             _by_heads("v", v, self.num_v_heads, self.head_v_dim),
-            self.a_proj(hidden_states),
-            self.b_proj(hidden_states),
+            *project_each(hidden_states, (self.a_proj, self.b_proj)),
             initial_state=last.get("recurrent_state"),
             return_final_state=use_cache,
             state_layout="vk",
@@ -223,12 +222,13 @@ class GatedDeltaNet(nn.Module):  # type: ignore[misc]
         cu_seqlens: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Any]:
         """q, k and v, and the states of their convolutions."""
-        projected = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+        projections = (self.q_proj, self.k_proj, self.v_proj)
         if not self.use_short_conv:
-            q, k, v = (functional.silu(one) for one in projected)
+            q, k, v = (functional.silu(layer(x)) for layer in projections)
             return q, k, v, None
         layers = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
-        if states is not None or use_cache or not _are_one_convolution(layers):
+        if states is not None or use_cache or not are_one_convolution(layers):
+            projected = [layer(x) for layer in projections]
             if states is not None and not use_cache:  # one token would be written into them
                 states = [state.clone() for state in states]
             found = [
@@ -239,7 +239,7 @@ class GatedDeltaNet(nn.Module):  # type: ignore[misc]
             return q, k, v, after if use_cache else None
         biases = [layer.bias for layer in layers]
         y = causal_conv1d(
-            torch.cat(projected, -1),
+            project(x, projections),
             torch.cat([layer.weight.squeeze(1) for layer in layers]),
             None if biases[0] is None else torch.cat(biases),
             activation="silu",
@@ -267,28 +267,6 @@ def _by_heads(name: str, x: torch.Tensor, heads: int, head_dim: int) -> torch.Te
             "ranks have some heads each, keep projections DTensors with use_local_output=False"
         )
     return x.unflatten(-1, (heads, head_dim))
-
-
-def _are_one_convolution(layers: tuple[ShortConvolution, ...]) -> bool:
-    """Whether one convolution of all channels computes the layers, which may have been replaced."""
-    if not all(map(_is_only_a_convolution, layers)):
-        return False
-    first, *others = [(layer.kernel_size, layer.bias is None) for layer in layers]
-    return all(other == first for other in others)
-
-
-def _is_only_a_convolution(layer: nn.Module) -> bool:
-    """Whether a call of a layer does nothing but convolve and pass the usual activation.
-
-    It has no hooks, no other class and no forward of its own, which others may have given it.
-    Shards of DTensors are not joined to those of other layers without communication.
-    """
-    forward = layer._forward_hooks or layer._forward_pre_hooks
-    backward = layer._backward_hooks or layer._backward_pre_hooks
-    hooks = forward or backward or _has_any_global_hook()
-    if type(layer) is not ShortConvolution or hooks or "forward" in layer.__dict__:
-        return False
-    return type(layer.weight) in PLAIN and layer.activation in ("silu", "swish")
 
 
 def _gate_parameters(heads: int) -> tuple[nn.Parameter, nn.Parameter]:
