@@ -33,6 +33,7 @@ class DeltaCell(Cell):
     batch: int = 1
     seqlen: int = 8192
     head_dims: tuple[int, int] = (HEAD_DIM, HEAD_DIM)  # K, V
+    lowest_gate: float = -1.0
 
 
 def _cell(
@@ -41,6 +42,7 @@ def _cell(
     batch: int,
     seqlen: int,
     head_dims: tuple[int, int] = (HEAD_DIM, HEAD_DIM),
+    lowest_gate: float = -1.0,
 ) -> DeltaCell:
     # Products with a state, of squares with K and with V, and of squares, for each token.
     products = (3, 2, 2, 1 / 3) if direction == "forward" else (9, 6, 5, 2)
@@ -50,10 +52,13 @@ def _cell(
     name = f"{direction}, {heads[0]}/{heads[1]} heads, {batch} x {seqlen}"
     if head_dims != (HEAD_DIM, HEAD_DIM):
         name += f", K {k}, V {v}"
+    if lowest_gate != -1.0:
+        name += f", gates to {lowest_gate:g}"
     function = FORWARD if direction == "forward" else BACKWARD
     work = batch * seqlen * heads[1] * token
     return DeltaCell(
-        name, function, DTYPE, ((k,),), work, direction, heads, batch, seqlen, head_dims
+        *(name, function, DTYPE, ((k,),), work, direction, heads, batch, seqlen, head_dims),
+        lowest_gate,
     )
 
 
@@ -61,10 +66,12 @@ _Shape: TypeAlias = tuple[tuple[int, int], int, int]
 
 
 def _cells(
-    *shapes: _Shape, head_dims: tuple[int, int] = (HEAD_DIM, HEAD_DIM)
+    *shapes: _Shape,
+    head_dims: tuple[int, int] = (HEAD_DIM, HEAD_DIM),
+    lowest_gate: float = -1.0,
 ) -> tuple[DeltaCell, ...]:
     return tuple(
-        _cell(direction, *shape, head_dims)
+        _cell(direction, *shape, head_dims, lowest_gate)
         for shape in shapes
         for direction in ("forward", "backward")
     )
@@ -76,6 +83,8 @@ MORE_CELLS: Final = (
     *_cells(((32, 32), 1, 8192), head_dims=(64, 64)),
     *_cells(((16, 16), 1, 8192), head_dims=(96, 192)),
     *_cells(((6, 6), 1, 16384), ((6, 6), 4, 4096), head_dims=(256, 512)),
+    # States that decay slowly, so that a token depends on all before it in its chunk.
+    *_cells(((16, 32), 1, 8192), lowest_gate=-0.01),
 )
 
 SMALL_CELLS: Final = _cells(((2, 2), 1, 64))[:1]
@@ -94,7 +103,7 @@ def call(cell: DeltaCell, contender: str, device: torch.device) -> Call:
     k, v = cell.head_dims
     given = {
         **{"q": made(few, k), "k": made(few, k), "v": made(many, v)},
-        "g": -torch.rand(*rows, many, device=device),
+        "g": cell.lowest_gate * torch.rand(*rows, many, device=device),
         "beta": torch.rand(*rows, many, device=device).bfloat16(),
     }
     rule = _rule(contender)
