@@ -106,6 +106,33 @@ def test_values(
 
 @DTYPES
 @pytest.mark.parametrize("by", BACKENDS)
+@pytest.mark.parametrize("order", ["tokens", "expanded", "wide"])
+@pytest.mark.parametrize("packed", [False, True], ids=["batch", "packed"])
+def test_a_gradient_in_another_order(packed: bool, order: str, by: str, dtype: torch.dtype) -> None:
+    """As models make it that transpose or split y: the gradient alone has other strides than y."""
+    batch, rows, dim = (1, 2060, 520) if packed else (2, 1030, 520)
+    given = made((batch, rows, dim), 4, 3, 3 if packed else batch, dtype)
+    ends = torch.tensor([0, 700, 701, rows], device=DEVICE) if packed else None
+    leaves = {name: one.requires_grad_() for name, one in given.items()}
+    y, final = flashvar.causal_conv1d(
+        **leaves, activation="silu", return_final_state=True, cu_seqlens=ends, backend=by
+    )
+    of_y = torch.randn(batch, dim, rows, device=DEVICE).to(dtype).transpose(1, 2)
+    if order == "expanded":
+        of_y = of_y[:, :, :1].expand_as(y)
+    elif order == "wide":  # neither tokens nor channels are contiguous
+        of_y = torch.stack((of_y, of_y), -1)[..., 1]
+    weights = of_y, torch.randn_like(final)
+    found = torch.autograd.grad((y, final), list(leaves.values()), weights)
+    wanted = oracle(given, ends, weights)[2:]
+    limit = 4 * torch.finfo(dtype).eps
+    least = dict.fromkeys(("weight", "bias"), (batch * rows) ** 0.5)
+    for name, one, expected in zip(leaves, found, wanted, strict=True):
+        assert error(one, expected, least.get(name, 1e-30)) <= limit, name
+
+
+@DTYPES
+@pytest.mark.parametrize("by", BACKENDS)
 @pytest.mark.parametrize("layout", ["btd", "bdt"])
 def test_slices_of_a_projection(layout: str, by: str, dtype: torch.dtype) -> None:
     """Views that are not aligned, parameters of other dtypes, and gradients that are expanded."""
