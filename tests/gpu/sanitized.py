@@ -281,10 +281,6 @@ def _convolve(backend: str, _: list[int]) -> None:
         flashvar.causal_conv1d_update(
             tokens, pool, weight, activation="silu", state_indices=slots, backend=backend
         )
-    # A gradient that is large enough to be copied, in tiles of which the last ones are not full.
-    x, weight = torch.randn(1, 1030, 1020, device=DEVICE), torch.randn(1020, 4, device=DEVICE)
-    y = flashvar.causal_conv1d(x.requires_grad_(), weight.requires_grad_(), backend=backend)
-    torch.autograd.grad(y, (x, weight), torch.randn_like(x.mT.contiguous()).mT)
 
 
 _CALLS: Final[dict[str, Callable[[str, list[int]], None]]] = {
