@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,6 +53,18 @@ def differences(
     yield "requirements", some(missing), some(strange)
 
 
+def license_files(project: Mapping[str, Any], folder: Path) -> list[str] | None:
+    """The files that the patterns of `license-files` mean (PEP 639); None where it is absent."""
+    patterns = project.get("license-files")
+    return None if patterns is None else matching(folder, patterns)
+
+
+def matching(folder: Path, patterns: Iterable[str]) -> list[str]:
+    """The files of a folder that patterns mean, by their names there, each once."""
+    found = (path for one in patterns for path in sorted(folder.glob(one)) if path.is_file())
+    return list(dict.fromkeys(path.relative_to(folder).as_posix() for path in found))
+
+
 def _fields(project: Mapping[str, Any], folder: Path, release: str) -> dict[str, object]:
     """The fields that [project] makes, those of requirements aside; none that is empty."""
     text, kind = _readme(project, folder, release)
@@ -66,7 +78,7 @@ def _fields(project: Mapping[str, Any], folder: Path, release: str) -> dict[str,
         "keywords": project.get("keywords"),
         "classifiers": project.get("classifiers"),
         "license_expression": licence if isinstance(licence, str) else None,
-        "license_files": project.get("license-files"),
+        "license_files": license_files(project, folder),
         "requires_python": project.get("requires-python"),
         "project_urls": project.get("urls"),
     }

@@ -25,6 +25,8 @@ from flashvar_factory.inspect import core_metadata, entry_points, sdist
 
 _METADATA = ("METADATA", "RECORD", "WHEEL", "entry_points.txt")
 _IGNORED = "__pycache__"
+# The licence texts that scikit-build-core packs where pyproject.toml does not name any.
+_LICENSE_FILES = ("LICEN[CS]E*", "COPYING*", "NOTICE*", "AUTHORS*")
 
 
 def sources(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
@@ -44,7 +46,7 @@ def sources(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
     info = {f"{wheel.info}/{name}" for name in (*_METADATA, *(["variant.json"] * of_label))}
     licenses = {
         f"{wheel.info}/licenses/{name}": (folder / name).read_bytes()
-        for name in project["project"].get("license-files", [])
+        for name in _license_files(project, folder)
     }
     wanted |= licenses
     found = {
@@ -104,7 +106,7 @@ def _compile_error(content: bytes, name: str) -> str | None:
 
 def _packages(root: Path, project: Mapping[str, Any]) -> dict[str, bytes]:
     """What [tool.scikit-build] packs: packages, and other files by the names that it gives them."""
-    settings = project.get("tool", {}).get("scikit-build", {}).get("wheel", {})
+    settings = _wheel_settings(project)
     named = {Path(one).name: one for one in settings.get("packages", [])}
     named |= {name: one for one, name in settings.get("force-include", {}).items()}
     files: dict[str, bytes] = {}
@@ -115,6 +117,20 @@ def _packages(root: Path, project: Mapping[str, Any]) -> dict[str, bytes]:
                 inside = path.relative_to(top).as_posix()
                 files[name if path == top else f"{name}/{inside}"] = path.read_bytes()
     return files
+
+
+def _wheel_settings(project: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = project.get("tool", {}).get("scikit-build", {}).get("wheel", {})
+    return found
+
+
+def _license_files(project: Mapping[str, Any], folder: Path) -> list[str]:
+    """The licence texts in a wheel, by their names in the folder of pyproject.toml."""
+    stated = declared_metadata.license_files(project["project"], folder)
+    if stated is not None:
+        return stated
+    patterns = _wheel_settings(project).get("license-files", _LICENSE_FILES)
+    return declared_metadata.matching(folder, patterns)
 
 
 def declared(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
@@ -173,7 +189,8 @@ def _declared_files(root: Path) -> set[str]:
     project = toml_table.plain(path).get("project", {}) if path.is_file() else {}
     stated = readme.FILE_NAME if "readme" in project.get("dynamic", []) else project.get("readme")
     file = stated.get("file") if isinstance(stated, dict) else stated
-    return {*project.get("license-files", []), *([file] if file is not None else [])}
+    texts = declared_metadata.license_files(project, root) or []
+    return {*texts, *([file] if file is not None else [])}
 
 
 def _sdist(path: Path, files: Mapping[str, bytes], expected: Expectations) -> Iterator[Finding]:
