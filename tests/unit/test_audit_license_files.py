@@ -10,9 +10,9 @@ import pytest
 from audited import faults
 from committed import commit_all
 
-from flashvar_factory.audit import declared_metadata, expectations, source_checks
+from flashvar_factory.audit import expectations, source_checks
 from flashvar_factory.audit.expectations import Expectations
-from flashvar_factory.config import schema, toml_table
+from flashvar_factory.config import schema
 
 ROOT = Path(__file__).parents[2]
 CONFIG = schema.read(ROOT / "variants.toml")
@@ -46,7 +46,6 @@ STATED = {
     "none": ("license-files = []", "", []),
     "the backend's own setting": ("", 'wheel.license-files = ["NOTICE*"]', ["NOTICE.txt"]),
 }
-DISTRIBUTIONS = [ROOT, *(file.parent for file in ROOT.glob("packages/*/pyproject.toml"))]
 
 pytestmark = pytest.mark.usefixtures("auditwheel")
 
@@ -86,10 +85,3 @@ def test_what_the_backend_packs(
         (folder / name).write_text("another\n", encoding="utf-8")
     found = "; ".join(faults(wheel, expected(folder)))
     assert [name for name in texts if f"licenses/{name}'" in found] == texts
-
-
-@pytest.mark.parametrize("folder", DISTRIBUTIONS, ids=lambda folder: folder.name)
-def test_every_distribution_has_the_licence(folder: Path) -> None:
-    project = toml_table.plain(folder / "pyproject.toml")["project"]
-    assert declared_metadata.license_files(project, folder) == ["LICENSE"]
-    assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
