@@ -146,8 +146,8 @@ def updated(heads: Any, channels: Any) -> dict[str, Any]:
 
     of_conv = (made(BATCH, K), made(BATCH, K, 4), made(K, 4), made(K))
     parts = [lie(x, dim, channels) for x, dim in zip(of_conv, (1, 1, 0, 0), strict=True)]
-    found += [flashvar.causal_conv1d_update(*parts, "silu"), parts[1]]
-    wanted += [flashvar.causal_conv1d_update(*of_conv, "silu"), of_conv[1]]
+    found += [flashvar.causal_conv1d_update(*parts, activation="silu"), parts[1]]
+    wanted += [flashvar.causal_conv1d_update(*of_conv, activation="silu"), of_conv[1]]
     pairs = zip(found, wanted, strict=True)
     return {
         "errors": [(have.full_tensor() - want).abs().max().item() for have, want in pairs],

@@ -59,7 +59,7 @@ def test_decoding_is_one_long_call() -> None:
         return_final_state=True,
     )  # fmt: skip
     tokens = [
-        causal_conv1d_update(x[:, t], state, given["weight"], given["bias"], "swish")
+        causal_conv1d_update(x[:, t], state, given["weight"], given["bias"], activation="swish")
         for t in range(8)
     ]
     # To the last bit or one off: a CPU's vector code for exp is not its code for what is left over.
@@ -113,8 +113,8 @@ def test_circular_states(columns: int, steps: tuple[int, ...], pooled: bool) -> 
         before, column = state.clone(), torch.arange(columns)
         parts.append(
             causal_conv1d_update(
-                x, state, given["weight"], given["bias"], "silu", residual=residual,
-                state_indices=indices, state_positions=seen,
+                x, state, given["weight"], given["bias"], activation="silu",
+                residual=residual, state_indices=indices, state_positions=seen,
             )
         )  # fmt: skip
         for i, slot in enumerate(range(3) if indices is None else indices.tolist()):

@@ -158,7 +158,7 @@ class ShortConvolution(nn.Conv1d):  # type: ignore[misc]
             residual = residual.transpose(0, 1)
         weight = self.weight.squeeze(1)
         y = causal_conv1d_update(
-            rows, cache, weight, self.bias, self._activation, residual=residual
+            rows, cache, weight, self.bias, activation=self._activation, residual=residual
         )
         return y.view(x.shape), cache if output_final_state else None
 

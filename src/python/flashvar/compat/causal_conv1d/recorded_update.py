@@ -35,7 +35,7 @@ def update(
             state,
             weight,
             bias,
-            activation,
+            activation=activation,
             residual=residual,
             state_indices=state_indices,
             state_positions=state_positions,

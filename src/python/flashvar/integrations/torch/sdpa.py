@@ -196,9 +196,10 @@ def attend_with_lse(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`attend` of [batch, rows, heads, head_dim], and the log-sum-exp [batch, heads, rows]."""
     q, k, v, options = _arguments(q, k, v, mask, causal, "bshd")
-    return attention(
+    out, lse = attention(
         q, k, v, scale=plain_scale(scale), dropout_p=dropout_p, return_lse=True, **options
     )
+    return out, lse
 
 
 def _arguments(

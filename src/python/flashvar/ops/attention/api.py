@@ -59,6 +59,28 @@ def attention(
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = ...,
+    scale: float | None = ...,
+    window_size: tuple[int, int] = ...,
+    softcap: float = ...,
+    bias: torch.Tensor | None = ...,
+    sinks: torch.Tensor | None = ...,
+    alibi_slopes: torch.Tensor | None = ...,
+    dropout_p: float = ...,
+    rng_state: torch.Tensor | None = ...,
+    deterministic: bool = ...,
+    return_lse: bool,
+    layout: Layout = ...,
+    backend: BackendName = ...,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+
+
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,

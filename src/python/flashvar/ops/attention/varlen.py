@@ -64,6 +64,31 @@ def attention_varlen(
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
+@overload
+def attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor | None = ...,
+    max_seqlen_q: int | None = ...,
+    max_seqlen_k: int | None = ...,
+    seqused_k: torch.Tensor | None = ...,
+    causal: bool = ...,
+    scale: float | None = ...,
+    window_size: tuple[int, int] = ...,
+    softcap: float = ...,
+    sinks: torch.Tensor | None = ...,
+    alibi_slopes: torch.Tensor | None = ...,
+    dropout_p: float = ...,
+    rng_state: torch.Tensor | None = ...,
+    deterministic: bool = ...,
+    return_lse: bool,
+    backend: BackendName = ...,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+
+
 def attention_varlen(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, overload
 
 import torch
 from torch.nn import functional
@@ -37,6 +37,60 @@ from flashvar.selection.request import BackendName
 
 Activation = Literal["silu", "swish"] | None
 Layout = Literal["btd", "bdt"]
+
+
+@overload
+def causal_conv1d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = ...,
+    *,
+    activation: Activation = ...,
+    residual: torch.Tensor | None = ...,
+    initial_state: torch.Tensor | None = ...,
+    return_final_state: Literal[False] = ...,
+    state_len: int | None = ...,
+    cu_seqlens: torch.Tensor | None = ...,
+    seq_idx: torch.Tensor | None = ...,
+    layout: Layout = ...,
+    backend: BackendName = ...,
+) -> torch.Tensor: ...
+
+
+@overload
+def causal_conv1d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = ...,
+    *,
+    activation: Activation = ...,
+    residual: torch.Tensor | None = ...,
+    initial_state: torch.Tensor | None = ...,
+    return_final_state: Literal[True],
+    state_len: int | None = ...,
+    cu_seqlens: torch.Tensor | None = ...,
+    seq_idx: torch.Tensor | None = ...,
+    layout: Layout = ...,
+    backend: BackendName = ...,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@overload
+def causal_conv1d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = ...,
+    *,
+    activation: Activation = ...,
+    residual: torch.Tensor | None = ...,
+    initial_state: torch.Tensor | None = ...,
+    return_final_state: bool,
+    state_len: int | None = ...,
+    cu_seqlens: torch.Tensor | None = ...,
+    seq_idx: torch.Tensor | None = ...,
+    layout: Layout = ...,
+    backend: BackendName = ...,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 
 
 def causal_conv1d(
@@ -229,8 +283,8 @@ def causal_conv1d_update(
     state: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
-    activation: Activation = None,
     *,
+    activation: Activation = None,
     residual: torch.Tensor | None = None,
     state_indices: torch.Tensor | None = None,
     state_positions: torch.Tensor | None = None,
@@ -264,7 +318,8 @@ def causal_conv1d_update(
         The output, in the shape, dtype and order of strides of x.
 
     Raises:
-        InvalidInputError: a shape, dtype, device or option is not supported.
+        InvalidInputError: a shape, dtype, device or option is not supported (ShapeError,
+            DtypeError, DeviceError and LayoutError are subclasses).
         BackendUnavailableError: no backend supports the call; the message has the reason for each.
         BinaryError: the driver refused a launch.
     """

@@ -53,5 +53,6 @@ def _packed(given: Tensors) -> tuple[torch.Tensor, ...]:
 
 def _update(given: Tensors) -> tuple[torch.Tensor, ...]:
     state = given["state"].clone()
-    y = causal_conv1d_update(given["x"], state, given["weight"], given["bias"], "silu")
+    x, weight, bias = given["x"], given["weight"], given["bias"]
+    y = causal_conv1d_update(x, state, weight, bias, activation="silu")
     return y, state

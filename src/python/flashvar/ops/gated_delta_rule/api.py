@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, overload
 
 import torch
 
@@ -23,10 +23,58 @@ from flashvar.ops.profiling import recorded
 from flashvar.ops.sharding import are_dtensors
 from flashvar.selection.request import BackendName
 
+StateLayout = Literal["kv", "vk"]
+
 _TENSORS: Final = (
     *("q", "k", "v", "g", "beta", "A_log", "dt_bias", "cu_seqlens"),
     *("initial_state", "state_indices"),
 )
+
+
+@overload
+def gated_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor | None,
+    beta: torch.Tensor,
+    *,
+    scale: float | None = ...,
+    initial_state: torch.Tensor | None = ...,
+    return_final_state: Literal[True],
+    state_indices: torch.Tensor | None = ...,
+    state_layout: StateLayout = ...,
+    cu_seqlens: torch.Tensor | None = ...,
+    qk_l2norm: bool = ...,
+    beta_sigmoid: bool = ...,
+    allow_neg_eigval: bool = ...,
+    A_log: torch.Tensor | None = ...,  # noqa: N803
+    dt_bias: torch.Tensor | None = ...,
+    backend: BackendName = ...,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@overload
+def gated_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor | None,
+    beta: torch.Tensor,
+    *,
+    scale: float | None = ...,
+    initial_state: torch.Tensor | None = ...,
+    return_final_state: bool = ...,
+    state_indices: torch.Tensor | None = ...,
+    state_layout: StateLayout = ...,
+    cu_seqlens: torch.Tensor | None = ...,
+    qk_l2norm: bool = ...,
+    beta_sigmoid: bool = ...,
+    allow_neg_eigval: bool = ...,
+    A_log: torch.Tensor | None = ...,  # noqa: N803
+    dt_bias: torch.Tensor | None = ...,
+    backend: BackendName = ...,
+) -> tuple[torch.Tensor, torch.Tensor | None]: ...
 
 
 def gated_delta_rule(
@@ -40,7 +88,7 @@ def gated_delta_rule(
     initial_state: torch.Tensor | None = None,
     return_final_state: bool = False,
     state_indices: torch.Tensor | None = None,
-    state_layout: Literal["kv", "vk"] = "kv",
+    state_layout: StateLayout = "kv",
     cu_seqlens: torch.Tensor | None = None,
     qk_l2norm: bool = False,
     beta_sigmoid: bool = False,
@@ -100,7 +148,8 @@ def gated_delta_rule(
     Raises:
         InvalidInputError: a shape, dtype, device or option is not supported (ShapeError,
             DtypeError, DeviceError and LayoutError are subclasses).
-        BackendUnavailableError: no backend supports the call.
+        BackendUnavailableError: no backend supports the call; the message has the reason for each.
+        BinaryError: the driver refused a launch.
     """
     given = (q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state, state_indices)
     options = (scale, qk_l2norm, beta_sigmoid, allow_neg_eigval, state_layout, backend)
