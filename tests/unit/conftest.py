@@ -26,7 +26,6 @@ def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Forget what was found, opened and chosen, before and after; and the environment."""
     from flashvar.binaries import loader, registry
     from flashvar.integrations import support
-    from flashvar.ops.attention import plan
     from flashvar.ops.plans import Plans
     from flashvar.selection import resolve
 
@@ -39,11 +38,11 @@ def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (support, "_kept"),
     ):
         monkeypatch.setattr(module, name, {})
-    for name in ("_plans", "_backward_plans"):
-        monkeypatch.setattr(plan, name, Plans())
-    sdpa = sys.modules.get("flashvar.integrations.torch.sdpa")
-    if sdpa is not None:
-        monkeypatch.setattr(sdpa, "_recent", Plans())
+    # Plans hold what was chosen. Of ops that are not imported there are none.
+    for module in [one for name, one in sys.modules.items() if name.startswith("flashvar.")]:
+        for name, value in [*vars(module).items()]:
+            if isinstance(value, Plans):
+                monkeypatch.setattr(module, name, Plans())
     monkeypatch.setattr(resolve, "_logged", set())
     cached = registry.installed, resolve.choose
     for one in cached:
