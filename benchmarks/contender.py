@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.cases import Cell
+from flashvar.ops.dtypes import dtype_of
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 # Enqueues the work; gives out, or the gradients of q, k and v, in the shapes of q, k and v.
@@ -28,7 +29,6 @@ Forward: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.
 # Makes the forward of a cell; raises where the contender cannot run it.
 Make: TypeAlias = Callable[[Cell, torch.device], Forward]
 
-DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _SEED: Final = 20
 _DROPOUT: Final = 0.1
 
@@ -49,7 +49,7 @@ def inputs(cell: Cell, device: torch.device) -> tuple[Tensors, torch.Tensor]:
     def normal(heads: int, length: int) -> torch.Tensor:
         rows = (sum(cell.lengths),) if cell.lengths else (cell.batch, length)
         shape = (*rows, heads, cell.head_dim)
-        return torch.randn(shape, dtype=DTYPES[cell.dtype], device=device, generator=generator)
+        return torch.randn(shape, dtype=dtype_of(cell.dtype), device=device, generator=generator)
 
     q = normal(cell.heads, cell.seqlen)
     k, v = (normal(cell.heads_kv, cell.keys) for _ in range(2))
@@ -105,7 +105,7 @@ _FEATURES: Final[dict[str, Callable[[Cell, torch.device], dict[str, Any]]]] = {
     "dropout": lambda cell, device: {"dropout_p": _DROPOUT},
     "bias": lambda cell, device: {
         "bias": torch.randn(
-            *(1, 1, cell.seqlen, cell.seqlen), dtype=DTYPES[cell.dtype], device=device
+            *(1, 1, cell.seqlen, cell.seqlen), dtype=dtype_of(cell.dtype), device=device
         )
     },
     "deterministic": lambda cell, device: {"deterministic": True},

@@ -21,10 +21,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks import cases
-from benchmarks.contender import DTYPES, heads_first
+from benchmarks.contender import heads_first
 from benchmarks.names import HOST_OF_OP
 from benchmarks.report import Options, Report, Row, chosen, reason
 from flashvar.cli.speed import OURS, timed_ops
+from flashvar.ops.dtypes import dtype_of
 
 _CALLS: Final = 200
 _ROUNDS: Final = 30
@@ -81,7 +82,7 @@ def _contenders(device: str) -> dict[str, Contender]:
 
     case = cases.host()
     shape = (case.batch, case.seqlen, case.heads, case.head_dim)
-    tensors = [torch.randn(shape, dtype=DTYPES[case.dtype], device=device) for _ in range(3)]
+    tensors = [torch.randn(shape, dtype=dtype_of(case.dtype), device=device) for _ in range(3)]
     leaves = [tensor.clone().requires_grad_() for tensor in tensors]
     # Leaves, not views of leaves: those would add a step of their own to the graph.
     theirs = [view.detach() for view in heads_first(*tensors)]

@@ -19,8 +19,8 @@ from torch import nn
 
 from benchmarks import cases, timing, worker_pool
 from benchmarks.cases import LayerCell
-from benchmarks.contender import DTYPES
 from benchmarks.report import Options, Report, Row, chosen, reason
+from flashvar.ops.dtypes import dtype_of
 
 OURS: Final = "gated-delta-net"
 _SEED: Final = 20
@@ -190,8 +190,9 @@ def _call(make: Callable[[LayerCell], nn.Module], cell: LayerCell) -> Callable[[
     device = current_device()
     torch.manual_seed(_SEED)
     shape = (cell.batch, cell.seqlen, cell.hidden)
-    x, grad = torch.randn(2, *shape, device=device, dtype=DTYPES[cell.dtype]).unbind()
-    layer = make(cell).to(device, DTYPES[cell.dtype])  # draws numbers too, so the inputs come first
+    dtype = dtype_of(cell.dtype)
+    x, grad = torch.randn(2, *shape, device=device, dtype=dtype).unbind()
+    layer = make(cell).to(device, dtype)  # draws numbers too, so the inputs come first
     if cell.direction == "forward":
 
         def forward() -> object:

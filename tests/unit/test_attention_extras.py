@@ -154,7 +154,7 @@ BAD_PACKING: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "bound below the truth": (
         {"cu_seqlens_q": offsets(0, 9), "max_seqlen_q": 8},
-        InvalidInputError,
+        ShapeError,
         "max_seqlen_q must be at least the longest sequence, found 8 and a sequence of 9",
     ),
     "bound negative": (
@@ -169,12 +169,12 @@ BAD_PACKING: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "used beyond a sequence": (
         {"cu_seqlens_q": offsets(0, 4, 9), "seqused_k": offsets(4, 6)},
-        InvalidInputError,
+        ShapeError,
         "found 6 in sequence 1 of 5 keys",
     ),
     "used negative": (
         {"cu_seqlens_q": offsets(0, 9), "seqused_k": offsets(-1)},
-        InvalidInputError,
+        ShapeError,
         "seqused_k must be from 0 to the keys of each sequence, found -1",
     ),
     "absent": ({"cu_seqlens_q": None}, InvalidInputError, "needs cu_seqlens_q, found None"),

@@ -323,7 +323,7 @@ def test_packed_queries_beside_pages_and_a_bound_below_a_length(longest: int) ->
     caches, q = Caches("pages"), made(sum(QUERIES), HEADS, D)
     ends = [ints(0, *sizes).cumsum(0, dtype=torch.int32) for sizes in (QUERIES, SEEN)]
     words = f"max_seqlen_k must be at least the longest sequence, found {longest} and a sequence"
-    with pytest.raises(InvalidInputError, match=words):
+    with pytest.raises(ShapeError, match=words):
         flash_attn.flash_attn_varlen_func(
             q, caches.k, caches.v, *ends, 5, longest, block_table=TABLE
         )

@@ -17,6 +17,7 @@ from flashvar.cli import diagnosis, verification, verify
 from flashvar.cli.verify import Case, Checked, Tensors, Verification
 from flashvar.errors import BackendUnavailableError
 from flashvar.machine.system import System
+from flashvar.ops.dtypes import dtype_of
 from flashvar.selection.request import Overrides
 
 CPU = torch.device("cpu")
@@ -34,7 +35,7 @@ ATTENTION = Inventory((replace(WHEEL.binaries[0], manifest=fakes.manifest("90a")
 def cases(name: str, dtype: str) -> Iterator[Case]:
     random = torch.Generator().manual_seed(7)
     module = verify.verified_ops()[name]
-    yield from module.cases(verification.DTYPES[dtype], AXES.get(name, ()), random)
+    yield from module.cases(dtype_of(dtype), AXES.get(name, ()), random)
 
 
 @pytest.mark.parametrize(("name", "dtype"), KINDS)

@@ -15,9 +15,9 @@ from flashvar.cli.diagnosis import Report
 from flashvar.cli.fallbacks import has_kernel
 from flashvar.cli.verify import SECONDS, Case, Checked, Verification, verified_ops
 from flashvar.errors import BackendUnavailableError
+from flashvar.ops.dtypes import DTYPES, dtype_of
 from flashvar.selection.candidates import Decision
 
-DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _SEED: Final = 20
 
 Outputs = dict[str, torch.Tensor]
@@ -46,7 +46,7 @@ def check(report: Report, number: int, *, seconds: float = SECONDS) -> Verificat
         for op, decision in progress.follow(kinds, _words):
             request = decision.request
             random = torch.Generator().manual_seed(_SEED)
-            for case in modules[op].cases(DTYPES[request.dtype], request.axes, random):
+            for case in modules[op].cases(dtype_of(request.dtype), request.axes, random):
                 if time.monotonic() - start > seconds:
                     left += 1
                     continue
@@ -62,7 +62,8 @@ def _kinds(decisions: list[Decision]) -> list[tuple[str, Decision]]:
     for one in decisions:
         spec = one.request.spec
         first = one.request.function == spec.functions[0]
-        if first and spec.name in modules and one.request.dtype in DTYPES and has_kernel(one):
+        known = spec.name in modules and one.request.dtype in DTYPES.values()
+        if first and known and has_kernel(one):
             by_op[spec.name].append(one)
     for held in by_op.values():
         held.sort(key=lambda one: one.chosen is None or one.chosen.backend != "cuda")

@@ -54,6 +54,15 @@ def check_operand(name: str, tensor: Any, to: str = _PACKED) -> None:
         )
 
 
+def check_device(name: str, tensor: Any, device: torch.device, of: str) -> None:
+    """Refuse a tensor on another device than that of the tensor called `of`."""
+    if tensor.device != device:
+        raise DeviceError(
+            f"{name} must be on the device of {of}, {device}, found {tensor.device}: move it with "
+            f".to({of}.device)"
+        )
+
+
 def check_layout(layout: Any, layouts: Collection[str], dimensions: str) -> None:
     """Refuse a layout that is not in `layouts`; `dimensions` says what their letters mean."""
     if type(layout) is not str or layout not in layouts:

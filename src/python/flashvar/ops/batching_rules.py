@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from flashvar.errors import InvalidInputError
-from flashvar.ops.dispatch_modes import is_compiling
-
-_is_transformed: Final = torch._C._functorch.is_functorch_wrapped_tensor
+from flashvar.ops.dispatch_modes import is_compiling, is_mapped
 
 
 def fold(x: Any, dim: int | None, size: int, into: int) -> Any:
@@ -48,16 +46,6 @@ def check_same_offsets(dim: int | None, name: str) -> None:
             "cu_seqlens must be the same for all under torch.vmap, found a mapped one: pack all "
             f"sequences into one {name}"
         )
-
-
-def is_mapped(x: torch.Tensor) -> bool:
-    """Whether torch.vmap maps a tensor, at any depth of transforms. Not for torch.compile."""
-    inner = x
-    while _is_transformed(inner):
-        if torch._C._functorch.is_batchedtensor(inner):
-            return True
-        inner = torch._C._functorch.get_unwrapped(inner)
-    return False
 
 
 def check_unmapped(name: str, x: torch.Tensor) -> None:

@@ -14,9 +14,9 @@ from torch.autograd import forward_ad
 
 from flashvar.integrations.support import unsupported
 from flashvar.ops.arguments import is_number
-from flashvar.ops.attention.api import Layout, attention
+from flashvar.ops.attention.api import attention
 from flashvar.ops.attention.call import call_plain, run_plan
-from flashvar.ops.attention.options import plain_scale
+from flashvar.ops.attention.options import Layout, plain_scale
 from flashvar.ops.attention.plan import Plan, plan
 from flashvar.ops.attention.problem import NO_TENSORS, pack_options
 from flashvar.ops.dispatch_modes import (

@@ -8,11 +8,9 @@ import torch
 
 from flashvar.ops.arguments import check_flag, is_number
 from flashvar.ops.attention.call import call, rng_state_of
-from flashvar.ops.attention.options import window_pair
+from flashvar.ops.attention.options import Layout, window_pair
 from flashvar.ops.attention.problem import NO_TENSORS, pack_options, pack_tensors
 from flashvar.selection.request import BackendName
-
-Layout = Literal["bshd", "bhsd", "bhsd->bshd"]
 
 
 @overload

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from flashvar.errors import InvalidInputError, ShapeError
+from flashvar.errors import ShapeError
 from flashvar.ops.arguments import check_strided, count
 from flashvar.ops.dispatch_modes import as_list, can_be_read
 from flashvar.ops.sequences import as_int32, check_integers
@@ -136,7 +136,7 @@ def read(
                 f"for {cache.capacity()}: add columns"
             )
     if can_be_read(lengths) and bool((lengths > room).any()):
-        raise InvalidInputError(
+        raise ShapeError(
             f"max_seqlen_k must be at least the longest sequence, found {room} and a sequence of "
             f"{int(lengths.max())}: pass int(lengths.max())"
         )

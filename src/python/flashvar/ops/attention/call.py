@@ -1,4 +1,4 @@
-"""The way of a public call to the kernels: directly, through autograd, or through torch's op."""
+"""How a public call gets to the kernels: directly, through autograd, or through torch's op."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from flashvar.ops.attention.sharding import register_sharding_rules
 from flashvar.ops.attention.spec import FORWARD
 from flashvar.ops.attention.torch_library import attention_fwd
 from flashvar.ops.attention.validate import check_tensors, inspect_symbolic, rows_contiguous
-from flashvar.ops.batching_rules import is_mapped
 from flashvar.ops.dispatch_modes import (
     are_plain,
     autocasts,
     is_compiling,
+    is_mapped,
     no_dispatch_mode_active,
 )
 from flashvar.ops.dispatched import dispatched

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from flashvar.errors import InvalidInputError
+from flashvar.errors import ShapeError
 from flashvar.ops.attention.problem import Inputs, Options
 from flashvar.ops.sequences import as_int32, check_ends
 
@@ -29,7 +29,7 @@ def check_values(inputs: Inputs, options: Options) -> None:
         check_ends(name, values, rows.shape[0], padding=True)
         longest = max((stop - start for start, stop in pairwise(values)), default=0)
         if bound is not None and longest > bound:
-            raise InvalidInputError(
+            raise ShapeError(
                 f"max_seqlen_{name[-1]} must be at least the longest sequence, found {bound} and a "
                 f"sequence of {longest}: pass int(lengths.max())"
             )
@@ -44,7 +44,7 @@ def _check_used(used: list[int], inputs: Inputs, layout: str) -> None:
         lengths = inputs.cu_seqlens_k.diff().tolist()
     for number, (one, length) in enumerate(zip(used, lengths, strict=False)):
         if not 0 <= one <= length:
-            raise InvalidInputError(
+            raise ShapeError(
                 f"seqused_k must be from 0 to the keys of each sequence, found {one} in sequence "
                 f"{number} of {length} keys: pass how many keys to use"
             )

@@ -6,7 +6,8 @@ from typing import Final
 
 import torch
 
-from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
+from flashvar.errors import DtypeError, InvalidInputError, LayoutError, ShapeError
+from flashvar.ops.arguments import check_device
 from flashvar.ops.attention.problem import BiasStrides
 from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.sequences import check_integers
@@ -18,7 +19,7 @@ _SINKS: Final = (torch.float32, torch.bfloat16, torch.float16)
 def check_numbers(name: str, tensor: torch.Tensor, length: int, device: torch.device) -> None:
     """Check offsets or lengths: integers, contiguous, `length` entries."""
     check_integers(name, tensor)
-    _check_device(name, tensor, device)
+    check_device(name, tensor, device, "q")
     if differ(tensor.shape, (length,)):
         raise ShapeError(
             f"{name} must have shape ({length},), found {tuple(tensor.shape)}: pass batch + 1 "
@@ -47,7 +48,7 @@ def check_slopes(slopes: torch.Tensor, batch: int, heads_q: int, device: torch.d
         raise DtypeError(
             f"alibi_slopes must be torch.float32, found {slopes.dtype}: call .float() on them"
         )
-    _check_device("alibi_slopes", slopes, device)
+    check_device("alibi_slopes", slopes, device, "q")
     if differ(slopes.shape, (heads_q,)) and differ(slopes.shape, (batch, heads_q)):
         raise ShapeError(
             f"alibi_slopes must have shape ({heads_q},) or ({batch}, {heads_q}), found "
@@ -74,7 +75,7 @@ def check_rng(rng_state: torch.Tensor | None, dropout_p: float, device: torch.de
         raise DtypeError(
             f"rng_state must be torch.int64, found {rng_state.dtype}: pass [seed, offset] as int64"
         )
-    _check_device("rng_state", rng_state, device)
+    check_device("rng_state", rng_state, device, "q")
     if tuple(rng_state.shape) != (2,) or rng_state.stride(0) != 1:
         raise ShapeError(
             f"rng_state must be two contiguous numbers, found shape {tuple(rng_state.shape)}: "
@@ -98,7 +99,7 @@ def check_bias(
             f"bias must have the dtype of q or float32, found {bias.dtype} with {q.dtype}: "
             f"{mask if bias.dtype == torch.bool else 'cast it with .to(q.dtype)'}"
         )
-    _check_device("bias", bias, q.device)
+    check_device("bias", bias, q.device, "q")
     seqlen_q, seqlen_k = sizes[2:]
     if bias.dim() != 4 or any(
         is_known(found != size) and (index > 1 or is_known(found != 1))
@@ -125,7 +126,7 @@ def check_sinks(sinks: torch.Tensor, q: torch.Tensor, heads_q: int) -> str:
             f"sinks must be float32, bfloat16 or float16, found {sinks.dtype}: cast them with "
             ".float()"
         )
-    _check_device("sinks", sinks, q.device)
+    check_device("sinks", sinks, q.device, "q")
     if differ(sinks.shape, (heads_q,)):
         raise ShapeError(
             f"sinks must have shape ({heads_q},), found {tuple(sinks.shape)}: pass one for each "
@@ -145,11 +146,3 @@ def bias_strides(bias: torch.Tensor) -> BiasStrides:
         for stride, size in zip(bias.stride()[:3], bias.shape[:3], strict=True)
     )
     return BiasStrides(batch, heads, query)
-
-
-def _check_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
-    if tensor.device != device:
-        raise DeviceError(
-            f"{name} must be on the device of q ({device}), found {tensor.device}: "
-            f"move it with .to(q.device)"
-        )

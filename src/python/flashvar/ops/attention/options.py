@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 import torch
 
@@ -21,7 +21,8 @@ from flashvar.ops.arguments import (
 from flashvar.ops.attention.problem import Options
 
 # The order of the dimensions of q, k and v; after "->" that of the output, if it differs.
-LAYOUTS: Final = ("bshd", "bhsd", "bhsd->bshd")
+Layout = Literal["bshd", "bhsd", "bhsd->bshd"]
+LAYOUTS: Final[tuple[str, ...]] = get_args(Layout)
 # The scale of a call without one, in messages.
 DEFAULT_SCALE: Final = "head_dim**-0.5"
 

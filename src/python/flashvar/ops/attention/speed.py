@@ -61,7 +61,7 @@ def _cell(direction: str, head_dim: int) -> AttentionCell:
     )
 
 
-CELLS: Final = tuple(_cell(way, head_dim) for head_dim in (64, 128) for way in _DIRECTIONS)
+CELLS: Final = tuple(_cell(one, head_dim) for head_dim in (64, 128) for one in _DIRECTIONS)
 MORE_CELLS: Final[tuple[AttentionCell, ...]] = ()  # the benchmark of attention has them
 SMALL_CELLS: Final[tuple[AttentionCell, ...]] = ()  # the benchmark of host time has its own
 

@@ -13,6 +13,8 @@ from flashvar.ops.causal_conv1d import run, torch_library
 from flashvar.ops.causal_conv1d.autograd import forward_of_plain
 from flashvar.ops.causal_conv1d.inputs import (
     ACTIVATIONS,
+    Activation,
+    Layout,
     check,
     check_kinds,
     check_named,
@@ -34,9 +36,6 @@ from flashvar.ops.dispatched import dispatched
 from flashvar.ops.profiling import recorded
 from flashvar.ops.sharding import are_dtensors
 from flashvar.selection.request import BackendName
-
-Activation = Literal["silu", "swish"] | None
-Layout = Literal["btd", "bdt"]
 
 
 @overload

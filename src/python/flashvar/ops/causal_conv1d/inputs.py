@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 import torch
 
-from flashvar.errors import DeviceError, DtypeError, InvalidInputError, ShapeError
-from flashvar.ops.arguments import check_backend, check_layout, check_operand, is_integer
+from flashvar.errors import DtypeError, InvalidInputError, ShapeError
+from flashvar.ops.arguments import (
+    check_backend,
+    check_device,
+    check_layout,
+    check_operand,
+    is_integer,
+)
 from flashvar.ops.causal_conv1d.problem import Convolution
 from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.sequences import check_cu_seqlens, check_one_for_each
 from flashvar.ops.unknown_sizes import differ, is_known
 
-LAYOUTS: Final = ("btd", "bdt")
+Layout = Literal["btd", "bdt"]
+LAYOUTS: Final[tuple[Layout, ...]] = get_args(Layout)
+Activation = Literal["silu", "swish"] | None
 ACTIVATIONS: Final = (None, "silu", "swish")
 WIDTHS: Final = (2, 3, 4)
 
@@ -181,11 +189,8 @@ def _check_alike(x: Any, floats: dict[str, Any], indices: dict[str, Any]) -> Non
                 ".to(x.dtype)"
             )
     for name, one in (*floats.items(), *indices.items()):
-        if one is not None and one.device != x.device:
-            raise DeviceError(
-                f"{name} must be on the device of x, {x.device}, found {one.device}: move it with "
-                ".to(x.device)"
-            )
+        if one is not None:
+            check_device(name, one, x.device, "x")
 
 
 def _shape_text(layout: str, packed: bool = False) -> str:

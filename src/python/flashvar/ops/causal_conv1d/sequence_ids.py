@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from flashvar.errors import DeviceError, DtypeError, InvalidInputError, ShapeError
-from flashvar.ops.arguments import check_strided
+from flashvar.errors import InvalidInputError, ShapeError
+from flashvar.ops.arguments import check_device, check_strided
 from flashvar.ops.batching_rules import check_unmapped
 from flashvar.ops.dispatch_modes import as_list, can_be_read
-from flashvar.ops.sequences import check_cu_seqlens, check_offsets
+from flashvar.ops.sequences import check_cu_seqlens, check_integers, check_offsets
 from flashvar.ops.unknown_sizes import differ
 
 
@@ -32,15 +32,8 @@ def check_seq_idx(x: torch.Tensor, seq_idx: Any, layout: str, others: dict[str, 
             f"{tuple(seq_idx.shape)} with {tuple(x.shape)}: name the sequence of each token, and "
             "pass the columns of a cache in front of them as initial_state"
         )
-    if seq_idx.dtype not in (torch.int32, torch.int64):
-        raise DtypeError(
-            f"seq_idx must be int32 or int64, found {seq_idx.dtype}: cast it with .int()"
-        )
-    if seq_idx.device != x.device:
-        raise DeviceError(
-            f"seq_idx must be on the device of x, {x.device}, found {seq_idx.device}: move it with "
-            ".to(x.device)"
-        )
+    check_integers("seq_idx", seq_idx)
+    check_device("seq_idx", seq_idx, x.device, "x")
     if can_be_read(seq_idx):
         _check_values(seq_idx)
 
@@ -106,11 +99,7 @@ def check_packed(x: Any, cu_seqlens: Any) -> None:
     if x.dim() != 2:
         raise ShapeError(f"x must be packed [total, dim], found {tuple(x.shape)}: squeeze it")
     check_cu_seqlens(cu_seqlens, "x", x, 1)
-    if cu_seqlens.device != x.device:
-        raise DeviceError(
-            f"cu_seqlens must be on the device of x, {x.device}, found {cu_seqlens.device}: move "
-            "it with .to(x.device)"
-        )
+    check_device("cu_seqlens", cu_seqlens, x.device, "x")
     if can_be_read(cu_seqlens):
         check_offsets(cu_seqlens, min(x.shape[0], int(cu_seqlens[-1])))
 

@@ -12,7 +12,7 @@ from flashvar.ops.dispatch_modes import is_compiling
 from flashvar.ops.dispatched import dispatched
 from flashvar.ops.gated_delta_rule import run
 from flashvar.ops.gated_delta_rule.autograd import differentiable
-from flashvar.ops.gated_delta_rule.inputs import check_kinds, check_state_layout
+from flashvar.ops.gated_delta_rule.inputs import StateLayout, check_kinds, check_state_layout
 from flashvar.ops.gated_delta_rule.sharding import check_written_shards, register_sharding_rules
 from flashvar.ops.gated_delta_rule.spec import FORWARD, UPDATE
 from flashvar.ops.gated_delta_rule.torch_library import (
@@ -22,8 +22,6 @@ from flashvar.ops.gated_delta_rule.torch_library import (
 from flashvar.ops.profiling import recorded
 from flashvar.ops.sharding import are_dtensors
 from flashvar.selection.request import BackendName
-
-StateLayout = Literal["kv", "vk"]
 
 _TENSORS: Final = (
     *("q", "k", "v", "g", "beta", "A_log", "dt_bias", "cu_seqlens"),

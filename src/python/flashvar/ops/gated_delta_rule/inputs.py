@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 import torch
 
 from flashvar.errors import (
-    DeviceError,
     DtypeError,
     InvalidInputError,
     LayoutError,
@@ -15,6 +14,7 @@ from flashvar.errors import (
 )
 from flashvar.ops.arguments import (
     check_backend,
+    check_device,
     check_flag,
     check_operand,
     check_scale,
@@ -31,7 +31,8 @@ from flashvar.ops.sequences import (
 from flashvar.ops.unknown_sizes import differ
 
 # "kv": states are [..., K, V]; "vk": [..., V, K].
-STATE_LAYOUTS: Final = ("kv", "vk")
+StateLayout = Literal["kv", "vk"]
+STATE_LAYOUTS: Final[tuple[str, ...]] = get_args(StateLayout)
 _DEFAULT_SCALE: Final = "K ** -0.5"
 _REQUIRED: Final = ("q", "k", "v", "beta")
 
@@ -73,7 +74,8 @@ def check(inputs: Inputs) -> None:
     if inputs.cu_seqlens is not None:
         check_cu_seqlens(inputs.cu_seqlens, "q", inputs.q, inputs.q.shape[0])
     for name in ("k", "v", "g", "beta", "a_log", "dt_bias", "cu_seqlens"):
-        _check_device(_public(name), getattr(inputs, name), inputs.q)
+        if (x := getattr(inputs, name)) is not None:
+            check_device(_public(name), x, inputs.q.device, "q")
 
 
 def _check_rows(inputs: Inputs) -> None:
@@ -153,14 +155,6 @@ def _check_gates(inputs: Inputs) -> None:
         )
 
 
-def _check_device(name: str, x: torch.Tensor | None, q: torch.Tensor) -> None:
-    if x is not None and x.device != q.device:
-        raise DeviceError(
-            f"q and {name} must be on one device, found {q.device} and {x.device}: "
-            f"move {name} with .to(q.device)"
-        )
-
-
 def _public(name: str) -> str:
     return "A_log" if name == "a_log" else name
 
@@ -186,7 +180,7 @@ def check_initial_state(inputs: Inputs, state: torch.Tensor, layout: str) -> Non
             f"initial_state must be {wide} with {inputs.q.dtype} q, k and v, found {state.dtype}: "
             f"cast it with .to({wide})"
         )
-    _check_device("initial_state", state, inputs.q)
+    check_device("initial_state", state, inputs.q.device, "q")
 
 
 def check_pool(inputs: Inputs, pool: torch.Tensor, indices: torch.Tensor, layout: str) -> None:
@@ -206,7 +200,7 @@ def check_pool(inputs: Inputs, pool: torch.Tensor, indices: torch.Tensor, layout
     check_one_for_each("state_indices", indices, inputs.sequences)
     check_own_memory("initial_state", pool)
     for name, x in (("initial_state", pool), ("state_indices", indices)):
-        _check_device(name, x, inputs.q)
+        check_device(name, x, inputs.q.device, "q")
 
 
 def check_values(inputs: Inputs) -> None:

@@ -57,6 +57,8 @@ def call(cell: UpdateCell, contender: str, device: torch.device) -> Call:
     """A call of flashvar or of a peer, with its inputs. The copy moves as many bytes."""
     import torch
 
+    from flashvar.ops.dtypes import dtype_of
+
     if contender == "copy":
         source = torch.empty(int(cell.work) // 2, dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
@@ -71,9 +73,8 @@ def call(cell: UpdateCell, contender: str, device: torch.device) -> Call:
         "g": -torch.rand(cell.sequences, 1, many, device=device),
         "beta": torch.rand(cell.sequences, 1, many, device=device).bfloat16(),
     }
-    state_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[cell.state_dtype]
     shape = (cell.sequences, many, HEAD_DIM, HEAD_DIM)
-    states = torch.randn(shape, device=device).to(state_dtype)
+    states = torch.randn(shape, device=device).to(dtype_of(cell.state_dtype))
     if contender == "fla":
         if (cell.state_layout, cell.state_dtype) != ("kv", "fp32"):
             raise LayoutError(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 
 from flashvar.ops.dispatch_modes import are_plain, is_compiling, no_dispatch_mode_active
 from flashvar.ops.dispatched import dispatched
 from flashvar.ops.merge_states.autograd import forward_of_plain
-from flashvar.ops.merge_states.inputs import check, check_kinds, given
+from flashvar.ops.merge_states.inputs import Layout, check, check_kinds, given
 from flashvar.ops.merge_states.sharding import register_sharding_rules
 from flashvar.ops.merge_states.torch_library import merge_states_fwd
 from flashvar.ops.sharding import are_dtensors
@@ -21,7 +20,7 @@ def merge_states(
     outs: Sequence[torch.Tensor] | torch.Tensor,
     lses: Sequence[torch.Tensor] | torch.Tensor,
     *,
-    layout: Literal["bshd", "bhsd", "bhsd->bshd"] = "bshd",
+    layout: Layout = "bshd",
     backend: BackendName = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Merge attention results of the same queries over disjoint sets of keys.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 import torch
 
@@ -19,7 +19,8 @@ from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.merge_states.problem import Parts
 from flashvar.ops.unknown_sizes import differ, is_known
 
-LAYOUTS: Final = ("bshd", "bhsd", "bhsd->bshd")
+Layout = Literal["bshd", "bhsd", "bhsd->bshd"]
+LAYOUTS: Final[tuple[str, ...]] = get_args(Layout)
 _DENSE: Final = "a dense one, or pass its values as packed rows"
 
 

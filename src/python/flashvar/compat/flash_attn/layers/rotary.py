@@ -12,10 +12,11 @@ from typing import Any, cast
 import torch
 
 from flashvar.compat.flash_attn.ops.triton.rotary import apply_rotary
-from flashvar.errors import DeviceError, DtypeError, InvalidInputError, ShapeError
+from flashvar.errors import DtypeError, InvalidInputError, ShapeError
 from flashvar.ops.arguments import (
     as_bool,
     as_device,
+    check_device,
     check_strided,
     count,
     refuses_unknown_subclasses,
@@ -77,11 +78,7 @@ def apply_rotary_emb_torch(
     """
     for name, tensor in (("x", x), ("cos", cos), ("sin", sin)):
         check_strided(name, tensor)
-        if tensor.device != x.device:
-            raise DeviceError(
-                f"{name} must be on the device of x, {x.device}, found {tensor.device}: "
-                "move it with .to(x.device)"
-            )
+        check_device(name, tensor, x.device, "x")
     rows = x.shape[:-2]
     fits = cos.shape == sin.shape and cos.dim() in (2, 3) and len(rows) == 2
     if fits:
