@@ -18,7 +18,7 @@ from flashvar.integrations.torch import activation as ours
 from flashvar.integrations.torch import flash as torch_flash
 from flashvar.integrations.transformers import context_parallel
 from flashvar.integrations.transformers.fallback import Call
-from flashvar.integrations.transformers.layout import Layout
+from flashvar.integrations.transformers.visibility import Visibility
 
 Q, K, V = torch.randn(3, 1, 2, 6, 8)
 
@@ -102,10 +102,10 @@ def test_a_layer_in_parts_asks_about_its_own_steps(
     monkeypatch.setattr(functional, "scaled_dot_product_attention", replaced)
     monkeypatch.setenv("FLASHVAR_STRICT", "1")
     call = Call(Q, K, V, 0.0, None, None, None, None)
-    layout = Layout(causal=False, window=(-1, -1), keys=6)
+    visibility = Visibility(causal=False, window=(-1, -1), keys=6)
     if own:
-        found = context_parallel.distributed_attention(torch.nn.Identity(), call, layout, {})
+        found = context_parallel.distributed_attention(torch.nn.Identity(), call, visibility, {})
         torch.testing.assert_close(found, expected)
         return
     with pytest.raises(BackendUnavailableError, match="is replaced by other code"):
-        context_parallel.distributed_attention(torch.nn.Identity(), call, layout, {})
+        context_parallel.distributed_attention(torch.nn.Identity(), call, visibility, {})

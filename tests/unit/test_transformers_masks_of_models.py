@@ -15,9 +15,9 @@ from flashvar.errors import BackendUnavailableError
 from flashvar.integrations import fallback
 from flashvar.integrations import transformers as transformers
 from flashvar.integrations.transformers.attention import attention
-from flashvar.integrations.transformers.layout import Layout
 from flashvar.integrations.transformers.lazy_masks import attach
 from flashvar.integrations.transformers.mask import attention_mask
+from flashvar.integrations.transformers.visibility import Visibility
 
 LENGTH = 12
 _SIZES = {"vocab_size": 97, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}
@@ -187,14 +187,14 @@ def test_sinks_of_each_query_are_eagers(monkeypatch: pytest.MonkeyPatch) -> None
         attention(torch.nn.Identity(), q, q, q, None, sinks=torch.zeros((1, 2, 5, 1)))
 
 
-def test_keys_beyond_a_mask_with_a_layout_are_not_read() -> None:
+def test_keys_beyond_a_mask_with_a_visibility_are_not_read() -> None:
     torch.manual_seed(0)
     q, (k, v) = torch.randn(2, 3, 4, 8), torch.randn(2, 2, 3, 6, 8)
     values = torch.full((4, 4), torch.finfo(torch.float32).min).triu(1).expand(2, 1, 4, 4)
-    layout = Layout(True, (-1, -1), 4, plain=True)
+    visibility = Visibility(True, (-1, -1), 4, plain=True)
     found, expected = (
         attention(torch.nn.Identity(), q, k, v, mask, scaling=0.3, is_causal=True)[0]
-        for mask in (attach(values.clone(), layout), values)
+        for mask in (attach(values.clone(), visibility), values)
     )
     torch.testing.assert_close(found, expected)
 

@@ -11,9 +11,9 @@ from small_models import CACHE, DECODERS, VOCABULARY, small_model
 from transformers import AutoModelForCausalLM, DynamicCache, Llama4TextConfig, masking_utils
 
 from flashvar.integrations import transformers as transformers
-from flashvar.integrations.transformers.layout import padding_layout, visible
 from flashvar.integrations.transformers.lazy_masks import LazyMask, attached
 from flashvar.integrations.transformers.rows import rows_of, rows_of_positions
+from flashvar.integrations.transformers.visibility import padding_visibility, visible
 
 LENGTHS = (7, 1, 13, 3)
 TOTAL = sum(LENGTHS)
@@ -192,10 +192,10 @@ def test_rows_of_numbers() -> None:
 def test_padding_in_the_middle() -> None:
     """Causal rows close up; with a window, whose distances that changes, keys are hidden."""
     numbers = torch.tensor([[1, 0, 1, 1, 1]])
-    closed = padding_layout(numbers, 5, True, (-1, -1))
+    closed = padding_visibility(numbers, 5, True, (-1, -1))
     assert closed.rows is not None
     assert closed.rows.offsets_q.tolist() == [0, 4]
-    hidden = padding_layout(numbers, 5, True, (1, -1))
+    hidden = padding_visibility(numbers, 5, True, (1, -1))
     assert hidden.rows is None
     assert hidden.bias is not None
     assert hidden.bias.flatten().tolist() == [0, -torch.inf, 0, 0, 0]
@@ -203,7 +203,7 @@ def test_padding_in_the_middle() -> None:
 
 @pytest.mark.parametrize("change", ["copied", "read", "written"])
 def test_masks_on_their_way_to_a_layer(change: str) -> None:
-    """Copied as for another device, the layout stays; once written into, values count alone."""
+    """Copied as for another device, the visibility stays; once written into, values count alone."""
     model = small_model("llama", 12)
     mask = torch.ones((1, TOTAL), dtype=torch.long)
     mask[:, :5] = 0
@@ -230,13 +230,15 @@ def test_masks_on_their_way_to_a_layer(change: str) -> None:
     torch.testing.assert_close(found[:, 5:], expected[:, 5:], rtol=1e-4, atol=1e-4)
     assert len(seen) == 2
     assert all(ours for ours, _ in seen)
-    assert all((layout is None) == (change == "written") for _, layout in seen)
+    assert all((visibility is None) == (change == "written") for _, visibility in seen)
 
 
 def test_visible_says_what_rows_say() -> None:
     rows = rows_of_positions(positions())
-    layout = padding_layout(torch.ones((1, TOTAL)), TOTAL, True, (2, -1))._replace(rows=rows)
-    seen = visible(layout, 1, TOTAL, torch.device("cpu"))[0, 0]
+    visibility = padding_visibility(torch.ones((1, TOTAL)), TOTAL, True, (2, -1))._replace(
+        rows=rows
+    )
+    seen = visible(visibility, 1, TOTAL, torch.device("cpu"))[0, 0]
     place, entry = positions()[0], torch.arange(len(LENGTHS)).repeat_interleave(offsets().diff())
     distance = place[:, None] - place
     expected = (entry[:, None] == entry) & (distance >= 0) & (distance <= 2)

@@ -1,4 +1,4 @@
-"""Masks that are written in place after layers took their layout, in eager code and in graphs."""
+"""Masks that are written in place after layers took their visibility, eagerly and in graphs."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_mask_is_written_between_layers(write: Write, compiled: bool) -> None:
     assert_same((before, run(x, mask)), expected(x, True, write), True)
 
 
-def test_a_graph_that_does_not_write_uses_the_layout() -> None:
+def test_a_graph_that_does_not_write_uses_the_visibility() -> None:
     graphs: list[torch.fx.GraphModule] = []
 
     def backend(graph: torch.fx.GraphModule, _: Any) -> Any:

@@ -16,13 +16,6 @@ from flashvar.errors import (
 from flashvar.integrations.torch.attribute import splits_sequences
 from flashvar.integrations.transformers.context_parallel import distributed_attention
 from flashvar.integrations.transformers.fallback import Call, fall_back
-from flashvar.integrations.transformers.layout import (
-    Layout,
-    additive,
-    as_bias,
-    bounded_window,
-    padding_layout,
-)
 from flashvar.integrations.transformers.lazy_masks import LazyMask, attached
 from flashvar.integrations.transformers.model_check import (
     called,
@@ -30,6 +23,13 @@ from flashvar.integrations.transformers.model_check import (
     causal_without_mask,
 )
 from flashvar.integrations.transformers.rows import Rows, rows_of_positions, same_sequence
+from flashvar.integrations.transformers.visibility import (
+    Visibility,
+    additive,
+    as_bias,
+    bounded_window,
+    padding_visibility,
+)
 from flashvar.ops.attention.api import attention as dense
 from flashvar.ops.attention.validate import rows_contiguous
 from flashvar.ops.attention.varlen import attention_varlen
@@ -107,10 +107,10 @@ def attention(
     if in_parts:
         call = Call(query, key, value, dropout, scaling, softcap, s_aux, position_bias)
         # The positions of a part do not describe the whole sequence.
-        layout = _layout(
+        visibility = _visibility(
             call, attention_mask, is_causal, sliding_window, {**others, "position_ids": None}
         )
-        return distributed_attention(module, call, layout, others), None
+        return distributed_attention(module, call, visibility, others), None
     causal, plain, by_mask = is_causal, sliding_window is None, False
     if attention_mask is not None:
         known = attached(attention_mask)
@@ -135,15 +135,15 @@ def attention(
         except (BackendUnavailableError, InvalidInputError):
             pass
     call = Call(query, key, value, dropout, scaling, softcap, s_aux, position_bias)
-    layout = _layout(call, attention_mask, is_causal, sliding_window, others)
+    visibility = _visibility(call, attention_mask, is_causal, sliding_window, others)
     try:
         for name, why in _UNSUPPORTED.items():
             if (given := others.get(name)) is not None and given is not False:
                 raise BackendUnavailableError(why)
-        return _by_flashvar(call, layout), None
+        return _by_flashvar(call, visibility), None
     except (BackendUnavailableError, InvalidInputError) as error:
         reason = str(error)
-    return fall_back(reason, module, call, layout, others)
+    return fall_back(reason, module, call, visibility, others)
 
 
 def _is_plain(others: dict[str, Any], query: torch.Tensor, by_mask: bool) -> bool:
@@ -163,27 +163,27 @@ def _is_plain(others: dict[str, Any], query: torch.Tensor, by_mask: bool) -> boo
     return known is not None and known[1] is None and known[0] == positions._version
 
 
-def _layout(
+def _visibility(
     call: Call,
     mask: torch.Tensor | None,
     causal: bool,
     sliding_window: int | None,
     others: dict[str, Any],
-) -> Layout:
-    """The layout of a call: from the mask, or from the other arguments if the mask has none."""
+) -> Visibility:
+    """The visibility of a call: from the mask, or from the other arguments if the mask has none."""
     keys = call.key.shape[2]
     if mask is None:
-        layout = Layout(causal, _window(causal, sliding_window, keys), keys)
-        return _packed_layout(call, layout, others)
+        visibility = Visibility(causal, _window(causal, sliding_window, keys), keys)
+        return _packed_visibility(call, visibility, others)
     known = attached(mask)
     if known is not None and known.plain and not known.causal:
         # It hides nothing. Encoders with a cache create it for the new keys alone.
-        return _packed_layout(call, known._replace(keys=keys), others)
+        return _packed_visibility(call, known._replace(keys=keys), others)
     if known is not None and mask.shape == (call.query.shape[0], 1, call.query.shape[2], keys):
-        return _packed_layout(call, known, others)
+        return _packed_visibility(call, known, others)
     if isinstance(mask, LazyMask):
         mask = mask.values()
-    return _layout_of_mask(call, mask, causal, sliding_window)
+    return _visibility_of_mask(call, mask, causal, sliding_window)
 
 
 def _window(causal: bool, size: int | None, keys: int) -> tuple[int, int]:
@@ -193,35 +193,35 @@ def _window(causal: bool, size: int | None, keys: int) -> tuple[int, int]:
     return bounded_window((size - 1, -1 if causal else size - 1), keys)
 
 
-def _packed_layout(call: Call, layout: Layout, others: dict[str, Any]) -> Layout:
-    """The layout with packed sequences, if the other arguments of a layer describe them."""
-    if layout.rows is not None or layout.bias is not None:
-        return layout
+def _packed_visibility(call: Call, visibility: Visibility, others: dict[str, Any]) -> Visibility:
+    """The visibility with packed sequences, if the other arguments of a layer describe them."""
+    if visibility.rows is not None or visibility.bias is not None:
+        return visibility
     if others.get("cu_seq_lens_q") is not None:
-        return layout._replace(rows=_rows_of_offsets(call, others))
+        return visibility._replace(rows=_rows_of_offsets(call, others))
     batch, _, seqlen_q, _ = call.query.shape
     keys = call.key.shape[2]
     positions = others.get("position_ids")
     # As in transformers, positions that restart mark sequences only in causal models.
     if (
         positions is not None
-        and not layout.by_mask
-        and layout.causal
+        and not visibility.by_mask
+        and visibility.causal
         and batch == 1
         and 1 < seqlen_q == keys
         and positions.shape == (1, keys)
     ):
         if torch.compiler.is_compiling():
             # A bias: the graph must not depend on the number of sequences.
-            return layout._replace(bias=same_sequence(positions))
-        return layout._replace(rows=_rows_of_positions(positions))
-    return layout
+            return visibility._replace(bias=same_sequence(positions))
+        return visibility._replace(rows=_rows_of_positions(positions))
+    return visibility
 
 
-def _layout_of_mask(
+def _visibility_of_mask(
     call: Call, mask: torch.Tensor, causal: bool, sliding_window: int | None
-) -> Layout:
-    """The layout of a plain mask; a mask of 4 dimensions already includes causality."""
+) -> Visibility:
+    """The visibility of a plain mask; a mask of 4 dimensions already includes causality."""
     keys = min(mask.shape[-1], call.key.shape[2])
     if mask.dim() == 4:
         if mask.dtype != torch.bool and not mask.is_floating_point():
@@ -232,10 +232,10 @@ def _layout_of_mask(
         if mask.shape[-1] == 1:  # broadcast, as eager attention does
             keys = call.key.shape[2]
             mask = mask.expand(-1, -1, -1, keys)
-        return Layout(False, (-1, -1), keys, bias=mask[..., :keys])
+        return Visibility(False, (-1, -1), keys, bias=mask[..., :keys])
     if mask.dim() == 2:
         window = _window(causal, sliding_window, keys)
-        return padding_layout(mask[:, :keys], call.query.shape[2], causal, window)
+        return padding_visibility(mask[:, :keys], call.query.shape[2], causal, window)
     raise ShapeError(
         "attention_mask must have 2 dimensions (batch, keys) or 4 (batch, heads, seqlen_q, keys), "
         f"found shape {tuple(mask.shape)}: add the missing ones with unsqueeze()"
@@ -290,31 +290,31 @@ def _rows_of_positions(positions: torch.Tensor) -> Rows | None:
     return found[1]
 
 
-def _by_flashvar(call: Call, layout: Layout) -> torch.Tensor:
+def _by_flashvar(call: Call, visibility: Visibility) -> torch.Tensor:
     """Attention through flashvar, [batch, seqlen_q, heads_q, head_dim_v]."""
     query, key, value = call.query, call.key, call.value
-    if layout.keys < key.shape[2]:
-        key, value = key[:, :, : layout.keys], value[:, :, : layout.keys]
+    if visibility.keys < key.shape[2]:
+        key, value = key[:, :, : visibility.keys], value[:, :, : visibility.keys]
     if query.dtype != value.dtype or key.dtype != value.dtype:
         query, key = query.to(value.dtype), key.to(value.dtype)
     q, k, v = (rows_contiguous(x).transpose(1, 2) for x in (query, key, value))
     if call.position_bias is not None:
-        mask = as_bias(layout, q.shape[0], q.shape[1], q)
-        layout = Layout(
-            False, (-1, -1), layout.keys, bias=call.position_bias[..., : layout.keys] + mask
+        mask = as_bias(visibility, q.shape[0], q.shape[1], q)
+        visibility = Visibility(
+            False, (-1, -1), visibility.keys, bias=call.position_bias[..., : visibility.keys] + mask
         )
     options: dict[str, Any] = {
-        "causal": layout.causal,
+        "causal": visibility.causal,
         "scale": call.scaling,
-        "window_size": layout.window,
+        "window_size": visibility.window,
         "softcap": call.softcap or 0.0,
         "sinks": call.s_aux,
         "dropout_p": call.dropout,
     }
-    rows = layout.rows
+    rows = visibility.rows
     out: Any
     if rows is None:
-        bias = None if layout.bias is None else _fitting(layout.bias, q)
+        bias = None if visibility.bias is None else _fitting(visibility.bias, q)
         out = dense(q, k, v, bias=bias, **options)
     else:
         out = attention_varlen(

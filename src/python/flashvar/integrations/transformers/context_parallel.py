@@ -12,8 +12,8 @@ from flashvar.integrations.fallback import report_fallback
 from flashvar.integrations.torch import flash as torch_flash
 from flashvar.integrations.torch.attribute import REPLACED
 from flashvar.integrations.transformers.fallback import ONLY_EAGER, ONLY_ITS_OWN, Call
-from flashvar.integrations.transformers.layout import Layout
 from flashvar.integrations.transformers.rows import Rows, rows_of_jumps
+from flashvar.integrations.transformers.visibility import Visibility
 
 __all__ = ["distributed_attention"]
 
@@ -23,7 +23,7 @@ _NOT_TORCHS: Final = (*ONLY_EAGER, *ONLY_ITS_OWN, "position_bias", "cache")
 
 
 def distributed_attention(
-    module: torch.nn.Module, call: Call, layout: Layout, others: dict[str, Any]
+    module: torch.nn.Module, call: Call, visibility: Visibility, others: dict[str, Any]
 ) -> torch.Tensor:
     """Attention over the whole sequences, [batch, seqlen_q, heads_q, head_dim_v].
 
@@ -35,7 +35,7 @@ def distributed_attention(
             and flashvar ran none of its steps.
     """
     name = type(module).__name__
-    found = _beyond_torchs(call, layout, others)
+    found = _beyond_torchs(call, visibility, others)
     if found is not None:
         raise BackendUnavailableError(
             f"{name}: expected attention that torch's context_parallel supports, causal or full, "
@@ -48,7 +48,7 @@ def distributed_attention(
         key,
         value,
         dropout_p=call.dropout,
-        is_causal=layout.causal,
+        is_causal=visibility.causal,
         scale=call.scaling,
         enable_gqa=query.shape[1] != key.shape[1],
     )
@@ -58,24 +58,26 @@ def distributed_attention(
     return out.transpose(1, 2)
 
 
-def _beyond_torchs(call: Call, layout: Layout, others: dict[str, Any]) -> str | None:
+def _beyond_torchs(call: Call, visibility: Visibility, others: dict[str, Any]) -> str | None:
     """The feature of a call that context_parallel does not support, in words; None without one."""
     given = {**others, **call._asdict()}
     for name in _NOT_TORCHS:
         if given.get(name) is not None and given[name] is not False:
             return name
     positions = others.get("position_ids")
-    if layout.rows is not None and not _is_one_sequence(layout, positions, call.query.shape[0]):
+    if visibility.rows is not None and not _is_one_sequence(
+        visibility, positions, call.query.shape[0]
+    ):
         return "padding or packed sequences"
-    if layout.bias is not None:
+    if visibility.bias is not None:
         return "a mask"
-    if layout.window != (-1, -1):
+    if visibility.window != (-1, -1):
         return "a sliding window"
     queries, keys = call.query.shape[2], call.key.shape[2]
-    if layout.keys != keys or (layout.causal and queries != keys):
+    if visibility.keys != keys or (visibility.causal and queries != keys):
         return f"{queries} queries with {keys} keys of a cache"
     if (
-        layout.causal
+        visibility.causal
         and positions is not None
         and positions.shape == (1, keys)
         and not torch.compiler.is_compiling()
@@ -85,15 +87,15 @@ def _beyond_torchs(call: Call, layout: Layout, others: dict[str, Any]) -> str | 
     return None
 
 
-def _is_one_sequence(layout: Layout, positions: torch.Tensor | None, batch: int) -> bool:
-    """Whether the layout has several sequences only because the positions of one jump.
+def _is_one_sequence(visibility: Visibility, positions: torch.Tensor | None, batch: int) -> bool:
+    """Whether the visibility has several sequences only because the positions of one jump.
 
     So they do where context_parallel balances causal attention: a rank has one piece of the
     sequence's first half and one of its second. In packed sequences they restart. If one rank
     refused the call, the others would wait for it.
     """
-    rows = layout.rows
-    if rows is None or layout.by_mask or positions is None or positions.dim() != 2:
+    rows = visibility.rows
+    if rows is None or visibility.by_mask or positions is None or positions.dim() != 2:
         return False
     if positions.is_inference():  # without a version counter changes cannot be detected
         return _has_rows_of_jumps(rows, positions, batch)

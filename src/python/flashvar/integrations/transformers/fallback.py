@@ -10,7 +10,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from flashvar.errors import BackendUnavailableError
 from flashvar.integrations.fallback import report_fallback
-from flashvar.integrations.transformers.layout import Layout, as_bias
+from flashvar.integrations.transformers.visibility import Visibility, as_bias
 
 # Arguments that only eager attention supports, not sdpa.
 ONLY_EAGER: Final = ("output_attentions", "head_mask", "softcap", "s_aux", "sinks")
@@ -43,7 +43,7 @@ class Call(NamedTuple):
 
 
 def fall_back(
-    reason: str, module: torch.nn.Module, call: Call, layout: Layout, others: dict[str, Any]
+    reason: str, module: torch.nn.Module, call: Call, visibility: Visibility, others: dict[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The model's sdpa attention, or its eager attention if only that supports the call.
 
@@ -59,7 +59,7 @@ def fall_back(
             raise BackendUnavailableError(
                 f"{name} {fact}, found a call of flashvar ({reason}): {instead}"
             )
-    keys = layout.keys
+    keys = visibility.keys
     call = call._replace(key=call.key[:, :, :keys], value=call.value[:, :, :keys])
     if call.position_bias is not None:
         call = call._replace(position_bias=call.position_bias[..., :keys])
@@ -79,7 +79,7 @@ def fall_back(
                 f"{' and '.join(only)}: leave that out, or load the model without flashvar "
                 f"({reason})"
             )
-    mask = as_bias(layout, call.query.shape[0], call.query.shape[2], call.query)
+    mask = as_bias(visibility, call.query.shape[0], call.query.shape[2], call.query)
     # With -inf alone the softmax of a query that sees no key is NaN; the lowest number avoids it.
     mask = mask.clamp(min=torch.finfo(mask.dtype).min)
     out: tuple[torch.Tensor, torch.Tensor | None]

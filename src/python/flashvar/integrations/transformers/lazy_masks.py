@@ -1,7 +1,7 @@
-"""Masks that carry their layout, and are evaluated only if other code reads them.
+"""Masks that carry their visibility, and are evaluated only if other code reads them.
 
-Flashvar's attention reads the layout. Other code (a layer that adds the mask to its own scores, a
-module of torch) gets a tensor with the shape, dtype and values of eager attention's mask.
+Flashvar's attention reads the visibility. Other code (a layer that adds the mask to its own scores,
+a module of torch) gets a tensor with the shape, dtype and values of eager attention's mask.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from flashvar.integrations.transformers.layout import Layout, added
+from flashvar.integrations.transformers.visibility import Visibility, added
 from flashvar.ops.traced_writes import is_intact, watch
 
 __all__ = ["LazyMask", "attach", "attached"]
@@ -21,22 +21,22 @@ _aten: Final = torch.ops.aten
 # These ops pass the mask on: checkpoints detach it, models on several devices copy it.
 _ALIASES: Final = frozenset((_aten.alias.default, _aten.detach.default))
 _COPIES: Final = frozenset((*_ALIASES, _aten.clone.default, _aten._to_copy.default))
-# The attributes of an ordinary mask that hold its layout. Graphs have one of their own: guards on
-# the numbers of the eager one would recompile a graph for every length.
-_EAGER_LAYOUT: Final = "_flashvar_layout"
-_TRACED_LAYOUT: Final = "_flashvar_layout_in_graph"
+# The attributes of an ordinary mask that hold its visibility. Graphs have one of their own: guards
+# on the numbers of the eager one would recompile a graph for every length.
+_EAGER_VISIBILITY: Final = "_flashvar_visibility"
+_TRACED_VISIBILITY: Final = "_flashvar_visibility_in_graph"
 
 
 class _Content:
-    """What a mask shares with its aliases: its layout, and its values once they are evaluated.
+    """What a mask shares with its aliases: its visibility, and its values once they are evaluated.
 
     `exposed`: an operation wrote to the values, or returned a view that code may write to. The
-    layout counts no longer. Version counters would miss writes through `.data`, and are no numbers
-    in a traced graph.
+    visibility counts no longer. Version counters would miss writes through `.data`, and are no
+    numbers in a traced graph.
     """
 
-    def __init__(self, layout: Layout, evaluate: Callable[[], torch.Tensor]) -> None:
-        self.layout, self.evaluate = layout, evaluate
+    def __init__(self, visibility: Visibility, evaluate: Callable[[], torch.Tensor]) -> None:
+        self.visibility, self.evaluate = visibility, evaluate
         self.evaluated: torch.Tensor | None = None
         self.exposed = False
 
@@ -51,7 +51,7 @@ class LazyMask(torch.Tensor):  # type: ignore[misc]
     @staticmethod
     def __new__(
         cls,
-        layout: Layout,
+        visibility: Visibility,
         evaluate: Callable[[], torch.Tensor],
         shape: tuple[int, ...],
         dtype: torch.dtype,
@@ -61,7 +61,7 @@ class LazyMask(torch.Tensor):  # type: ignore[misc]
         made: LazyMask = torch.Tensor._make_wrapper_subclass(
             cls, shape, dtype=dtype, device=torch.device(device)
         )
-        made.content = _Content(layout, evaluate)
+        made.content = _Content(visibility, evaluate)
         return made
 
     def values(self) -> torch.Tensor:
@@ -85,7 +85,7 @@ class LazyMask(torch.Tensor):  # type: ignore[misc]
                 # Of the values before any write to the mask: a copy may be read after it.
                 evaluate = mask.content.evaluate
                 copy = cls(
-                    mask.content.layout.to(device),
+                    mask.content.visibility.to(device),
                     lambda: func(evaluate(), *args[1:], **kwargs),
                     tuple(mask.shape),
                     dtype,
@@ -108,25 +108,27 @@ class LazyMask(torch.Tensor):  # type: ignore[misc]
         return mask if isinstance(mask, cls) and out is mask.content.evaluated else out
 
 
-def attach(mask: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """Attach a layout to a mask and return the mask; a write to the mask invalidates the layout."""
+def attach(mask: torch.Tensor, visibility: Visibility) -> torch.Tensor:
+    """Attach a visibility to a mask and return the mask; a write to the mask invalidates it."""
     if torch.compiler.is_dynamo_compiling():
-        # The values are not computed if only the layout is read: they are dead code in the graph.
+        # Values are not computed if only the visibility is read: they are dead code in the graph.
         watch(mask)
-        setattr(mask, _TRACED_LAYOUT, layout)
+        setattr(mask, _TRACED_VISIBILITY, visibility)
     elif not mask.is_inference():  # writes are not counted in inference mode
-        setattr(mask, _EAGER_LAYOUT, (layout, mask._version))
+        setattr(mask, _EAGER_VISIBILITY, (visibility, mask._version))
     return mask
 
 
-def attached(mask: torch.Tensor) -> Layout | None:
-    """The layout attached to a mask; None if there is none, or the mask may have changed."""
+def attached(mask: torch.Tensor) -> Visibility | None:
+    """The visibility attached to a mask; None if there is none, or the mask may have changed."""
     if isinstance(mask, LazyMask):
-        return None if mask.content.exposed else mask.content.layout
+        return None if mask.content.exposed else mask.content.visibility
     if torch.compiler.is_dynamo_compiling():
-        traced: Layout | None = getattr(mask, _TRACED_LAYOUT, None) if is_intact(mask) else None
+        traced: Visibility | None = (
+            getattr(mask, _TRACED_VISIBILITY, None) if is_intact(mask) else None
+        )
         return traced
-    kept: tuple[Layout, int] | None = getattr(mask, _EAGER_LAYOUT, None)
+    kept: tuple[Visibility, int] | None = getattr(mask, _EAGER_VISIBILITY, None)
     return kept[0] if kept is not None and kept[1] == mask._version else None
 
 

@@ -2,8 +2,8 @@
 
 A model creates its mask once per forward, from a function of four indices, and passes it to all
 layers. The mask is never None, because a layer would then use its own flag `is_causal`. Mask
-functions that transformers composed are recognized: their masks carry a layout for flashvar, and
-are evaluated only if other code reads them. Masks of other functions are evaluated.
+functions that transformers composed are recognized: their masks carry a visibility for flashvar,
+and are evaluated only if other code reads them. Masks of other functions are evaluated.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from transformers.masking_utils import (
 )
 from transformers.utils.import_utils import is_tracing
 
-from flashvar.integrations.transformers.layout import (
-    Layout,
-    bounded_window,
-    packed_layout,
-    padding_layout,
-)
 from flashvar.integrations.transformers.lazy_masks import LazyMask, attach
+from flashvar.integrations.transformers.visibility import (
+    Visibility,
+    bounded_window,
+    packed_visibility,
+    padding_visibility,
+)
 
 
 class Pattern(NamedTuple):
@@ -70,20 +70,20 @@ def attention_mask(
         "use_vmap": use_vmap,
         "device": device,
     }
-    layout = None
+    visibility = None
     if pattern is not None and not (static if compiling else is_tracing(attention_mask)):
         # The cache increments q_offset in place, so its current value is read.
         requested["q_offset"] = int(q_offset) if static else q_offset
-        layout = _layout(pattern, requested)
-    if layout is not None and not compiling and not (static and q_length == 1):
+        visibility = _visibility(pattern, requested)
+    if visibility is not None and not compiling and not (static and q_length == 1):
         if attention_mask is not None:  # the caller may write to it before the evaluation
             requested["attention_mask"] = attention_mask.clone()
         shape = (batch_size, 1, q_length, kv_length)
-        return LazyMask(layout, lambda: _evaluated(requested), shape, dtype, device)
+        return LazyMask(visibility, lambda: _evaluated(requested), shape, dtype, device)
     # A decoding step with a static cache is evaluated: generate() compiles the model, which gets
     # the mask.
     mask = _evaluated(requested)
-    return mask if layout is None else attach(mask, layout)
+    return mask if visibility is None else attach(mask, visibility)
 
 
 def _evaluated(requested: dict[str, Any]) -> torch.Tensor:
@@ -91,8 +91,8 @@ def _evaluated(requested: dict[str, Any]) -> torch.Tensor:
     return mask
 
 
-def _layout(pattern: Pattern, requested: dict[str, Any]) -> Layout | None:
-    """The layout of the mask that a model requests; None if the kernels do not support it."""
+def _visibility(pattern: Pattern, requested: dict[str, Any]) -> Visibility | None:
+    """The visibility of the mask that a model requests; None if the kernels do not support it."""
     q_length, kv_length, kv_offset = (
         requested["q_length"],
         requested["kv_length"],
@@ -110,17 +110,17 @@ def _layout(pattern: Pattern, requested: dict[str, Any]) -> Layout | None:
     if padding is not None:
         seen = padding[:, kv_offset : kv_offset + keys].int()
         seen = torch.nn.functional.pad(seen, (0, keys - seen.shape[1]))
-    layout: Layout | None = Layout(pattern.causal, window, keys)
+    visibility: Visibility | None = Visibility(pattern.causal, window, keys)
     if pattern.sequences is not None:
         sequences = pattern.sequences.expand(requested["batch_size"], -1)
-        layout = packed_layout(sequences, seen, pattern.causal, window)
+        visibility = packed_visibility(sequences, seen, pattern.causal, window)
     elif seen is not None:
-        layout = padding_layout(seen, q_length, pattern.causal, window)
-    if layout is None:
+        visibility = padding_visibility(seen, q_length, pattern.causal, window)
+    if visibility is None:
         return None
     whole = keys == kv_length and window == (-1, -1)
-    return layout._replace(
-        plain=whole and layout.rows is layout.bias is None, by_mask=padding is not None
+    return visibility._replace(
+        plain=whole and visibility.rows is visibility.bias is None, by_mask=padding is not None
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from transformers.modeling_utils import PreTrainedModel
 
-from flashvar.integrations.transformers.layout import added
+from flashvar.integrations.transformers.visibility import added
 
 __all__ = ["watch"]
 

@@ -127,7 +127,7 @@ def _add_masks_of_callers(masking: Any) -> None:
     preprocess = masking._preprocess_mask_arguments
     if getattr(preprocess, "names", None) is _names:
         return
-    layout: Any = importlib.import_module("flashvar.integrations.transformers.layout")
+    visibility: Any = importlib.import_module("flashvar.integrations.transformers.visibility")
 
     # The name of the argument for the cache: transformers 5.24 changed it.
     cache = list(inspect.signature(preprocess).parameters)[3]
@@ -138,7 +138,7 @@ def _add_masks_of_callers(masking: Any) -> None:
     ) -> Any:
         mask = attention_mask
         if config._attn_implementation in _names:
-            mask = layout.added(mask, inputs_embeds.dtype)
+            mask = visibility.added(mask, inputs_embeds.dtype)
             one_row = mask is None and len(inputs_embeds) == 1
             if one_row and _has_chunks(config):
                 if others and _is_empty(others[0]):

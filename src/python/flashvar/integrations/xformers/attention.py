@@ -148,8 +148,8 @@ def _packed(
     common: dict[str, Any],
 ) -> Any:
     """The results of packed sequences, with a batch of 1."""
-    layout, options = PACKED[kind]
-    queries, keys = mask.q_seqinfo, layout(mask, k, v)
+    find_keys, options = PACKED[kind]
+    queries, keys = mask.q_seqinfo, find_keys(mask, k, v)
     found = attention_varlen(
         q,
         keys.k,

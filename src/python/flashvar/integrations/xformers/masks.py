@@ -23,8 +23,8 @@ class Keys(NamedTuple):
     seqused_k: torch.Tensor | None
 
 
-# Where the keys of each sequence stand in k and v [total, heads, head_dim].
-Layout: TypeAlias = Callable[[Any, torch.Tensor, torch.Tensor], Keys]
+# Finds the keys of each sequence in k and v [total, heads, head_dim].
+FindKeys: TypeAlias = Callable[[Any, torch.Tensor, torch.Tensor], Keys]
 
 
 def _end_to_end(mask: Any, k: torch.Tensor, v: torch.Tensor) -> Keys:
@@ -96,7 +96,7 @@ DENSE: Final[dict[str, Options]] = {
     "LocalAttentionFromBottomRightMask": _window,
 }
 # Class -> where keys are, and options of `flashvar.attention_varlen`, within each sequence.
-PACKED: Final[dict[str, tuple[Layout, Options]]] = {
+PACKED: Final[dict[str, tuple[FindKeys, Options]]] = {
     "BlockDiagonalMask": (_end_to_end, _everything),
     "BlockDiagonalCausalMask": (_from_the_top_left, _causal),
     "BlockDiagonalCausalLocalAttentionMask": (_from_the_top_left, _causal_window),

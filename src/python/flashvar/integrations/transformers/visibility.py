@@ -1,4 +1,4 @@
-"""Layout: the description of a mask in terms of the kernels."""
+"""Visibility, the description of a mask in terms of the kernels: which keys each query sees."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flashvar.integrations.transformers.rows import (
 )
 
 
-class Layout(NamedTuple):
+class Visibility(NamedTuple):
     """The keys that each query sees."""
 
     causal: bool
@@ -28,8 +28,8 @@ class Layout(NamedTuple):
     plain: bool = False  # True: only the causal mask, or no mask at all
     by_mask: bool = False  # True: the caller's mask separates sequences, not their positions
 
-    def to(self, device: torch.device) -> Layout:
-        """The layout with its tensors on another device."""
+    def to(self, device: torch.device) -> Visibility:
+        """The visibility with its tensors on another device."""
         rows, bias = self.rows, self.bias
         return self._replace(
             rows=None if rows is None else rows.to(device),
@@ -45,10 +45,10 @@ def bounded_window(window: tuple[int, int], keys: int) -> tuple[int, int]:
     return left, right
 
 
-def padding_layout(
+def padding_visibility(
     numbers: torch.Tensor, seqlen_q: int, causal: bool, window: tuple[int, int]
-) -> Layout:
-    """The layout of sequence numbers [batch, keys]: 0 is padding, each sequence has its own number.
+) -> Visibility:
+    """That of sequence numbers [batch, keys]: 0 is padding, each sequence has its own number.
 
     With as many queries as keys, rows are packed. If not causal, all queries are packed, because
     they may be of another sequence (cross attention). With a cache, packing would copy all keys for
@@ -59,16 +59,16 @@ def padding_layout(
     if seqlen_q == keys and not torch.compiler.is_compiling():
         rows = rows_of(numbers) if causal else rows_of_keys(numbers)
         if rows is None or window == (-1, -1) or (causal and not has_holes(rows)):
-            return Layout(causal, window, keys, rows)
+            return Visibility(causal, window, keys, rows)
     bias = torch.zeros(numbers.shape, device=numbers.device)
     bias = bias.masked_fill(numbers == 0, -torch.inf)
-    return Layout(causal, window, keys, bias=bias[:, None, None])
+    return Visibility(causal, window, keys, bias=bias[:, None, None])
 
 
-def packed_layout(
+def packed_visibility(
     sequences: torch.Tensor, seen: torch.Tensor | None, causal: bool, window: tuple[int, int]
-) -> Layout | None:
-    """The layout of packed sequences, by their numbers [batch, keys]; `seen` is 0 for padding.
+) -> Visibility | None:
+    """The visibility of packed sequences, by their numbers [batch, keys]; `seen` is 0 for padding.
 
     None if the numbers do not ascend, since rows of a sequence may then be apart; or if padding is
     inside a sequence with a window, since packing would change the distances.
@@ -80,32 +80,34 @@ def packed_layout(
     rows = rows_of(numbers if seen is None else numbers * seen)
     if rows is not None and window != (-1, -1) and has_holes(rows):
         return None
-    return Layout(causal, window, sequences.shape[1], rows)
+    return Visibility(causal, window, sequences.shape[1], rows)
 
 
-def visible(layout: Layout, batch: int, seqlen_q: int, device: torch.device) -> torch.Tensor:
+def visible(
+    visibility: Visibility, batch: int, seqlen_q: int, device: torch.device
+) -> torch.Tensor:
     """The keys that each query sees without the bias, bool [batch, 1, seqlen_q, keys]."""
-    keys = layout.keys
+    keys = visibility.keys
     key = torch.arange(keys, device=device)
     diagonal = torch.arange(seqlen_q, device=device)[:, None] + keys - seqlen_q
-    left, right = layout.window
-    right = 0 if layout.causal else right
+    left, right = visibility.window
+    right = 0 if visibility.causal else right
     seen = torch.ones((1, 1, seqlen_q, keys), dtype=torch.bool, device=device)
     if left >= 0:
         seen = seen & (key >= diagonal - left)
     if right >= 0:
         seen = seen & (key <= diagonal + right)
-    if layout.rows is not None:
-        of_queries, of_keys = numbers_of(layout.rows, batch, seqlen_q, keys)
+    if visibility.rows is not None:
+        of_queries, of_keys = numbers_of(visibility.rows, batch, seqlen_q, keys)
         same = of_queries[:, None, :, None] == of_keys[:, None, None]
         seen = seen & same & (of_keys != 0)[:, None, None]
     return seen.expand(batch, -1, -1, -1)
 
 
-def as_bias(layout: Layout, batch: int, seqlen_q: int, like: torch.Tensor) -> torch.Tensor:
-    """The whole layout as one bias, [batch, heads or 1, seqlen_q, keys] in the dtype of `like`."""
-    bias = layout.bias
-    seen = visible(layout, batch, seqlen_q, like.device)
+def as_bias(visibility: Visibility, batch: int, seqlen_q: int, like: torch.Tensor) -> torch.Tensor:
+    """All of it as one bias, [batch, heads or 1, seqlen_q, keys] in the dtype of `like`."""
+    bias = visibility.bias
+    seen = visible(visibility, batch, seqlen_q, like.device)
     zeros = torch.zeros(seen.shape, dtype=like.dtype, device=like.device)
     hidden = zeros.masked_fill(~seen, -torch.inf)
     return hidden if bias is None else hidden + additive(bias, like.dtype)
