@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 from pathlib import Path
 
+from flashvar_factory.cli import target_pythons
 from flashvar_factory.config import schema
-from flashvar_factory.release import checks, pythons
+from flashvar_factory.release import checks
 from flashvar_factory.release.checks import ReleaseFiles
 
 
@@ -30,12 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="where the files will be published, such as https://pypi.org/simple; may be repeated",
     )
-    parser.add_argument(
-        "--python",
-        type=Path,
-        action="append",
-        help="install into this one, instead of each Python 3.10 or newer found; may be repeated",
-    )
+    target_pythons.add_argument(parser)
     parser.add_argument(
         "--output",
         type=Path,
@@ -46,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Print each check; then the hashes, the notes and the SBOMs are written."""
-    root, asked = arguments.root, arguments.python
+    root = arguments.root
     output = root / arguments.output
     for name in (checks.FILE, checks.NOTES):
         (output / name).unlink(missing_ok=True)
@@ -58,7 +53,7 @@ def run(arguments: argparse.Namespace) -> None:
         second_build=root / arguments.second_build,
         tag=arguments.tag,
         indexes=tuple(arguments.index),
-        pythons=pythons.named(asked) if asked else pythons.find(os.environ),
+        pythons=target_pythons.read(arguments),
     )
     document = checks.check_all(files)
     for path in checks.write(files, document, output):

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 from pathlib import Path
 
 from flashvar.errors import ConfigurationError
 from flashvar_factory.build import process
-from flashvar_factory.cli import selected
+from flashvar_factory.cli import selected, target_pythons
 from flashvar_factory.cli.selected import Selected
 from flashvar_factory.config import this_machine, version
 from flashvar_factory.config.expand import Build
-from flashvar_factory.release import checkout, members, pipeline, publish, pythons, report
+from flashvar_factory.release import checkout, members, pipeline, publish, report
 from flashvar_factory.release.pipeline import Release
 from flashvar_factory.release.stages import STAGES
 from flashvar_factory.toolchain.nvcc import Toolchain
@@ -31,19 +30,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", type=Path, default=Path("dist"), help="folder of the files (default: dist)"
     )
-    parser.add_argument(
-        "--python",
-        type=Path,
-        action="append",
-        help="install into this one, instead of each Python 3.10 or newer found; may be repeated",
-    )
+    target_pythons.add_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Run the stages, with their progress; the report at the end."""
     selection = selected.read(arguments)
     _refuse_what_no_release_is(selection)
-    root, asked = arguments.root, arguments.python
+    root = arguments.root
     revision = checkout.revision(root)
     builds = tuple(
         (one, compiler) for part in _platforms(selection) for one, compiler in _builds(part)
@@ -59,7 +53,7 @@ def run(arguments: argparse.Namespace) -> None:
         builds=builds,
         members=expected,
         selection=_selection(arguments.selection, selection),
-        pythons=pythons.named(asked) if asked else pythons.find(os.environ),
+        pythons=target_pythons.read(arguments),
         jobs=selection.arguments.jobs,
     )
     output = root / arguments.output

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from flashvar_factory import index
+from flashvar_factory.cli import target_pythons
 from flashvar_factory.config import schema
 from flashvar_factory.errors import SmokeError
 from flashvar_factory.index import serve
-from flashvar_factory.release import pythons, smoke
+from flashvar_factory.release import smoke
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -30,12 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="make an index of the wheels and install from it over HTTP",
     )
-    parser.add_argument(
-        "--python",
-        type=Path,
-        action="append",
-        help="an interpreter, instead of each Python 3.10 or newer found; may be repeated",
-    )
+    target_pythons.add_argument(parser)
     parser.add_argument(
         "--with",
         dest="with_versions",
@@ -49,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Print each environment as it is done; SmokeError where one failed."""
-    chosen = pythons.named(arguments.python) if arguments.python else pythons.find(os.environ)
+    chosen = target_pythons.read(arguments)
     wheels = arguments.root / arguments.wheels
     with _served(wheels) if arguments.serve else nullcontext(arguments.index_url) as index_url:
         report = smoke.run(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from flashvar.errors import ConfigurationError
+from flashvar_factory.errors import SmokeError
 
 MINIMUM: Final = (3, 10)
 # What venv and pip need of a Python; a shim of a version manager, or a Python cut down, fails here.
@@ -58,6 +59,12 @@ def named(paths: Iterable[Path]) -> tuple[Python, ...]:
             )
         found.append(python)
     return tuple(found)
+
+
+def require(found: Sequence[Python]) -> None:
+    """SmokeError where there is no Python to install into."""
+    if not found:
+        raise SmokeError("expected a Python 3.10 or newer with venv, found none; install one")
 
 
 def probe(path: Path) -> Python | None:

@@ -28,7 +28,7 @@ from flashvar_factory.errors import PackagingError, SmokeError
 from flashvar_factory.index import serve
 from flashvar_factory.inspect import archive, core_metadata
 from flashvar_factory.inspect.plain_text import plain
-from flashvar_factory.release.pythons import Python
+from flashvar_factory.release.pythons import Python, require
 
 INSTALLERS: Final = ("pip", "uv")
 _WHEEL: Final = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -92,11 +92,11 @@ def run(
     """Install the newest wheels of `wheels`, or those of them that `index_url` has, and check.
 
     `with_versions` are requirements such as "torch==2.8.0", taken from the configured index: each
-    adds one environment per Python. PackagingError where there are no wheels or no Python.
+    adds one environment per Python. PackagingError where there are no wheels, SmokeError where
+    there is no Python.
     """
     subject = _subject(wheels, config, index_url)
-    if not pythons:
-        raise PackagingError("expected a Python 3.10 or newer with venv, found none; name one")
+    require(pythons)
     checks = []
     for python in pythons:
         for installer in INSTALLERS:

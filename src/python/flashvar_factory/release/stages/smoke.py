@@ -6,18 +6,16 @@ import json
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from flashvar_factory.errors import SmokeError
 from flashvar_factory.release import smoke
 from flashvar_factory.release.pipeline import Release, files_of
-from flashvar_factory.release.pythons import Python
+from flashvar_factory.release.pythons import Python, require
 from flashvar_factory.release.stages import index
 from flashvar_factory.release.steps import Outcome, Step, digests
 
 
 def steps(release: Release, done: Mapping[str, Outcome]) -> Iterator[Step]:
     """One step for each Python."""
-    if not release.pythons:
-        raise SmokeError("expected a Python 3.10 or newer with venv, found none; install one")
+    require(release.pythons)
     for python in release.pythons:
         inputs = {**digests(files_of(done)), "python": str(python.executable)}
         yield Step(f"smoke/{python.tag}", inputs, partial(_install, release, python))
