@@ -158,5 +158,5 @@ def _try(
 
 
 def shares(tasks: Sequence[Task], count: int) -> list[list[Task]]:
-    """At most `count` shares, dealt in turn, as neighbours take about the same time."""
+    """At most `count` shares, dealt in turn, as neighbors take about the same time."""
     return [list(tasks[index::count]) for index in range(min(count, len(tasks)))]

@@ -225,14 +225,14 @@ def plot(runs: dict[str, dict[str, Any]], target: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    colours = ["#000000", "#009E73", "#D55E00", "#0072B2", "#CC79A7"]
+    colors = ["#000000", "#009E73", "#D55E00", "#0072B2", "#CC79A7"]
     figure, (above, below) = pyplot.subplots(
         2, 1, figsize=(8, 6.2), sharex=True, height_ratios=[2, 1]
     )
     names = list(runs)
     first = runs[names[0]]["losses"]
     for number, (name, run) in enumerate(runs.items()):
-        style = {"color": colours[number % 5], "linewidth": 3.0 - 0.6 * number}
+        style = {"color": colors[number % 5], "linewidth": 3.0 - 0.6 * number}
         label = f"{LABELS[name]}, held-out loss {run['held_out']:.4f}"
         above.plot(run["losses"], label=label, **style)
         if number:

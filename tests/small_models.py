@@ -1,4 +1,4 @@
-"""Randomly initialised models of the package transformers, a few layers each, and what they eat."""
+"""Randomly initialized models of the package transformers, a few layers each, and what they eat."""
 
 from __future__ import annotations
 

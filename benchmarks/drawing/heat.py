@@ -18,7 +18,7 @@ from benchmarks.drawing.points import MASKS, Point, length, mean
 
 # What a map says above itself, and its ratios.
 Map = tuple[str, dict[Point, float]]
-_SPAN: Final = 1.3  # the darkest colours: about 2.5 times and 0.4 times as fast
+_SPAN: Final = 1.3  # the darkest colors: about 2.5 times and 0.4 times as fast
 _DARK: Final = 0.6  # from here on white text is easier to read
 _ACROSS: Final = 4
 
@@ -71,8 +71,8 @@ def _draw_map(panel: Axes, one: Map, rows: list[tuple[int, bool]], lengths: list
     for y, row in enumerate(ratios):
         for x, ratio in enumerate(row):
             if ratio == ratio:
-                colour = "white" if abs(log2(ratio)) > _DARK * _SPAN else "#222222"
-                panel.text(x, y, f"{ratio:.2f}", ha="center", va="center", color=colour, fontsize=9)
+                color = "white" if abs(log2(ratio)) > _DARK * _SPAN else "#222222"
+                panel.text(x, y, f"{ratio:.2f}", ha="center", va="center", color=color, fontsize=9)
     for y, (dim, _) in enumerate(rows[1:], start=1):
         if dim != rows[y - 1][0]:
             panel.axhline(y - 0.5, color="white", linewidth=3)

@@ -64,12 +64,12 @@ def _draw_group(
         if way not in ways:
             continue
         contender = HOST_CALLERS[caller]
-        colour, _ = style.STYLES[contender]
+        color, _ = style.STYLES[contender]
         x = ways.index(way) + (callers.index(caller) - (len(callers) - 1) / 2) * width
         median, low, high = row["median_us"], row["low_us"], row["high_us"]
         panel.bar(
             x, median, 0.9 * width, label=style.label(contender),
-            color=colour if style.is_ours(caller) else style.faded(colour),
+            color=color if style.is_ours(caller) else style.faded(color),
         )  # fmt: skip
         panel.plot([x, x], [low, high], color="#222222", linewidth=1.2)
         panel.text(

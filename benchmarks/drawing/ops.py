@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from benchmarks.drawing import style
 from benchmarks.names import OF_OPS
 
-# Contender -> whose colour it has in the pictures of attention.
-_COLOURS: Final = {
+# Contender -> whose color it has in the pictures of attention.
+_COLORS: Final = {
     "flashvar": "flashvar-cuda",
     "copy": "sdpa-efficient",
     "fla": "sdpa-cudnn",
@@ -24,22 +24,22 @@ _COLOURS: Final = {
 
 def draw(rows: Sequence[dict[str, Any]], *lines: str) -> Figure | None:
     """The picture of one op's rows of `run.py ops`; None where nothing in them was timed."""
-    timed = [row for row in rows if "rate" in row and row["contender"] in _COLOURS]
+    timed = [row for row in rows if "rate" in row and row["contender"] in _COLORS]
     if not timed:
         return None
     # Stable: within a direction the cells keep the benchmark's order.
     cells = sorted(dict.fromkeys(row["cell"] for row in timed), key=lambda cell: "backward" in cell)
-    contenders = [one for one in _COLOURS if any(row["contender"] == one for row in timed)]
+    contenders = [one for one in _COLORS if any(row["contender"] == one for row in timed)]
     height = 0.8 / len(contenders)
     figure, axes = pyplot.subplots(figsize=(9.2, 0.24 * len(cells) * len(contenders) + 1.9))
     for contender in contenders:
-        colour, _ = style.STYLES[_COLOURS[contender]]
+        color, _ = style.STYLES[_COLORS[contender]]
         found = {row["cell"]: row["rate"] for row in timed if row["contender"] == contender}
         shift = (contenders.index(contender) - (len(contenders) - 1) / 2) * height
         bars = axes.barh(
             [cells.index(cell) + shift for cell in found], list(found.values()), 0.9 * height,
             label=OF_OPS[contender],
-            color=colour if style.is_ours(contender) else style.faded(colour),
+            color=color if style.is_ours(contender) else style.faded(color),
         )  # fmt: skip
         axes.bar_label(bars, fmt=lambda rate: f"{rate:.3g}", padding=2, fontsize=8)
     axes.set_yticks(range(len(cells)), cells)

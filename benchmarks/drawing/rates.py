@@ -79,12 +79,12 @@ def _draw_panel(panel: Axes, measured: Rates, head_dim: int, causal: bool) -> No
             continue
         lengths = sorted({*lengths, *here})
         x, y = sorted(here), [here[length] for length in sorted(here)]
-        label, (colour, marker) = style.label(name), style.STYLES[name]
+        label, (color, marker) = style.label(name), style.STYLES[name]
         ours = style.is_ours(name)
         panel.plot(
             x,
             y,
-            color=colour,
+            color=color,
             marker=marker,
             markersize=6.5 if ours else 5,
             markeredgecolor="white",

@@ -32,8 +32,8 @@ def draw(rows: Sequence[dict[str, Any]], peers: Sequence[dict[str, Any]], *lines
     figure, axes = pyplot.subplots(figsize=(9.6, 1.5 + _BAR * len(bars)))
     longest = max(size for _, size, _, _ in bars)
     for y, (_, size, installed, note) in enumerate(bars):
-        colour = _OURS if y < len(ours) else _COMPILES if note else _THEIRS
-        axes.barh(y, size / 1e6, 0.72, color=colour)
+        color = _OURS if y < len(ours) else _COMPILES if note else _THEIRS
+        axes.barh(y, size / 1e6, 0.72, color=color)
         text = f"{_megabytes(size)}  ({_megabytes(installed)} installed)"
         inside = size > 0.6 * longest
         axes.annotate(

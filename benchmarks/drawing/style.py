@@ -1,4 +1,4 @@
-"""What all pictures have in common: who has which colour, and where titles stand."""
+"""What all pictures have in common: who has which color, and where titles stand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.names import CONTENDERS
 
-# Okabe and Ito's colours, told apart by all; with markers, so that pictures also work in grey.
+# Okabe and Ito's colors, told apart by all; with markers, so that pictures also work in grey.
 # Ours are strong and solid, the peers' dashed.
 STYLES: Final[dict[str, tuple[str, str]]] = {
     "flashvar-cuda": ("#D55E00", "o"),
@@ -43,9 +43,9 @@ GREY: Final = "#666666"
 _GRID: Final = "#e2e2e2"
 
 
-def faded(colour: str) -> tuple[float, float, float]:
-    """A colour mixed with white, for what stands behind ours."""
-    red, green, blue = (0.55 * part + 0.45 for part in to_rgb(colour))
+def faded(color: str) -> tuple[float, float, float]:
+    """A color mixed with white, for what stands behind ours."""
+    red, green, blue = (0.55 * part + 0.45 for part in to_rgb(color))
     return red, green, blue
 
 

@@ -53,4 +53,4 @@ def test_probes_keep_their_registers(compiled: tuple[str, dict[str, list[str]]])
     assert set(re.findall(r"\d+ bytes stack frame, \d+ bytes spill stores", said)) == {
         "0 bytes stack frame, 0 bytes spill stores"
     }
-    assert "(C75" not in said  # no setmaxnreg is ignored, no wgmma serialised
+    assert "(C75" not in said  # no setmaxnreg is ignored, no wgmma serialized

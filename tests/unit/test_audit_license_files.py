@@ -1,4 +1,4 @@
-"""The licence texts of a project's own wheel and sdist: the audit knows what the backend packs."""
+"""The license texts of a project's own wheel and sdist: the audit knows what the backend packs."""
 
 from __future__ import annotations
 

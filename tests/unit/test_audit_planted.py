@@ -103,15 +103,15 @@ OF_METADATA: Mapping[str, Fault] = {
         edited(METADATA, "capability 8.0", "capability 9.0"),
         "expected summary 'Compiled flashvar kernels for compute capability 8.0'",
     ),
-    "licence": (
+    "license": (
         edited(METADATA, "Apache-2.0", "MIT"),
         "expected license 'Apache-2.0', found 'MIT'",
     ),
-    "licence of nobody": (
+    "license of nobody": (
         edited(METADATA, "Apache-2.0", "Evil-1.0"),
         "expected valid core metadata",
     ),
-    "no licence": (edited(METADATA, "License-Expression: Apache-2.0\n", ""), "found None"),
+    "no license": (edited(METADATA, "License-Expression: Apache-2.0\n", ""), "found None"),
     "older Python": (edited(METADATA, ">=3.10", ">=3.6"), "expected Python '>=3.10'"),
     "no Python": (edited(METADATA, "Requires-Python: >=3.10\n", ""), "expected Python '>=3.10'"),
     "description": (edited(METADATA, "\n\n", "\n\nBuy now"), "found 'Buy now"),
@@ -185,7 +185,7 @@ OF_SBOM: Mapping[str, Fault] = {
     "other name": (of_sbom(name="x"), "expected component ('flashvar-sm80', '0.1.0')"),
     "other version": (of_sbom(version="9"), "expected component"),
     "other purl": (of_sbom(purl="pkg:pypi/x@1"), "expected purl"),
-    "other licence": (of_sbom(licenses=[{"expression": "MIT"}]), "expected licence"),
+    "other license": (of_sbom(licenses=[{"expression": "MIT"}]), "expected license"),
     "other commit": (of_sbom(pedigree={"commits": [{"uid": "1" * 40}]}), "expected commits"),
     "other description": (of_sbom(description="x"), "expected description"),
     "other source": (

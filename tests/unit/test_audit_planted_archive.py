@@ -98,12 +98,12 @@ MEMBERS: Mapping[str, Fault] = {
     "egg-info": (added(f"{INFO}/top_level.txt"), "found this file too"),
     "direct_url": (added(f"{INFO}/direct_url.json", b"{}"), "found this file too"),
     "second SBOM": (added(f"{INFO}/sboms/other.cdx.json", b"{}"), "found this file too"),
-    "licence in a folder": (added(f"{INFO}/licenses/a/b"), "found this file too"),
-    "licence that METADATA does not list": (
+    "license in a folder": (added(f"{INFO}/licenses/a/b"), "found this file too"),
+    "license that METADATA does not list": (
         added(f"{INFO}/licenses/OTHER"),
         "expected a License-File for each of ['LICENSE', 'OTHER'], found ['LICENSE']",
     ),
-    "no licence": (
+    "no license": (
         without(f"{INFO}/licenses/LICENSE"),
         "expected a License-File for each of [], found ['LICENSE']",
     ),

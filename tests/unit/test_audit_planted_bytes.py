@@ -232,15 +232,15 @@ OF_SBOM: Mapping[str, Fault] = {
     ),
     "purl of somebody else": (
         planted.field(f"components.{CUDART}.purl", "pkg:pypi/evil@1"),
-        "expected kind, licence and purl of cudart-static",
+        "expected kind, license and purl of cudart-static",
     ),
-    "licence of somebody else": (
+    "license of somebody else": (
         planted.field(f"components.{CUDART}.licenses", [{"expression": "MIT"}]),
-        "expected kind, licence and purl of cudart-static",
+        "expected kind, license and purl of cudart-static",
     ),
     "kind of component": (
         planted.field(f"components.{CUDART}.type", "application"),
-        "expected kind, licence and purl of cudart-static",
+        "expected kind, license and purl of cudart-static",
     ),
     "reference": (
         planted.field("metadata.component.bom-ref", "x"),

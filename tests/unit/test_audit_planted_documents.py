@@ -56,7 +56,7 @@ def many_parts(document: Any) -> None:
     document["components"] += [{"name": f"x{i}", "type": "library"} for i in range(20_000)]
 
 
-def labelled(folder: Path) -> Path:
+def labeled(folder: Path) -> Path:
     """A binary wheel under the name of a variant, with a file that Python runs when it starts."""
     properties = variant_metadata.properties_of(described())
     more = {
@@ -84,9 +84,9 @@ def renamed(distribution: str) -> planted.Plant:
 
 
 NAMES: Mapping[str, Fault] = {
-    "binary under a variant's name": (labelled, "'evil.pth': expected flashvar_sm80's library"),
+    "binary under a variant's name": (labeled, "'evil.pth': expected flashvar_sm80's library"),
     "label of a binary": (
-        labelled,
+        labeled,
         "expected a variant label in the name of the project's own wheel",
     ),
     "platform twice": (
@@ -122,11 +122,11 @@ OF_METADATA: Mapping[str, Fault] = {
         edited(METADATA, "Metadata-Version: 2.4", "Metadata-Version: 2.3"),
         "license-expression introduced in metadata version 2.4",
     ),
-    "licence of another folder": (
+    "license of another folder": (
         edited(METADATA, "License-File: LICENSE", "License-File: ../LICENSE"),
         "expected valid core metadata",
     ),
-    "licence twice": (header("License-File: LICENSE"), "found ['LICENSE', 'LICENSE']"),
+    "license twice": (header("License-File: LICENSE"), "found ['LICENSE', 'LICENSE']"),
     "next line": (
         edited(METADATA, "License-File: LICENSE", "License-File: LICENSE\x85License-File: X"),
         "found ['LICENSE', 'X']",
@@ -150,11 +150,11 @@ OF_METADATA: Mapping[str, Fault] = {
     ),
     "empty line in WHEEL": (edited(WHEEL, "Root-Is", "\nRoot-Is"), "found [('', '')"),
     "empty line before the fields": (edited(WHEEL, "Wheel-V", "\nWheel-V"), "found [('', '')"),
-    "PTX in a licence": (
+    "PTX in a license": (
         planted.added(LICENSE, b"Apache\n.version 9.0\n.target sm_80\n"),
         "expected device code in the library alone, found PTX in this file",
     ),
-    "device code in a licence": (
+    "device code in a license": (
         planted.added(LICENSE, b"Apache\n" + fake_artifacts.fatbin(planted.own()[0])),
         "expected device code in the library alone, found device code in this file",
     ),
@@ -166,8 +166,8 @@ OF_METADATA: Mapping[str, Fault] = {
         edited(METADATA, ">=3.10", ",".join([">=3.10"] * 80_000)),
         "expected Python '>=3.10', found '>=3.10,>=3.10",
     ),
-    "deep licence": (edited(METADATA, "Apache-2.0", "(" * 100_000), "expected valid core metadata"),
-    "long licence": (
+    "deep license": (edited(METADATA, "Apache-2.0", "(" * 100_000), "expected valid core metadata"),
+    "long license": (
         edited(METADATA, "Apache-2.0", " AND ".join(["Apache-2.0"] * 60_000)),
         "expected",
     ),
@@ -272,9 +272,9 @@ OF_SBOM: Mapping[str, Fault] = {
         field(f"{ROOT}.properties.0.value", False),
         "expected source",
     ),
-    "named licence": (
+    "named license": (
         field(f"{ROOT}.licenses", [{"license": {"name": "Apache-2.0"}}]),
-        "expected licence",
+        "expected license",
     ),
     "part twice in a dependency": (
         dependency(-1, ["cudart-static"] * 2),

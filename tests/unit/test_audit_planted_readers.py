@@ -48,7 +48,7 @@ def attributes(value: int) -> planted.Plant:
 
 
 def deflated(raw: bytes, size: int = len(TEXT)) -> planted.Plant:
-    """The wheel whose licence is deflated to these bytes."""
+    """The wheel whose license is deflated to these bytes."""
 
     def plant(folder: Path) -> Path:
         path = Wheel(described()).write(folder)

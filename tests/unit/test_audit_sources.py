@@ -154,8 +154,8 @@ FAULTS: dict[str, tuple[Callable[[Files], None], str]] = {
     "data": (add(f"{STEM}.data/scripts/pip"), "found others too: 'flashvar-1.0.data/scripts/pip'"),
     "library": (add("flashvar/evil.so", b"\x7fELF" + bytes(60)), "expected a 64-bit little-endian"),
     "module less": (remove("flashvar/cli.py"), "found these missing: 'flashvar/cli.py'"),
-    "no licence": (remove(f"{INFO}/licenses/LICENSE"), "licenses/LICENSE"),
-    "other licence": (edit(f"{INFO}/licenses/LICENSE", "Apache", "MIT"), "found other content in"),
+    "no license": (remove(f"{INFO}/licenses/LICENSE"), "licenses/LICENSE"),
+    "other license": (edit(f"{INFO}/licenses/LICENSE", "Apache", "MIT"), "found other content in"),
     "other bytes": (
         edit("flashvar/cli.py", "None", "1   "),
         "found other content in 'flashvar/cli.py'",
@@ -175,7 +175,7 @@ FAULTS: dict[str, tuple[Callable[[Files], None], str]] = {
     "extra of another distribution": (edit(METADATA, "flashvar-sm80=", "evil="), "evil==1.0"),
     "no extra": (edit(METADATA, "Provides-Extra: cuda\n", ""), "expected extras"),
     "other Python": (edit(METADATA, ">=3.10", ">=3.6"), "expected Python '>=3.10'"),
-    "licence": (edit(METADATA, "Apache-2.0", "MIT"), "expected license 'Apache-2.0'"),
+    "license": (edit(METADATA, "Apache-2.0", "MIT"), "expected license 'Apache-2.0'"),
     "another script": (
         edit(f"{INFO}/entry_points.txt", "flashvar =", "pip = evil:main\nflashvar ="),
         "expected entry points",
@@ -372,7 +372,7 @@ SDISTS: dict[str, tuple[Callable[[Files], None], str]] = {
     "other bytes": (edit("CMakeLists.txt", "x", "y"), "found other content in 'CMakeLists.txt'"),
     "file less": (remove("CMakeLists.txt"), "found these missing: 'CMakeLists.txt'"),
     "module less": (remove("src/python/flashvar/cli.py"), "found these missing: 'src/python"),
-    "no licence": (remove("LICENSE"), "found these missing: 'LICENSE'"),
+    "no license": (remove("LICENSE"), "found these missing: 'LICENSE'"),
     "no readme": (remove("README.md"), "found these missing: 'README.md'"),
     "no PKG-INFO": (remove("PKG-INFO"), "expected valid core metadata"),
     "other name": (edit("PKG-INFO", "Name: flashvar", "Name: evil"), "found evil 1.0"),

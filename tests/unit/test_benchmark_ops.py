@@ -102,7 +102,7 @@ def test_other_processes_can_have_the_work(
     rows = benchmark.run(Options(only=only, processes=3)).rows
     assert {(f"{row['op']}: {row['cell']}", row["contender"]) for row in rows} == set(sent)
     assert len(sent) == len(rows)
-    # The cells of one contender are neighbours, so each process gets its share of them.
+    # The cells of one contender are neighbors, so each process gets its share of them.
     assert [contender for _, contender in sent] == sorted(
         (contender for _, contender in sent), key=[one for _, one in sent].index
     )

@@ -28,7 +28,7 @@ def test_there_are_several() -> None:
 
 
 @of_each
-def test_it_has_the_licence(folder: Path) -> None:
+def test_it_has_the_license(folder: Path) -> None:
     assert declared_metadata.license_files(project(folder), folder) == ["LICENSE"]
     assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 

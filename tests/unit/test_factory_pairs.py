@@ -126,7 +126,7 @@ def test_words_that_are_refused(value: str) -> None:
     assert "192, 256, 192x128" in str(caught.value)
 
 
-def test_a_misspelt_pair_has_a_neighbour() -> None:
+def test_a_misspelt_pair_has_a_neighbor() -> None:
     with pytest.raises(ConfigurationError, match="did you mean '192x128'"):
         parse(["hdim=192x127"], CONFIG)
 

@@ -1,4 +1,4 @@
-"""flashvar inside diffusers: real models, small and freshly initialised, on the CPU."""
+"""flashvar inside diffusers: real models, small and freshly initialized, on the CPU."""
 
 from __future__ import annotations
 

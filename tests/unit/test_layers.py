@@ -439,7 +439,7 @@ def test_short_convolution_of_named_sequences() -> None:
 @pytest.mark.parametrize("residual", [None, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("in_fp32", [False, True])
 def test_norms_of_a_sum(in_fp32: bool, residual: torch.dtype | None) -> None:
-    """The sum is normalised before it is rounded, and returned in the dtype of the residual."""
+    """The sum is normalized before it is rounded, and returned in the dtype of the residual."""
     x, g = torch.randn(2, 5, 8).bfloat16(), torch.randn(2, 5, 8).bfloat16()
     other = None if residual is None else torch.randn(2, 5, 8).to(residual)
     total = x.float() if other is None else x.float() + other

@@ -1,4 +1,4 @@
-"""Output in a pipe, in a terminal, without rich, without colours; nothing wider than its place."""
+"""Output in a pipe, in a terminal, without rich, without colors; nothing wider than its place."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture(autouse=True)
-def colourful(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Terminals have colours and 80 columns."""
+def colorful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Terminals have colors and 80 columns."""
     for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
@@ -86,7 +86,7 @@ def test_a_pipe_gets_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == page_text.render(PAGE)
 
 
-def test_a_terminal_gets_colours_and_the_same_words() -> None:
+def test_a_terminal_gets_colors_and_the_same_words() -> None:
     shown = on_terminal(lambda: screen.show(PAGE))
     assert "\x1b[" in shown
     plain = ESCAPE.sub("", shown)
@@ -100,7 +100,7 @@ def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     shown = on_terminal(lambda: screen.show(PAGE))
     codes = ";".join(re.findall(r"\x1b\[([0-9;]*)m", shown))
-    assert set(codes.split(";")) <= {"", "0", "1", "2"}  # bold and dim are no colours
+    assert set(codes.split(";")) <= {"", "0", "1", "2"}  # bold and dim are no colors
 
 
 @pytest.mark.parametrize("reason", ["without rich", "dumb"])
@@ -114,7 +114,7 @@ def test_a_terminal_that_rich_cannot_serve_gets_plain_text(
     assert on_terminal(lambda: screen.show(PAGE)) == page_text.render(PAGE, 80)
 
 
-def test_json_is_never_coloured() -> None:
+def test_json_is_never_colored() -> None:
     shown = on_terminal(lambda: main(["doctor", "--json"]))
     assert "\x1b" not in shown
     json.loads(shown)

@@ -289,7 +289,7 @@ def test_sinks_on_the_own_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_mixed_dtypes_are_those_of_the_values() -> None:
-    """As where a model normalises queries and keys in float32."""
+    """As where a model normalizes queries and keys in float32."""
     q, k, v = tensors()
     out, _ = attention(layer(), q, k, v.bfloat16(), None)
     assert out.dtype == torch.bfloat16

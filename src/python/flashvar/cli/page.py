@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-# The tone of a row or of the summary. A terminal shows it as a colour, plain text does not show it.
+# The tone of a row or of the summary. A terminal shows it as a color, plain text does not show it.
 GOOD: Final = "good"
 BAD: Final = "bad"
 QUIET: Final = "quiet"

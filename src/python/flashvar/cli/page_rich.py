@@ -1,4 +1,4 @@
-"""Renders a page through rich: colours, and tables that fit the width of the terminal."""
+"""Renders a page through rich: colors, and tables that fit the width of the terminal."""
 
 from __future__ import annotations
 

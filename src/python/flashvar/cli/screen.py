@@ -32,7 +32,7 @@ def show(page: Page) -> None:
 def rich_console(stream: TextIO) -> Console | None:
     """Rich's console on a terminal; None in a pipe, on a dumb terminal, and without rich.
 
-    Rich itself drops colours if NO_COLOR is set.
+    Rich itself drops colors if NO_COLOR is set.
     """
     if not stream.isatty() or os.environ.get("TERM") == "dumb":
         return None

@@ -99,7 +99,7 @@ class L2Norm(nn.Module):  # type: ignore[misc]
         self.output_dtype = output_dtype
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The normalised x."""
+        """The normalized x."""
         return l2norm(x, self.eps, self.output_dtype)
 
 
@@ -120,7 +120,7 @@ def rms_norm(
     prenorm: bool = False,
     residual_in_fp32: bool = False,
 ) -> Any:
-    """The normalised sum of x and a residual, in the dtype of x.
+    """The normalized sum of x and a residual, in the dtype of x.
 
     With `prenorm` also the sum itself, in the dtype of the residual; without one in float32 if
     `residual_in_fp32`, else in the dtype of x.

@@ -66,7 +66,7 @@ class System:
 def gather() -> System:
     """The facts of this machine, gathered once per process.
 
-    Imports torch and queries its devices, which initialises CUDA but makes no context.
+    Imports torch and queries its devices, which initializes CUDA but makes no context.
     """
     torch, devices, problem, fix = _ask_torch()
     version = getattr(torch, "version", None)

@@ -68,7 +68,7 @@ def matching(folder: Path, patterns: Iterable[str]) -> list[str]:
 def _fields(project: Mapping[str, Any], folder: Path, release: str) -> dict[str, object]:
     """The fields that [project] makes, those of requirements aside; none that is empty."""
     text, kind = _readme(project, folder, release)
-    licence = project.get("license")
+    license = project.get("license")
     fields = {
         "name": project["name"],
         "version": release if "version" in project.get("dynamic", []) else project.get("version"),
@@ -77,7 +77,7 @@ def _fields(project: Mapping[str, Any], folder: Path, release: str) -> dict[str,
         "description_content_type": kind,
         "keywords": project.get("keywords"),
         "classifiers": project.get("classifiers"),
-        "license_expression": licence if isinstance(licence, str) else None,
+        "license_expression": license if isinstance(license, str) else None,
         "license_files": license_files(project, folder),
         "requires_python": project.get("requires-python"),
         "project_urls": project.get("urls"),

@@ -179,10 +179,10 @@ def _configured(manifest: Manifest, expected: Expectations) -> Iterator[tuple[st
     if expected.root is not None:
         release = version.read(config, expected.root)
     try:
-        labelled = version.of_build(release, build, config)
+        labeled = version.of_build(release, build, config)
     except FlashvarError as error:
-        labelled = str(error)
-    yield "version with the label of its kernels", labelled, manifest.version
+        labeled = str(error)
+    yield "version with the label of its kernels", labeled, manifest.version
     if expected.root is not None:
         yield from _sources(manifest, build, expected)
 

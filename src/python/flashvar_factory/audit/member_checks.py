@@ -38,7 +38,7 @@ def members(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
         yield Finding(
             "members",
             repr(name),
-            f"expected {stem}'s library, manifest, metadata, licences and SBOM alone, found this "
+            f"expected {stem}'s library, manifest, metadata, licenses and SBOM alone, found this "
             "file too; leave it out of the wheel",
         )
     for name in sorted(wanted - found):
@@ -88,7 +88,7 @@ def _licenses(wheel: Wheel) -> list[str]:
 
 
 def licenses(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """The texts of licences are those that METADATA lists, and those of the sources."""
+    """The texts of licenses are those that METADATA lists, and those of the sources."""
     if expected.is_projects_own(wheel.name) or expected.is_variant(wheel.name):
         return
     prefix = f"{wheel.info}/licenses/"

@@ -96,7 +96,7 @@ def _rows(
     )
     if expected.config is not None:
         license = [{"expression": expected.config.project.license}]
-        yield "licence", license, root["licenses"]
+        yield "license", license, root["licenses"]
     commits = [{"uid": manifest.source.revision}] if manifest.source.revision else None
     yield "commits", commits, root.get("pedigree", {}).get("commits")
     yield "number of properties", 2, len(root["properties"])
@@ -129,7 +129,7 @@ def _parts(
     yield "number of C++ compilers", 1, len(compilers)
     symbols = glibc_symbols.file_name(manifest.platform.removeprefix("linux_"))
     for name, one in found.items():
-        yield f"kind, licence and purl of {name}", _fixed(one), _stated(one)
+        yield f"kind, license and purl of {name}", _fixed(one), _stated(one)
         words = one.get("description"), one.get("scope")
         yield f"description and scope of {name}", _words(name, symbols), words
     comment = b"\0".join(bytes(one.content) for one in library.file.named(".comment"))

@@ -25,7 +25,7 @@ from flashvar_factory.inspect import core_metadata, entry_points, sdist
 
 _METADATA = ("METADATA", "RECORD", "WHEEL", "entry_points.txt")
 _IGNORED = "__pycache__"
-# The licence texts that scikit-build-core packs where pyproject.toml does not name any.
+# The license texts that scikit-build-core packs where pyproject.toml does not name any.
 _LICENSE_FILES = ("LICEN[CS]E*", "COPYING*", "NOTICE*", "AUTHORS*")
 
 
@@ -125,7 +125,7 @@ def _wheel_settings(project: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _license_files(project: Mapping[str, Any], folder: Path) -> list[str]:
-    """The licence texts in a wheel, by their names in the folder of pyproject.toml."""
+    """The license texts in a wheel, by their names in the folder of pyproject.toml."""
     stated = declared_metadata.license_files(project["project"], folder)
     if stated is not None:
         return stated
@@ -184,7 +184,7 @@ def audit_sdist(path: Path, expected: Expectations) -> list[Finding]:
 
 
 def _declared_files(root: Path) -> set[str]:
-    """The texts that PKG-INFO is made of, or names: the readme and the licences."""
+    """The texts that PKG-INFO is made of, or names: the readme and the licenses."""
     path = root / "pyproject.toml"
     project = toml_table.plain(path).get("project", {}) if path.is_file() else {}
     stated = readme.FILE_NAME if "readme" in project.get("dynamic", []) else project.get("readme")

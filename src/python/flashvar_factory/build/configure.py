@@ -52,12 +52,12 @@ def configure(
             f"{str(directory)!r}: expected a path that prints, without any of "
             f"{' '.join(sorted(_SEPARATORS))}, found {found[0]!r}; work in another folder"
         )
-    labelled = version.of_build(version.read(config, root), build, config)
+    labeled = version.of_build(version.read(config, root), build, config)
     older = build.target.toolkit
     toolkit = Toolkit("nvcc", toolchain.version, None if older is None else older.version)
     facts = render.Facts(
-        version=labelled,
-        source=source.gather(root, source.identity(build, labelled, toolkit, lineinfo=lineinfo)),
+        version=labeled,
+        source=source.gather(root, source.identity(build, labeled, toolkit, lineinfo=lineinfo)),
         toolkit=toolkit,
         lineinfo=lineinfo,
         torch=None if build.torch is None else torch_headers.find(build.torch, toolchain),
@@ -79,7 +79,7 @@ def configure(
     for stale in (directory / "instances").glob("*.cu"):
         if f"instances/{stale.name}" not in files:
             stale.unlink()
-    return BuildPlan(build, labelled, directory)
+    return BuildPlan(build, labeled, directory)
 
 
 def write_if_changed(path: Path, text: str) -> bool:

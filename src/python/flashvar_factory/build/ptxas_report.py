@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 SUFFIX = ".ptxas"
 
-# C7508: setmaxnreg ignored; C7510: wgmma serialised. Both are "info" to ptxas and slow to us.
+# C7508: setmaxnreg ignored; C7510: wgmma serialized. Both are "info" to ptxas and slow to us.
 _FATAL = re.compile(r"\(C75(08|10)\)")
 # Everything that -Xptxas=-v adds: remarks, and the indented line of sizes under one of them.
 _REMARK = re.compile(r"ptxas info\s*:|\s+\d+ bytes stack frame|\s*$")

@@ -44,12 +44,12 @@ def stated(root: Path) -> tuple[str | None, bool | None]:
     return _copied_revision(root) or _git(root)
 
 
-def identity(build: Build, labelled: str, toolkit: Toolkit, *, lineinfo: bool) -> str:
+def identity(build: Build, labeled: str, toolkit: Toolkit, *, lineinfo: bool) -> str:
     """The parts of the plan that affect the binary, without paths."""
     names = [kernel.name for kernel in build.kernels]
     target = build.target
     made_for = [target.architecture.code, target.family, target.shared_memory]
-    parts = [labelled, *made_for, build.code_kinds, names]
+    parts = [labeled, *made_for, build.code_kinds, names]
     coupled = [] if build.torch is None else [build.torch]
     return json.dumps([*parts, vars(toolkit), build.platform, lineinfo, *coupled])
 

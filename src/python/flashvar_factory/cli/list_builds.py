@@ -53,9 +53,9 @@ def run(arguments: argparse.Namespace) -> None:
         print(json.dumps(document(config, release, builds), indent=1))
         return
     for one in builds:
-        labelled = version.of_build(release, one, config)
+        labeled = version.of_build(release, one, config)
         code = one.target.architecture.code
-        print(f"{one.distribution} {labelled}: code {code}, {len(one.kernels)} kernels")
+        print(f"{one.distribution} {labeled}: code {code}, {len(one.kernels)} kernels")
         for kernel in one.kernels:
             print(f"  {kernel.name}")
 

@@ -1,7 +1,7 @@
 """The extras of the project: one per binary, `all` of these, and `cli`.
 
 An installer ignores an extra that does not exist, so each usual name of a binary is an extra. Names
-are normalised, as installers look them up: `sm_89` is `sm-89` (PEP 685). `8.9` and `90a` are left
+are normalized, as installers look them up: `sm_89` is `sm-89` (PEP 685). `8.9` and `90a` are left
 out: most pips before 26 take such a name for a version, and then cannot install the project at all.
 A plugin of the build backend.
 """

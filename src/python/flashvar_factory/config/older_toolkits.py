@@ -3,7 +3,7 @@
     [toolkits]
     cu12 = { ptx = "8.8", ptxas = "nvidia-cuda-nvcc-cu12==12.9.86", runtime = "...==12.9.79" }
 
-nvcc stays the front end. The PTX that it writes is labelled with the version that the older ptxas
+nvcc stays the front end. The PTX that it writes is labeled with the version that the older ptxas
 reads; machine code and the CUDA runtime are of the older toolkit.
 """
 

@@ -36,7 +36,7 @@ def of_files(one: Path, two: Path) -> str | None:
 
 
 def of_bytes(first: bytes, second: bytes) -> str | None:
-    """Sizes, and the first byte that differs, with its neighbours."""
+    """Sizes, and the first byte that differs, with its neighbors."""
     if first == second:
         return None
     pairs = enumerate(zip(first, second, strict=False))

@@ -52,8 +52,8 @@ def expected(config: Config, builds: Sequence[Build], root: Path) -> tuple[Membe
     members += [Member(name, ANY, release) for name in wheel.packages(config, root)]
     for build in builds:
         platform = wheel.tag(build.platform).rpartition("-")[2]
-        labelled = version.of_build(release, build, config)
-        members.append(Member(build.distribution, platform, labelled))
+        labeled = version.of_build(release, build, config)
+        members.append(Member(build.distribution, platform, labeled))
     return tuple(members)
 
 

@@ -34,7 +34,7 @@ _TOP = re.compile(r"^#\$ TOP=(?P<path>.+)$", re.MULTILINE)
 # Instructions newer than the label are an error of ptxas.
 _PTXAS = """\
 #!/bin/sh
-# Calls ptxas {version} with the PTX of nvcc {nvcc}, labelled as PTX {ptx}.
+# Calls ptxas {version} with the PTX of nvcc {nvcc}, labeled as PTX {ptx}.
 for word do
   shift
   case $word in

@@ -116,7 +116,7 @@ def call(cell: DeltaCell, contender: str, device: torch.device) -> Call:
 
 
 def _rule(contender: str) -> Any:
-    """Out of a contender, for the arguments by name; q and k are normalised inside."""
+    """Out of a contender, for the arguments by name; q and k are normalized inside."""
     if contender == "fla":
         # FLA hands the call on where FlashQLA is installed, which is a contender of its own.
         os.environ["FLA_FLASH_QLA"] = "0"

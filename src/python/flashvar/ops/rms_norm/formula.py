@@ -18,7 +18,7 @@ class Norm(NamedTuple):
 
 
 class Tensors(NamedTuple):
-    """The tensors of the ops, which the last dimension normalises."""
+    """The tensors of the ops, which the last dimension normalizes."""
 
     x: torch.Tensor
     gate: torch.Tensor | None  # like x

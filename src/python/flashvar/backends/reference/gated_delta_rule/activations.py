@@ -1,4 +1,4 @@
-"""Computes what the recurrence reads (normalised q and k, gates, beta), and its derivative.
+"""Computes what the recurrence reads (normalized q and k, gates, beta), and its derivative.
 
 Everything is wide, float32 or float64, and heads first: [batch, heads, seqlen, ...].
 """
@@ -35,7 +35,7 @@ def wide_dtype(inputs: Inputs) -> torch.dtype:
 def forward(inputs: Inputs) -> Terms:
     """The terms of a call."""
     wide = wide_dtype(inputs)
-    q, k = (_normalised(x.to(wide), inputs)[0] for x in (inputs.q, inputs.k))
+    q, k = (_normalized(x.to(wide), inputs)[0] for x in (inputs.q, inputs.k))
     beta = inputs.beta.to(wide)
     if inputs.beta_sigmoid:
         beta = _beta_scale(inputs) * beta.sigmoid()
@@ -52,8 +52,8 @@ def backward(inputs: Inputs, grads: Terms, grad_state: torch.Tensor | None) -> G
     """The gradients of a call's inputs, from those of its terms."""
     wide = wide_dtype(inputs)
     of_q, of_k, of_v, of_g, of_beta = (x.transpose(1, 2) for x in grads)
-    of_q = _normalised_backward(inputs.q.to(wide), of_q * inputs.scale, inputs)
-    of_k = _normalised_backward(inputs.k.to(wide), of_k, inputs)
+    of_q = _normalized_backward(inputs.q.to(wide), of_q * inputs.scale, inputs)
+    of_k = _normalized_backward(inputs.k.to(wide), of_k, inputs)
     if inputs.beta_sigmoid:
         half = inputs.beta.to(wide).sigmoid()
         of_beta = _beta_scale(inputs) * of_beta * half * (1 - half)
@@ -96,7 +96,7 @@ def _gate(inputs: Inputs, wide: torch.dtype) -> torch.Tensor:
     return -inputs.a_log.to(wide).exp() * softplus(_raw_gate(inputs, wide))
 
 
-def _normalised(x: torch.Tensor, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _normalized(x: torch.Tensor, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Rows of length 1 and the factor that made them so."""
     if not inputs.qk_l2norm:
         return x, None
@@ -104,10 +104,10 @@ def _normalised(x: torch.Tensor, inputs: Inputs) -> tuple[torch.Tensor, torch.Te
     return x * factor, factor
 
 
-def _normalised_backward(x: torch.Tensor, grad: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+def _normalized_backward(x: torch.Tensor, grad: torch.Tensor, inputs: Inputs) -> torch.Tensor:
     """Sums over the heads of v that share a head, then the derivative of the norm."""
     grad = grad.unflatten(2, (x.shape[2], inputs.group)).sum(3)
-    y, factor = _normalised(x, inputs)
+    y, factor = _normalized(x, inputs)
     if factor is None:
         return grad
     return factor * (grad - y * (y * grad).sum(-1, keepdim=True))
