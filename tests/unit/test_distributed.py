@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import socket
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from benchmarks import result_file
+from two_ranks import found_by, run_ranks
 
 needs_registry = pytest.mark.skipif(
     not hasattr(torch.nn.attention, "restore_flash_attention_impl"),
     reason=f"torch {torch.__version__} shards its own function on CUDA devices alone",
 )
 TESTS = Path(__file__).parents[1]
-SOURCES = TESTS.parent / "src" / "python"
 # Where a part lies after a call of parts that lie over this dimension.
 PLACES = {
     "heads": "S(2)",
@@ -82,30 +78,6 @@ REFUSED_LAYERS = {
 }
 
 
-def run_ranks(python: str, script: Path, *arguments: str) -> None:
-    """Two ranks of a script, as torch.distributed.run starts them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    paths = os.pathsep.join((str(SOURCES), str(TESTS)))
-    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    for name in [name for name in environment if name.startswith("FLASHVAR_")]:
-        del environment[name]
-    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
-    ranks = [
-        subprocess.Popen(
-            [python, str(script), *arguments],
-            env={**environment, "RANK": rank, "LOCAL_RANK": rank},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in ("0", "1")
-    ]
-    said = [rank.communicate(timeout=400)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
-
-
 @needs_registry
 def test_context_parallel(tmp_path: Path, python_with_models: str) -> None:
     """Activated before it or inside: outputs, gradients and who computed, of every setting."""
@@ -118,13 +90,6 @@ def test_context_parallel(tmp_path: Path, python_with_models: str) -> None:
         assert case["right"], case
         assert max(case["errors"].values()) < 1e-5, case
         assert case["forwards_of_flashvar"] == case["forwards_expected"] > 0
-
-
-def found_by(python: str, script: str, folder: Path) -> list[dict[str, Any]]:
-    """What each rank of a script beside this file wrote."""
-    run_ranks(python, Path(__file__).with_name(f"{script}.py"), str(folder))
-    files = (folder / f"found-{rank}.json" for rank in range(2))
-    return [json.loads(file.read_text(encoding="utf-8")) for file in files]
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from matrix import CONFIG, TEXT
+from shell_script import script
 
 from flashvar.errors import ConfigurationError
 from flashvar_factory.build import render
@@ -33,13 +34,6 @@ TOOLS = Cross(
 
 def selected(words: str, config: schema.Config = CONFIG) -> tuple[Build, ...]:
     return expand(config, select_all(parse(words.split(), config), config))
-
-
-def script(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
-    path.chmod(0o755)
-    return path
 
 
 @pytest.fixture

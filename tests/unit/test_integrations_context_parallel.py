@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from test_distributed import run_ranks
+from two_ranks import found_by
 
 from flashvar.integrations import transformers
 from flashvar.integrations.torch import attribute as torch_attribute
@@ -40,13 +38,7 @@ def in_parts(
     tmp_path_factory: pytest.TempPathFactory, python_with_models: str
 ) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("parts")
-    run_ranks(
-        python_with_models,
-        Path(__file__).with_name("integrations_context_parallel.py"),
-        str(folder),
-    )
-    files = (folder / f"found-{rank}.json" for rank in range(2))
-    return [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    return found_by(python_with_models, "integrations_context_parallel", folder)
 
 
 @pytest.mark.parametrize("case", RIGHT)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from shell_script import script
 
 from flashvar_factory.config import this_machine
 from flashvar_factory.config.older_toolkits import OlderToolkit
@@ -28,13 +29,6 @@ case $wheel in
     touch $folder/nvidia/cuda_runtime/include/cuda_runtime.h ;;
 esac
 """
-
-
-def script(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
-    path.chmod(0o755)
-    return path
 
 
 @pytest.fixture

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from flashvar import ops
 from flashvar.errors import BackendUnavailableError
@@ -49,11 +48,7 @@ class OpTune(Protocol):
 
 def tuned_ops() -> dict[str, OpTune]:
     """The modules of the ops whose Triton kernels can be tuned, by op."""
-    return {
-        spec.name: cast("OpTune", importlib.import_module(spec.tune))
-        for spec in ops.specs()
-        if spec.tune is not None
-    }
+    return ops.modules("tune")
 
 
 def run(chosen: argparse.Namespace, *, system: System | None = None, timer: Any = None) -> int:

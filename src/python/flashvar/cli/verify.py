@@ -7,10 +7,9 @@ of the reference and of the dtype's rounding.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from flashvar import ops
 from flashvar._version import __version__
@@ -81,11 +80,7 @@ class Verification:
 
 def verified_ops() -> dict[str, OpVerify]:
     """The modules of all ops that have one, by op."""
-    return {
-        spec.name: cast(OpVerify, importlib.import_module(spec.verify))
-        for spec in ops.specs()
-        if spec.verify is not None
-    }
+    return ops.modules("verify")
 
 
 def line(found: Verification, system: System, inventory: Inventory) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 from flashvar import ops
 from flashvar.binaries import loader
@@ -67,11 +66,7 @@ class OpWarmup(Protocol):
 
 def warmed_ops() -> dict[str, OpWarmup]:
     """The modules of the ops that have Triton kernels to compile, by op."""
-    return {
-        spec.name: cast("OpWarmup", importlib.import_module(spec.warmup))
-        for spec in ops.specs()
-        if spec.warmup is not None
-    }
+    return ops.modules("warmup")
 
 
 @dataclass(frozen=True)
@@ -214,7 +209,7 @@ def _outcome_of(kind: Kind, options: WarmupOptions, system: System, device: Devi
         overrides = Overrides("triton")
     else:
         inventory = loader.open_all()
-    server = ""
+    candidate = ""
     for request in kind.requests(device.index):
         decision = select(request, system, inventory, overrides)
         if decision.chosen is None:
@@ -224,8 +219,8 @@ def _outcome_of(kind: Kind, options: WarmupOptions, system: System, device: Devi
             return Outcome(kind, _FAILED, decision.error)
         if decision.chosen.backend == "triton":
             return Outcome(kind, _READY, "")
-        server = decision.chosen.candidate
-    return Outcome(kind, _NOT_NEEDED, f"{server} runs it")
+        candidate = decision.chosen.candidate
+    return Outcome(kind, _NOT_NEEDED, f"{candidate} runs it")
 
 
 def _compile(outcome: Outcome, options: WarmupOptions, device: Device) -> None:

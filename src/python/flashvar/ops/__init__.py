@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from flashvar.ops.attention.api import attention
@@ -47,6 +47,15 @@ HOMES: Final = MappingProxyType(
 def specs() -> tuple[OpSpec, ...]:
     """The descriptions of all ops, in the order of the table."""
     return tuple(importlib.import_module(f"flashvar.ops.{op}.spec").SPEC for op in TABLE)
+
+
+def modules(name: str) -> dict[str, Any]:
+    """The modules that a field of the descriptions names, such as `warmup`, by op.
+
+    Ops whose field is None are left out.
+    """
+    named = {spec.name: getattr(spec, name) for spec in specs()}
+    return {op: importlib.import_module(path) for op, path in named.items() if path is not None}
 
 
 def find(function: str) -> OpSpec | None:
