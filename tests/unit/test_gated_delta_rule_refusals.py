@@ -72,7 +72,7 @@ REFUSALS: dict[str, tuple[Change, type[Exception], str]] = {
         lambda x: {"initial_state": x["initial_state"].bfloat16()}, flashvar.DtypeError, "float32"
     ),
     "another device": (
-        lambda x: {"beta": x["beta"].to("meta")}, flashvar.DeviceError, "cpu and meta"
+        lambda x: {"beta": x["beta"].to("meta")}, flashvar.DeviceError, "cpu, found meta"
     ),
     "no pool": (
         lambda x: {"state_indices": torch.tensor([0, 1]), "initial_state": None},
