@@ -95,7 +95,8 @@ def attention_bwd_bias_kernel(
             SOFTCAP, p_slopes is not None, LEFT, RIGHT, True,
         )  # fmt: skip
         b_total += b_dbias
-    p_grad_bias += first_batch.to(tl.int64) * grad_bias_batch + first_head * grad_bias_head
+    p_grad_bias += first_batch.to(tl.int64) * grad_bias_batch
+    p_grad_bias += first_head.to(tl.int64) * grad_bias_head
     p_tile = p_grad_bias + (o_query * grad_bias_query.to(tl.int64) + o_key)
     m_tile = (o_query < seqlen_q) & (o_key < seqlen_k)
     tl.store(p_tile, tl.load(p_tile, mask=m_tile, other=0.0) + b_total, mask=m_tile)
