@@ -46,6 +46,9 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "cu_seqlens' rank": (
         {**PACKED, "cu_seqlens": torch.tensor([[0, 9]])}, flashvar.ShapeError, "found (1, 2)"
     ),
+    "one offset": (
+        {**PACKED, "cu_seqlens": torch.tensor([0])}, flashvar.ShapeError, "the 9 rows, found one"
+    ),
     "no cu_seqlens": (
         {**PACKED, "cu_seqlens": torch.tensor([], dtype=torch.int32)}, flashvar.ShapeError, "(0,)"
     ),

@@ -150,5 +150,8 @@ def test_offsets_of_another_kind(wrong: torch.Tensor) -> None:
     given = made(packed=(5,), dtype=torch.float32, state=False)
     with pytest.raises(flashvar.ShapeError, match=r"cu_seqlens must be \[sequences \+ 1\]"):
         gated_delta_rule(**{**given, "cu_seqlens": wrong})
+    # Known without a look at the values, which on a GPU nobody takes.
+    with pytest.raises(flashvar.ShapeError, match="the 5 rows, found one offset"):
+        gated_delta_rule(**{**given, "cu_seqlens": torch.tensor([0])})
     with pytest.raises(flashvar.DtypeError, match="int32 or int64"):
         gated_delta_rule(**{**given, "cu_seqlens": torch.tensor([0.0, 5.0])})

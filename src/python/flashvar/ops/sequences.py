@@ -16,7 +16,7 @@ _INTEGERS: Final = (torch.int32, torch.int64)
 _INT32: Final = -(2**31), 2**31 - 1
 
 
-def check_cu_seqlens(cu_seqlens: Any, name: str, x: Any, batch: int) -> None:
+def check_cu_seqlens(cu_seqlens: Any, name: str, x: Any, batch: int, rows: int) -> None:
     """Refuse offsets of another shape or dtype, and offsets together with a batch of x."""
     if is_known(batch != 1):
         raise ShapeError(
@@ -27,6 +27,11 @@ def check_cu_seqlens(cu_seqlens: Any, name: str, x: Any, batch: int) -> None:
         raise ShapeError(
             f"cu_seqlens must be [sequences + 1], found {tuple(cu_seqlens.shape)}: pass 0 and the "
             "cumulative sum of the lengths"
+        )
+    if is_known(cu_seqlens.shape[0] == 1) and is_known(rows > 0):
+        raise ShapeError(
+            f"cu_seqlens must have an end for each sequence of the {rows} rows, found one offset: "
+            "pass 0 and the cumulative sum of the lengths"
         )
     check_integers("cu_seqlens", cu_seqlens)
 

@@ -60,7 +60,8 @@ def check(
         )
     check_channels(x, weight, bias, residual, layout)
     if cu_seqlens is not None:
-        check_cu_seqlens(cu_seqlens, "x", x, 1 if x.dim() == 2 else x.shape[0])
+        rows = x.shape[-2 if layout == "btd" else -1]
+        check_cu_seqlens(cu_seqlens, "x", x, 1 if x.dim() == 2 else x.shape[0], rows)
     if state is not None:
         batch = 1 if x.dim() == 2 else x.shape[0]
         count = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1

@@ -98,7 +98,7 @@ def check_packed(x: Any, cu_seqlens: Any) -> None:
         check_strided(name, one)
     if x.dim() != 2:
         raise ShapeError(f"x must be packed [total, dim], found {tuple(x.shape)}: squeeze it")
-    check_cu_seqlens(cu_seqlens, "x", x, 1)
+    check_cu_seqlens(cu_seqlens, "x", x, batch=1, rows=0)  # rows may belong to no sequence
     check_device("cu_seqlens", cu_seqlens, x.device, "x")
     if can_be_read(cu_seqlens):
         check_offsets(cu_seqlens, min(x.shape[0], int(cu_seqlens[-1])))

@@ -72,7 +72,7 @@ def check(inputs: Inputs) -> None:
             "beta_sigmoid=False: pass beta up to 2 itself"
         )
     if inputs.cu_seqlens is not None:
-        check_cu_seqlens(inputs.cu_seqlens, "q", inputs.q, inputs.q.shape[0])
+        check_cu_seqlens(inputs.cu_seqlens, "q", inputs.q, *inputs.q.shape[:2])
     for name in ("k", "v", "g", "beta", "a_log", "dt_bias", "cu_seqlens"):
         if (x := getattr(inputs, name)) is not None:
             check_device(_public(name), x, inputs.q.device, "q")
