@@ -19,12 +19,14 @@ from flashvar.errors import BackendUnavailableError
 from flashvar.machine.shared_memory import SHARED_MEMORY
 from flashvar.machine.system import System, gather
 from flashvar.ops.attention.warmup import FEATURES, Kind
+from flashvar_factory.config import schema
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 from flashvar.backends.triton.attention import tiles  # noqa: E402
 from flashvar.backends.triton.attention import warmup as kernels  # noqa: E402
 
 PLAIN = Kind("bf16", 64, 64, True, False)
+TARGETS = schema.read(Path(__file__).parents[2] / "variants.toml").targets
 
 
 def options(*words: str) -> WarmupOptions:
@@ -327,3 +329,11 @@ def test_every_outcome_fits_80_columns() -> None:
         report = warmup.Report("cuda:0, NVIDIA H200", "/root/.triton/cache", some, 3)
         text = page_text.render(warmup.page(report), 80)
         assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+def test_gpus_that_are_not_here_have_the_shared_memory_of_variants_toml(
+    target: schema.Target,
+) -> None:
+    for architecture in (target.architecture, *target.also):
+        assert SHARED_MEMORY[architecture.capability] == target.shared_memory
