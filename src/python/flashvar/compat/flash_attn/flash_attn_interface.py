@@ -27,6 +27,7 @@ from flashvar.ops.attention.call import draw_rng_state
 from flashvar.ops.attention.dropout_mask import block_of_keys, signed_probabilities
 from flashvar.ops.attention.options import plain_scale, window_side
 from flashvar.ops.attention.problem import Inputs, Options
+from flashvar.ops.attention.validate import rows_contiguous
 
 __all__ = [
     "USE_TRITON_ROCM",
@@ -227,10 +228,9 @@ def _options(
 
 
 def _inputs(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **extras: torch.Tensor | None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **optional: torch.Tensor | None
 ) -> Inputs:
-    q, k, v = (x.contiguous() if x.stride(-1) != 1 else x for x in (q, k, v))
-    return Inputs(q, k, v, **extras)
+    return Inputs(rows_contiguous(q), rows_contiguous(k), rows_contiguous(v), **optional)
 
 
 def _forward(inputs: Inputs, options: Options, return_softmax: bool) -> Forward:
