@@ -17,6 +17,7 @@ from flashvar.machine.driver import BRANCHES
 from flashvar_factory.config import schema, toml_table
 from flashvar_factory.toolchain import driver
 
+_ROOT: Final = Path(__file__).parents[2]
 RESULTS: Final = Path("tests", "gpu", "results")
 _MEMORY: Final = re.compile(r" \d+GB.*")
 _NAMED_BACKEND: Final = re.compile(r"\[(?:.*-)?(cuda|triton)\b")
@@ -45,7 +46,7 @@ class Record:
 
     file: str
     device: str
-    capability: tuple[int, int]
+    own: Architecture  # whose binaries are made for the device
     forced: str | None  # the kind of the binary that had to run
     cases: frozenset[Passed]
     passed: int
@@ -58,14 +59,13 @@ class Record:
 
     @property
     def kind(self) -> BinaryKind:
-        """Of the binary that ran: the one that was forced, or the device's own."""
-        own = BinaryKind(Architecture(*self.capability))
-        return BinaryKind.parse(self.forced) if self.forced else own
+        """Of the binary that ran: the one that was forced, or the one made for the device."""
+        return BinaryKind.parse(self.forced) if self.forced else BinaryKind(self.own)
 
     @property
     def is_native(self) -> bool:
-        """Whether that code is for the device itself, and not translated by its driver."""
-        return self.kind.architecture.capability == self.capability
+        """Whether that binary was made for the device, and not translated by its driver."""
+        return self.kind.architecture.capability == self.own.capability
 
     def of(self, backend: str, op: str | None = None) -> set[str]:
         """The cases that ran a backend's kernels: of every test, or of an op's own."""
@@ -79,6 +79,7 @@ def records(root: Path) -> list[Record]:
 
 def _runs(root: Path) -> Iterator[Record]:
     """Every record, by name."""
+    config = schema.read(_ROOT / schema.FILE_NAME)
     for path in sorted((root / RESULTS).glob("*.json")):
         found = result_file.read(path)
         if not {"system", "cases", "counts"} <= set(found):
@@ -88,7 +89,7 @@ def _runs(root: Path) -> Iterator[Record]:
         yield Record(
             path.name,
             _MEMORY.sub("", device["name"].removeprefix("NVIDIA ")),
-            (device["capability"][0], device["capability"][1]),
+            config.made_for(Architecture(*device["capability"])),
             found.get("forced_architecture"),
             frozenset(_passed_cases(found["cases"])),
             counts.get("passed", 0),
@@ -129,9 +130,9 @@ def what_was_run(root: Path) -> str:
     config = schema.read(root / schema.FILE_NAME)
     every = records(root)
     rows, never = [], []
-    for name, target in config.targets.items():
+    for name in config.targets:
         runs = [one for one in every if name == one.kind.name and one.of("cuda")]
-        own = [one for one in runs if one.capability == target.architecture.capability]
+        own = [one for one in runs if one.is_native]
         other = [one for one in runs if one not in own]
         translated = "; ".join(
             f"its PTX, translated by the driver of an {one.device}: {one.passed:,} cases passed"

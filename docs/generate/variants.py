@@ -59,8 +59,8 @@ MEANING: Final = {
         "Other architectures whose GPUs run the wheel's code; they get its extras."
     ),
     "architectures.<architecture>.ran": (
-        "Where its tests have run. `own`: on a GPU of the architecture; `ptx`: as PTX on another "
-        "GPU; `never`. A release needs a GPU record unless it is `never`."
+        "Where its tests have run. `own`: on a GPU of the architecture or of one under `also`; "
+        "`ptx`: as PTX on another GPU; `never`. A release needs a GPU record unless it is `never`."
     ),
     "architectures.<architecture>.toolkits.<toolkit>": (
         "One more wheel, made with that toolkit for older drivers; the value is its `ran`."

@@ -41,6 +41,20 @@ def test_a_case_counts_for_the_backend_that_it_or_its_file_names(
     assert {(one.op, one.backend) for one in read.cases if one.backend} == counted
 
 
+def test_a_gpu_that_a_wheel_is_also_for_runs_its_native_code(tmp_path: Path) -> None:
+    folder = tmp_path / "tests" / "gpu" / "results"
+    folder.mkdir(parents=True)
+    record = {
+        "system": {"devices": [{"name": "GB10", "capability": [12, 1]}]},
+        "binaries": [],
+        "counts": {"passed": 1},
+        "cases": [{"case": "tests/gpu/test_attention.py::test_it[cuda]", "outcome": "passed"}],
+    }
+    result_file.write(folder / "made.json", record)
+    table = import_module("support").ops_that_ran(tmp_path)
+    assert "| `attention` | `sm_120` on GB10: 1 cases |" in table
+
+
 def test_a_gpu_is_named_only_for_what_ran_on_it(tmp_path: Path) -> None:
     folder = tmp_path / "tests" / "gpu" / "results"
     folder.mkdir(parents=True)

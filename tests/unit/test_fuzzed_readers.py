@@ -231,7 +231,7 @@ def read_record_of_a_run(content: bytes, folder: Path) -> object:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     need = gpu_records.RecordNeed("sm_80", ("src/cuda",), (wheel().described,))
-    return gpu_records.results(ROOT, need, gpu_runs.read(folder))
+    return gpu_records.results(ROOT, need, gpu_runs.read(folder, CONFIG))
 
 
 RUN = {

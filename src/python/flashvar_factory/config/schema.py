@@ -113,6 +113,11 @@ class Config:
         """Axis -> every value that it has by default, for whatever op."""
         return _union(self.defaults)
 
+    def made_for(self, device: Architecture) -> Architecture:
+        """The architecture whose binaries are made for a device: its own, or one with `also`."""
+        every = (one.architecture for one in self.targets.values() if device in one.also)
+        return next(every, device)
+
 
 def read(path: Path) -> Config:
     """Read `variants.toml`; ConfigurationError that names the key on anything off."""

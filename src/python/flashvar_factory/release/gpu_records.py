@@ -100,7 +100,8 @@ class RecordResult:
 
 def choose(root: Path, wanted: Sequence[RecordNeed]) -> dict[str, list[GpuRun]]:
     """The records that count, by what they show; ReleaseError where something has none."""
-    records, found, lacking = gpu_runs.read(root), dict[str, list[GpuRun]](), []
+    records = gpu_runs.read(root, schema.read(root / schema.FILE_NAME))
+    found, lacking = dict[str, list[GpuRun]](), []
     for need in wanted:
         every = results(root, need, records)
         used = {r.file: r for one in every if one.reason is None for r in (one.record, *one.parts)}

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from flashvar.binaries.kinds import Architecture, BinaryKind
 from flashvar.errors import FlashvarError
+from flashvar_factory.config.schema import Config
 from flashvar_factory.inspect import json_text
 
 # By convention of a project, as its sources are.
@@ -43,9 +44,9 @@ class GpuRun:
     file: str  # from the root
     device: str
     platform: str
-    kind: str  # of the binary that ran: the device's own, or the forced one
+    kind: str  # of the binary that ran: the one made for the device, or the forced one
     forced: bool
-    native: bool  # its machine code ran; else the driver translated its PTX
+    native: bool  # it was made for the device; else its driver translated the PTX
     complete: bool  # no test of what was chosen was left to another run
     chosen: tuple[str, ...]  # pytest arguments that chose a part of the tests; empty: all ran
     seed: int | None  # of random inputs
@@ -66,16 +67,17 @@ class GpuRun:
         return frozenset(file for file, _ in self.tests)
 
 
-def read(root: Path) -> list[GpuRun]:
+def read(root: Path, config: Config) -> list[GpuRun]:
     """Every record of the checkout, by name; other files of its folder are passed over."""
     return [
         one
         for path in sorted((root / FOLDER).glob("*.json"))
-        if path.is_file() and (one := _read(path, path.relative_to(root).as_posix())) is not None
+        if path.is_file()
+        and (one := _read(path, path.relative_to(root).as_posix(), config)) is not None
     ]
 
 
-def _read(path: Path, name: str) -> GpuRun | None:
+def _read(path: Path, name: str, config: Config) -> GpuRun | None:
     try:
         found = json_text.parse(path.read_bytes(), name)
         system = found["system"]
@@ -91,7 +93,7 @@ def _read(path: Path, name: str) -> GpuRun | None:
             if outcomes["passed"] and backend != TRITON:
                 tests[file, backend] = outcomes["passed"]
         stated = _outcomes(found["counts"])
-        own = Architecture(*device["capability"])
+        own = config.made_for(Architecture(*device["capability"]))
         ran = BinaryKind(own) if _text(forced) is None else BinaryKind.parse(forced)
         return GpuRun(
             file=name,
