@@ -195,6 +195,47 @@ def test_a_copy_has_the_links_of_the_commit(project: Path, tmp_path: Path) -> No
     assert copied.read_text(encoding="utf-8") == "outside"
 
 
+@pytest.fixture
+def with_submodules(project: Path, tmp_path: Path) -> Path:
+    """The project with a library of its own repository among its sources, and one left out."""
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / "tile.cuh").write_text("tile", encoding="utf-8")
+    commit_all(library)
+    git = ["git", "-C", str(project), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    git += ["-c", "protocol.file.allow=always"]
+    for name in ("src/cuda/library", "left-out"):
+        subprocess.run([*git, "submodule", "--quiet", "add", str(library), name], check=True)
+    subprocess.run([*git, "commit", "-qm", "submodules"], check=True)
+    subprocess.run([*git, "submodule", "--quiet", "deinit", "left-out"], check=True)
+    return project
+
+
+@pytest.mark.parametrize("state", ["committed", "changed", "at another commit"])
+def test_a_copy_has_the_submodules(state: str, with_submodules: Path, tmp_path: Path) -> None:
+    library = with_submodules / "src" / "cuda" / "library"
+    if state != "committed":
+        (library / "tile.cuh").write_text("another", encoding="utf-8")
+    if state == "at another commit":
+        user = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+        subprocess.run(["git", "-C", str(library), *user, "commit", "-qam", "another"], check=True)
+    copy = tmp_path / "copy"
+    reproduce.copy_sources(with_submodules, copy, tmp_path)
+    copied = (copy / "src" / "cuda" / "library" / "tile.cuh").read_text(encoding="utf-8")
+    assert copied == ("tile" if state == "committed" else "another")
+    assert source.stated(with_submodules)[1] == (state != "committed")
+    assert source.gather(copy, "plan") == source.gather(with_submodules, "plan")
+    assert source.changes(copy) == source.changes(with_submodules)
+
+
+def test_files_of_submodules_belong_to_the_sdist(with_submodules: Path) -> None:
+    assert source.listed(with_submodules) == {
+        ".gitmodules",
+        "CMakeLists.txt",
+        "src/cuda/library/tile.cuh",
+    }
+
+
 def test_a_copy_outside_a_checkout(tmp_path: Path) -> None:
     project, work = tmp_path / "project", tmp_path / "project" / "work"
     names = ["CMakeLists.txt", "src/build/a.cuh", "src/dist/b.cuh", "build/made", "dist/a.whl"]

@@ -162,10 +162,10 @@ def _clear(output: Path, tops: Set[str]) -> None:
 
 
 def _copy(path: Path, target: Path) -> None:
-    """Copy a file or a folder, without what Python leaves behind."""
+    """Copy a file or a folder, without what git and Python leave there."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
-        ignore = shutil.ignore_patterns("__pycache__")
+        ignore = shutil.ignore_patterns(*source.NO_SOURCES)
         # Editors leave links to nowhere beside files that are open.
         shutil.copytree(
             path, target, dirs_exist_ok=True, ignore=ignore, ignore_dangling_symlinks=True

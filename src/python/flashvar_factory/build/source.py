@@ -23,6 +23,9 @@ REVISION_FILE: Final = "source_revision.json"
 # By convention of a project: its CMake files, and its C++ and CUDA sources.
 CUDA: Final = "src/cuda"
 PARTS: Final = ("CMakeLists.txt", CMAKE, CUDA)
+_GIT: Final = ".git"
+# Among the sources, but none: git's files of a submodule, and what Python compiles there.
+NO_SOURCES: Final = frozenset({_GIT, "__pycache__"})
 # The checkout that this factory is part of: its CMake files build every project.
 HOME: Final = Path(__file__).resolve().parents[4]
 # What git sets for a hook, and users for another checkout: with these, git reads that one.
@@ -143,11 +146,31 @@ def _commit(root: Path, name: str) -> str | None:
 
 
 def listed(root: Path) -> frozenset[str] | None:
-    """The files of the checkout at `root`, by their names there; None outside a checkout."""
+    """The files of the checkout at `root`, by their names there; None outside a checkout.
+
+    Those of submodules are among them.
+    """
     if committed(root) is None:
         return None
-    names = run(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
-    return frozenset(name for name in names if name and (root / name).is_file())
+    found: set[str] = set()
+    for name in names(root):
+        path = root / name
+        if is_checkout(path):
+            found |= {f"{name}/{inner}" for inner in listed(path) or ()}
+        elif path.is_file():
+            found.add(name)
+    return frozenset(found)
+
+
+def names(root: Path) -> list[str]:
+    """What git lists of the checkout at `root`: files, links, and folders of submodules."""
+    listing = run(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    return sorted({name.rstrip("/") for name in listing.split("\0")} - {""})
+
+
+def is_checkout(folder: Path) -> bool:
+    """Whether a folder is a checkout of its own: a submodule has a file there."""
+    return (folder / _GIT).exists() and not folder.is_symlink()
 
 
 @functools.cache
@@ -188,8 +211,7 @@ def _files(top: Path, parts: Iterable[str] = PARTS) -> Iterator[tuple[str, Path]
     for part in parts:
         path = top / part
         for file in [path, *sorted(path.rglob("*"))]:
-            # Installers compile the factory's Python file among them.
-            if file.is_file() and file.parent.name != "__pycache__":
+            if file.is_file() and NO_SOURCES.isdisjoint(file.parts[len(top.parts) :]):
                 yield file.relative_to(top).as_posix(), file
 
 

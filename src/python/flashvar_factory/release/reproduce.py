@@ -113,14 +113,18 @@ def _not_read(root: Path, work: Path, folder: str, names: list[str]) -> set[str]
 
 
 def _copy_checkout(root: Path, to: Path) -> None:
+    """Copy a checkout, and those of its submodules."""
     to.parent.mkdir(parents=True, exist_ok=True)
     source.run(root, "clone", "--quiet", "--no-checkout", str(root), str(to))
     source.run(to, "reset", "--quiet")
-    listed = source.run(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    for name in sorted(set(listed.split("\0")) - {""}):
+    for name in source.names(root):
         file = root / name
         # A link of the commit is one in the copy too, else that differs from the commit.
         link = file.is_symlink() and file.resolve().is_relative_to(root)
-        if link or file.is_file():  # not one that was deleted here
+        if source.is_checkout(file):
+            _copy_checkout(file, to / name)
+        elif file.is_dir() and not file.is_symlink():  # of a submodule that was left out
+            (to / name).mkdir(parents=True)
+        elif link or file.is_file():  # not one that was deleted here
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, to / name, follow_symlinks=not link)
