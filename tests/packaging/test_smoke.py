@@ -117,6 +117,13 @@ def test_wheels_that_work(
     assert json.loads(report.to_json())["ok"] is True
 
 
+def test_the_latest_version_is_tried_whenever_its_file_was_written(project: Path) -> None:
+    put_wheels(project / "dist", version="0.10.0")
+    put_wheels(project / "dist", version="0.9.0")  # copied later
+    (check,) = run(project).checks
+    assert check.output == "hello vecadd=0.10.0 vecadd-sm75=0.10.0 vecadd-sm90=0.10.0"
+
+
 def test_script_that_fails_is_a_fault(project: Path) -> None:
     put_wheels(project / "dist", code=3)
     assert "found 3 of" in fault(run(project))

@@ -21,6 +21,7 @@ from typing import Final
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from flashvar_factory.build import process
 from flashvar_factory.config.schema import Config
@@ -89,7 +90,7 @@ def run(
     index_url: str | None = None,
     with_versions: Sequence[str] = (),
 ) -> Report:
-    """Install the newest wheels of `wheels`, or those of them that `index_url` has, and check.
+    """Install the latest versions in `wheels`, or those of them that `index_url` has, and check.
 
     `with_versions` are requirements such as "torch==2.8.0", taken from the configured index: each
     adds one environment per Python. PackagingError where there are no wheels, SmokeError where
@@ -133,8 +134,8 @@ def _lines(check: Check) -> Iterator[str]:
 def _subject(wheels: Path, config: Config, index_url: str | None) -> _Subject:
     machine = f"_{platform.machine()}"
     newest: dict[str, tuple[archive.Name, Path]] = {}
-    for path in sorted(wheels.glob("*.whl"), key=lambda path: path.stat().st_mtime):
-        name = archive.parse_name(path.name)
+    named = [(archive.parse_name(path.name), path) for path in sorted(wheels.glob("*.whl"))]
+    for name, path in sorted(named, key=lambda one: Version(one[0].version)):
         if name.variant_label is None and name.tag.endswith((machine, "-any")):
             newest[canonicalize_name(name.distribution)] = (name, path)
     if not newest:
