@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from flashvar.binaries import manifest as manifests
 from flashvar.binaries import registry
+from flashvar.binaries.manifest import Manifest
 from flashvar.binaries.registry import Binary, Inventory
 from flashvar.errors import BinaryError
 
@@ -161,8 +162,17 @@ def check_file(binary: Binary) -> bytes:
     Raises:
         BinaryError: the file cannot be read, or has other bytes.
     """
-    content = _content(binary.library)
-    _check_hash(binary.library, content, binary.manifest.library.sha256)
+    return content_of(binary.library, binary.manifest)
+
+
+def content_of(path: Path, manifest: Manifest) -> bytes:
+    """The content of a library, which is that of its manifest; nothing is opened.
+
+    Raises:
+        BinaryError: as for check_file.
+    """
+    content = _content(path)
+    _check_hash(path, content, manifest.library.sha256)
     return content
 
 

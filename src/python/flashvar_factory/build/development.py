@@ -6,7 +6,6 @@ Also makes them part of this Python environment, and shows that they load.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import importlib
 import json
 import os
@@ -15,8 +14,8 @@ import sysconfig
 from pathlib import Path
 from typing import Final
 
+from flashvar.binaries import loader, registry
 from flashvar.binaries import manifest as manifests
-from flashvar.binaries import registry
 from flashvar.errors import BinaryError
 from flashvar_factory.build import cmake, process
 from flashvar_factory.build.configure import BuildPlan, configure, write_if_changed
@@ -65,12 +64,10 @@ def check_loads(package: Path) -> str:
     """Open the library of a built binary, as its manifest describes it; one line about it."""
     manifest = manifests.read(package / manifests.FILE_NAME)
     path = package / manifest.library.file
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found != manifest.library.sha256:  # dlopen of a damaged file may end the process
-        raise BinaryError(
-            f"{path}: expected the SHA-256 {manifest.library.sha256} of its manifest, found "
-            f"{found}; install it again"
-        )
+    try:  # dlopen of a damaged file may end the process
+        loader.content_of(path, manifest)
+    except BinaryError as error:
+        raise BinaryError(f"{package}: {error}; build or install it again") from None
     try:
         if manifest.torch is not None:
             importlib.import_module("torch")  # brings the library that this one is linked with
