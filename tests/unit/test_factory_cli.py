@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from matrix import CONFIG, project
 from flashvar.binaries import install_commands
 from flashvar_factory.__main__ import main
 from flashvar_factory.build import example
+from flashvar_factory.cli import list_builds
 from flashvar_factory.config import this_machine
 
 ROOT = Path(__file__).parents[2]
@@ -127,6 +130,36 @@ def test_what_the_file_system_refuses_is_an_error_of_the_build(
     assert code == 4
     assert err.startswith(f"flashvar_factory configure: {root / 'build'}")
     assert "found: Not a directory" in err
+
+
+@pytest.mark.parametrize("output", ["|cat", ">/dev/null", ">log"])
+def test_files_that_do_not_fit_are_not_the_output(output: str, tmp_path: Path) -> None:
+    """A limit of the process stands for a full disk: both fail while an open file is written."""
+    (tmp_path / "wheels").mkdir()
+    (tmp_path / "wheels" / "a-1.0-py3-none-any.whl").write_bytes(bytes(1 << 16))
+    line = f'ulimit -f 1; "$0" -Bm flashvar_factory index --wheels wheels {output}'
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line, sys.executable],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src" / "python")},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    said = "expected room for what the command writes, found: File too large; free space, or "
+    assert done.stderr.startswith(f"flashvar_factory index: {said}")
+    assert done.returncode == 4
+
+
+def test_a_copy_that_does_not_fit_names_the_new_file(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "from", None, "to")
+
+    monkeypatch.setattr(list_builds, "run", full)
+    code, _, err = run(capsys, "--root", str(root), "list")
+    assert code == 4
+    assert err.startswith("flashvar_factory list: expected room for to, found: No space left on")
 
 
 def test_as_a_module_outside_a_project(tmp_path: Path) -> None:

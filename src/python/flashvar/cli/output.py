@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,23 @@ def delivered(program: str, command: Callable[[], int]) -> int:
         # Python sets a stream to None that was closed before the process began.
         sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
         return _run(program, command)
+
+
+def is_full(stream: TextIO) -> bool:
+    """Whether a stream is a file on a full disk, or a device that takes nothing."""
+    try:
+        stream.flush()
+    except (OSError, ValueError):  # ValueError: it is closed
+        return True
+    try:
+        number = stream.fileno()
+    except (OSError, ValueError):  # in memory
+        return False
+    found, null = os.fstat(number), Path(os.devnull).stat()
+    if stat.S_ISREG(found.st_mode):
+        return os.fstatvfs(number).f_bavail == 0
+    is_device = stat.S_ISCHR(found.st_mode) and found.st_rdev != null.st_rdev
+    return is_device and not os.isatty(number)
 
 
 def complain(message: str) -> None:

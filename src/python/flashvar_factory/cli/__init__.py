@@ -8,6 +8,7 @@ code is the error's.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import shutil
 import sys
@@ -54,6 +55,8 @@ COMMANDS: Final = {
     "check-selection": "check_selection",
 }
 INTERRUPTED: Final = 130
+# Of a disk, of a user's quota, of a process's limit. Writing to an open file says no name.
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _EPILOG: Final = """\
 start here:
   {program} init NAME            write a project with one op
@@ -123,6 +126,12 @@ def _run(parsed: argparse.Namespace) -> None:
             "its permissions"
         ) from error
     except OSError as error:
+        if error.errno in _NO_ROOM and not output.is_full(sys.stdout):
+            where = error.filename2 or error.filename or "what the command writes"
+            raise BuildError(
+                f"expected room for {where}, found: {error.strerror}; free space, or name a folder "
+                "on another disk (TMPDIR names that of temporary files)"
+            ) from error
         if error.filename is None:  # no file, but a stream
             raise
         raise BuildError(
