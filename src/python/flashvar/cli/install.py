@@ -120,7 +120,8 @@ def _groups_of_names(text: str, known: tuple[WheelRequirement, ...]) -> list[Gpu
         if not fitting:
             raise NoWheelForGpuError(
                 f"--arch: expected a GPU that a binary is made for, found {kind.extra}; nothing "
-                f"was installed: leave it out ({wheel_requirements.describe(known)})"
+                "was installed: leave it out, and it uses Triton where it can "
+                f"({wheel_requirements.describe(known)})"
             )
         groups.append(GpuGroup([Gpu("a GPU", capability)], fitting[0]))
     return groups
