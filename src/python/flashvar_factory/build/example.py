@@ -57,6 +57,16 @@ def write(name: str, folder: Path, factory: Path | None = None) -> list[Path]:
         raise ConfigurationError(
             f"{factory}: expected a wheel of flashvar-factory, found another file"
         )
+    try:
+        return _written(name, folder, factory)
+    except BaseException:  # an interrupt too: half a project would be refused the next time
+        for path in folder.iterdir() if folder.is_dir() else ():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        raise
+
+
+def _written(name: str, folder: Path, factory: Path | None) -> list[Path]:
+    """The files of the project, which are written."""
     made = []
     for source in sorted(TEMPLATE.rglob("*")):
         relative = source.relative_to(TEMPLATE)

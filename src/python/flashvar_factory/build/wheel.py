@@ -172,12 +172,25 @@ def _build(
             f"{stem}: expected one file, found {len(made)} and exit code {done.returncode} of "
             "the build, see above"
         )
+    target = output / made[0].name
+    _move(made[0], target)
     # A wheel for another platform is no older one.
-    same = made[0].name.rpartition("-")[2] if kind is WHEEL else ending
-    for stale in output.glob(f"{stem}-*{same}"):
+    same = target.name.rpartition("-")[2] if kind is WHEEL else ending
+    for stale in set(output.glob(f"{stem}-*{same}")) - {target}:
         stale.unlink()
-    output.mkdir(parents=True, exist_ok=True)
-    return Path(shutil.move(made[0], output / made[0].name))
+    return target
+
+
+def _move(made: Path, target: Path) -> None:
+    """Move a file to its name at once, also onto another disk, which may be full."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        shutil.move(made, partial)
+        partial.replace(target)
+    except BaseException:  # an interrupt too
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def _scripts() -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -43,26 +45,55 @@ def write(
     _check_replaceable(site)
     withdrawn = yanks.read(yanked, map(project_of, files)) if yanked is not None else {}
     fresh = site.with_name(f".{site.name}.partial")
-    shutil.rmtree(fresh, ignore_errors=True)
-    try:
-        projects = _copied(files, fresh, withdrawn)
-        if yanked is not None and whole:
-            yanks.require_used(withdrawn, projects, yanked.name)
-        _write_pages(fresh, projects)
-    except BaseException:  # an interrupt too
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise
-    _replace(site, fresh)
+    with _claimed(fresh):
+        try:
+            projects = _copied(files, fresh, withdrawn)
+            if yanked is not None and whole:
+                yanks.require_used(withdrawn, projects, yanked.name)
+            _write_pages(fresh, projects)
+            _replace(site, fresh)
+        except BaseException:  # an interrupt too
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise
     return sorted(projects)
+
+
+@contextmanager
+def _claimed(folder: Path) -> Iterator[None]:
+    """Make an empty folder, which this process alone fills; PackagingError where another does.
+
+    What a process left there that was killed is removed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    claim = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not folder.exists() or not os.path.samestat(os.fstat(claim), folder.stat()):
+            raise BlockingIOError  # it became the index meanwhile
+        for path in folder.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        yield
+    except BlockingIOError:
+        raise PackagingError(
+            f"{folder}: expected no other command that writes this index, found one; wait for its "
+            "end"
+        ) from None
+    finally:
+        os.close(claim)
 
 
 def _replace(site: Path, fresh: Path) -> None:
     """Put a new index in the place of an earlier one, which is removed last."""
     earlier = site.with_name(f".{site.name}.earlier")
     shutil.rmtree(earlier, ignore_errors=True)
-    if site.exists():
-        site.replace(earlier)
-    fresh.replace(site)
+    try:
+        if site.exists():
+            site.replace(earlier)
+        fresh.replace(site)
+    except BaseException:
+        if earlier.exists() and not site.exists():
+            earlier.replace(site)
+        raise
     shutil.rmtree(earlier, ignore_errors=True)
 
 
