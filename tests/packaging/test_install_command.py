@@ -6,7 +6,6 @@ and after, with hashes.
 
 from __future__ import annotations
 
-import base64
 import functools
 import hashlib
 import http.server
@@ -18,12 +17,17 @@ import subprocess
 import sysconfig
 import threading
 import venv
-import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from damaged_wheels import (
+    bring_a_stranger,
+    change_a_member,
+    cut,
+    lose_the_entry_point,
+    name_a_file_elsewhere,
+)
 from installing_place import (
     CODE_12,
     LIBRARY,
@@ -40,7 +44,6 @@ from installing_place import (
 
 from flashvar_factory import index
 from flashvar_factory.config import extras, schema
-from flashvar_factory.inspect import archive
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +177,16 @@ def test_another_version_is_replaced(place: Place, tmp_path: Path) -> None:
     assert not other.exists()
 
 
+def test_a_wheel_that_was_withdrawn_is_said(place: Place) -> None:
+    """An exact version still takes it, as locks need; that it is harmful, its user has to hear."""
+    yanked = place.root / "yanked.toml"
+    yanked.write_text(f'[flashvar-sm89]\n"{VERSION}" = "wrong results"\n', encoding="utf-8")
+    index.write(place.dist, place.site, yanked=yanked)
+    done = place.run("--from", "site", gpus=[RTX_4090])
+    said = f"warning: flashvar-sm89=={VERSION} was withdrawn by its publisher: wrong results; "
+    assert (done.returncode, done.stderr[: len(said)]) == (0, said)
+
+
 def test_a_dry_run_changes_nothing(place: Place) -> None:
     before = place.files()
     done = place.run("--from", "dist", "--dry-run", gpus=[RTX_4090, RTX_3090])
@@ -280,51 +293,6 @@ def test_what_was_judged_is_installed(way: str, place: Place) -> None:
     assert done.returncode == 0, done.stderr
     (library,) = place.root.glob("env/lib/*/site-packages/flashvar_sm89/*.so")
     assert library.read_bytes() == LIBRARY
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-40])
-
-
-def change_a_member(path: Path) -> None:
-    content = path.read_bytes()
-    files = archive.read(path)
-    record = next(name for name in files if name.endswith("RECORD"))
-    name = next(name for name in files if name.endswith(".so"))
-    info = record.rpartition("/")[0]
-    archive.write(path, {**files, name: b"\x7fELG"}, info)
-    assert path.read_bytes() != content
-
-
-def rewrite(path: Path, change: Callable[[dict[str, bytes]], object]) -> None:
-    """Change members of a wheel; its RECORD is what `change` leaves of it."""
-    files = archive.read(path)
-    change(files)
-    with zipfile.ZipFile(path, "w") as written:
-        for name, content in files.items():
-            written.writestr(name, content)
-
-
-def name_a_file_elsewhere(path: Path) -> None:
-    """RECORD lists a file of this machine, with its hash."""
-    secret = path.parent / "secret.txt"
-    secret.write_bytes(b"nobody's business")
-    digest = base64.urlsafe_b64encode(hashlib.sha256(secret.read_bytes()).digest()).rstrip(b"=")
-    row = f"{secret.resolve()},sha256={digest.decode()},17\n".encode()
-    record = f"flashvar_sm89-{VERSION}.dist-info/RECORD"
-    rewrite(path, lambda files: files.update({record: row + files[record]}))
-
-
-def bring_a_stranger(path: Path) -> None:
-    """A module of another package, which RECORD does not list."""
-    rewrite(path, lambda files: files.update({"torch_extension.py": b"print('here')"}))
-
-
-def lose_the_entry_point(path: Path) -> None:
-    info = f"flashvar_sm89-{VERSION}.dist-info"
-    files = archive.read(path)
-    del files[f"{info}/entry_points.txt"]
-    archive.write(path, files, info)
 
 
 # What is done to the machine or the source, what is asked, the exit code and words of the sentence.

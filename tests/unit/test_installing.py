@@ -284,6 +284,11 @@ SHOWN = {
         "error: Failed to fetch\n  Caused by: a\n  Caused by: refused",
         "Failed to fetch; refused",
     ),
+    "uv, of an index that asks for a password": (
+        "error: No solution found\n  cause: Because a was not found\n\nhint: An index URL "
+        "(http://here/) could not be queried (401 Unauthorized)\n",
+        "No solution found; An index URL (http://here/) could not be queried (401 Unauthorized)",
+    ),
     "nothing": ("", "it printed nothing"),
 }
 
@@ -293,6 +298,22 @@ def test_what_an_installer_says_is_passed_on(tool: str) -> None:
     printed, words = SHOWN[tool]
     done = subprocess.CompletedProcess([], 1, "", printed)
     assert installer._reason(done) == words
+
+
+YANKED = {
+    "pip": ("Reason for being yanked: wrong results\n", "wrong results"),
+    "pip, without a reason": ("Reason for being yanked: <none given>\n", "<none given>"),
+    "uv": ('warning: `a==1.0` is yanked (reason: "wrong \x1b[31mresults")\n', "wrong [31mresults"),
+    "uv, without a reason": ("warning: `a==1.0` is yanked\n", "<none given>"),
+    "of none": ("warning: `a==1.0` is a wheel\n", None),
+}
+
+
+@pytest.mark.parametrize("tool", YANKED)
+def test_what_was_withdrawn_is_said(tool: str) -> None:
+    printed, reason = YANKED[tool]
+    done = subprocess.CompletedProcess([], 0, "saved\n", f"first\n{printed}last\n")
+    assert installer._withdrawn(done) == reason
 
 
 # What an interrupted `flashvar install` does: it begins, is interrupted, and would end. A job in

@@ -17,6 +17,7 @@ from flashvar._version import __version__
 from flashvar.binaries.install_commands import public
 from flashvar.binaries.kinds import Architecture
 from flashvar.binaries.manifest import LibraryFile
+from flashvar.cli import install
 from flashvar.errors import DamagedWheelError
 from flashvar.installing import check_wheel, installer, record, repack
 from flashvar.installing.source import WheelSource
@@ -201,3 +202,4 @@ def test_a_label_is_a_part_of_the_version_that_is_asked_for(tmp_path: Path) -> N
     files = {f"{INFO.replace(VERSION, f'{VERSION}+hdim64')}/RECORD": b""}
     requirement = repack.write(files, REQUIREMENT, tmp_path)
     assert requirement.startswith(f"flashvar-sm89=={VERSION}+hdim64 --hash=sha256:")
+    assert install._listed({REQUIREMENT: requirement}) == f"flashvar-sm89=={VERSION}+hdim64"

@@ -219,6 +219,13 @@ def _fetch(group: GpuGroup, where: WheelSource, tool: Installer, folder: Path) -
     size = f"{manifest.library.bytes / _MEGABYTE:.1f} MB unpacked"
     driver = manifest.minimum_driver.display
     print(f"  {fetched.file}, {size}, for driver {driver} or newer")
+    if fetched.withdrawn is not None:
+        sys.stdout.flush()
+        print(
+            f"warning: {requirement} was withdrawn by its publisher: {fetched.withdrawn}; install "
+            "another version of flashvar, then its binary",
+            file=sys.stderr,
+        )
     return Wheel(requirement, files, manifest)
 
 
@@ -244,5 +251,6 @@ def _words(gpus: Sequence[Gpu]) -> str:
     return f"{times}{names} ({dotted(gpus[0].capability)})"
 
 
-def _listed(chosen: Iterable[WheelRequirement]) -> str:
-    return ", ".join(map(str, chosen))
+def _listed(requirements: Mapping[WheelRequirement, str]) -> str:
+    """The wheels, each in the version that it has: with its label."""
+    return ", ".join(one.partition(" ")[0] for one in requirements.values())

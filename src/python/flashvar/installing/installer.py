@@ -32,13 +32,20 @@ from flashvar.installing.wheel_requirements import WheelRequirement
 
 # How pip and uv begin when a file has another hash than its source lists.
 _HASHES: Final = ("DO NOT MATCH THE HASHES", "Hash mismatch")
-# How the lines begin in which they say why: uv in two ways, pip of a page that it cannot read.
-_CAUSES: Final = ("cause:", "Caused by:", "Could not fetch URL", "WARNING: Skipping page")
+# How the lines begin in which they say why: uv in two ways, and of an index that refused in a third
+# one; pip of a page that it cannot read.
+_CAUSES: Final = ("cause:", "Caused by:", "hint:", "Could not fetch URL", "WARNING: Skipping page")
+# What pip and uv say of a file that its publisher withdrew, which an exact version still takes.
+_YANKED: Final = re.compile(
+    r"^(?:Reason for being yanked: (.*)"
+    r"|warning: `[^`]*` is yanked(?: \(reason: \"(.*)\"\))?)$",
+    re.MULTILINE,
+)
 # How they say that the temporary folder cannot take a file.
 _FULL: Final = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
 # pip's heading of a traceback: its last line says more.
 _TRACEBACK: Final = "ERROR: Exception:"
-_LABEL: Final = re.compile(r"^(error|cause|caused by|warning):\s*", re.IGNORECASE)
+_LABEL: Final = re.compile(r"^(error|cause|caused by|warning|hint):\s*", re.IGNORECASE)
 # How files of a wheel are packed; zipfile raises errors of their own for other ways.
 _PACKED: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 # What zipfile raises of an archive that is torn or encrypted.
@@ -51,6 +58,7 @@ class Fetched:
 
     tree: Path
     file: str  # its name and hash for people
+    withdrawn: str | None  # why its publisher yanked it; None: it did not
 
 
 class Installer(Protocol):
@@ -122,7 +130,8 @@ class Pip:
         command = [*self.command, "download", "-vv", "--no-deps"]
         command += ["--only-binary=:all:", "--dest", str(wheels)]
         command += [*_in_folder(source.folder), str(requirement)]
-        _check_fetched(_run(command, _variables(source, folder)), requirement, source)
+        done = _run(command, _variables(source, folder))
+        _check_fetched(done, requirement, source)
         (wheel,) = wheels.glob("*.whl")
         try:
             with temporary.writing(tree), zipfile.ZipFile(wheel) as archive:
@@ -135,7 +144,7 @@ class Pip:
                 f"{source} has it"
             ) from error
         digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-        return Fetched(tree, f"{wheel.name} sha256:{digest}")
+        return Fetched(tree, f"{wheel.name} sha256:{digest}", _withdrawn(done))
 
     def install(self, requirements: Sequence[str], folder: Path) -> None:
         """Install the wheels of a folder, in place of other versions of them."""
@@ -157,21 +166,24 @@ class Uv:
             asked.write_text(f"{requirement}\n", encoding="utf-8")
         # uv checks the hashes that its input names: those that the index lists, then.
         command = [*self.command, "pip", "compile", str(asked), "--output-file", str(pinned)]
+        # Not quiet, for then it does not say what was yanked.
         command += ["--generate-hashes", "--no-header", "--no-annotate", *self._settings(source)]
         environ = _variables(source, folder)
-        _check_fetched(_run(command, environ), requirement, source)
+        resolved = _run(command, environ)
+        _check_fetched(resolved, requirement, source)
         listed = pinned.read_text(encoding="utf-8")
         hashes = ["--require-hashes"] if "--hash=" in listed else []
-        command = [*self.command, "pip", "install", "--target", str(tree), "--link-mode", "copy"]
+        command = [*self.command, "pip", "install", "--quiet", "--target", str(tree)]
+        command += ["--link-mode", "copy"]
         command += ["--requirement", str(pinned), *hashes, *self._settings(source)]
         _check_fetched(_run(command, environ), requirement, source)
         digest = listed.partition("--hash=")[2].split("\n")[0].strip(" \\")
-        return Fetched(tree, f"{requirement} {digest}".strip())
+        return Fetched(tree, f"{requirement} {digest}".strip(), _withdrawn(resolved))
 
     def install(self, requirements: Sequence[str], folder: Path) -> None:
         """Install the wheels of a folder, in place of other versions of them."""
         # Its cache would keep the files: they are linked from there.
-        command = [*self.command, "pip", "install", "--reinstall", "--no-cache"]
+        command = [*self.command, "pip", "install", "--quiet", "--reinstall", "--no-cache"]
         command += ["--link-mode", "copy", "--no-config", *self._of_every_call()]
         _install(command, requirements, folder)
 
@@ -181,7 +193,7 @@ class Uv:
 
     @staticmethod
     def _of_every_call() -> list[str]:
-        return ["--quiet", "--no-deps", "--only-binary", ":all:", "--python", sys.executable]
+        return ["--no-deps", "--only-binary", ":all:", "--python", sys.executable]
 
 
 def _in_folder(folder: Path | None) -> list[str]:
@@ -264,6 +276,15 @@ def _check_installed(done: subprocess.CompletedProcess[str]) -> None:
             f"expected the installer to succeed, found exit code {done.returncode} "
             f"({_reason(done)}): repair the environment, or make a new one"
         )
+
+
+def _withdrawn(done: subprocess.CompletedProcess[str]) -> str | None:
+    """The reason that an index gives for a file that was yanked (PEP 592); None of others."""
+    found = _YANKED.search(done.stdout + "\n" + done.stderr)
+    if found is None:
+        return None
+    reason = found[1] or found[2] or "<none given>"  # pip's own words
+    return "".join(filter(str.isprintable, reason))
 
 
 def _reason(done: subprocess.CompletedProcess[str]) -> str:
