@@ -150,11 +150,16 @@ def test_files_that_do_not_fit_are_not_the_output(output: str, tmp_path: Path) -
     assert done.returncode == 4
 
 
+@pytest.mark.parametrize("whole_folder", [False, True])
 def test_a_copy_that_does_not_fit_names_the_new_file(
-    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    whole_folder: bool,
+    root: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def full(*arguments: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", "from", None, "to")
+        error = OSError(errno.ENOSPC, "No space left on device", "from", None, "to")
+        raise shutil.Error([("from", "to", str(error))]) if whole_folder else error
 
     monkeypatch.setattr(list_builds, "run", full)
     code, _, err = run(capsys, "--root", str(root), "list")

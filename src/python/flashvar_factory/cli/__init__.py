@@ -120,7 +120,10 @@ def _run(parsed: argparse.Namespace) -> None:
     try:
         _module(parsed.name).run(parsed)
     except shutil.Error as error:  # of several files that were copied
-        source, _, why = error.args[0][0]
+        source, target, why = error.args[0][0]
+        full = next((text for text in map(os.strerror, _NO_ROOM) if text in why), None)
+        if full is not None:
+            raise _no_room(target, full) from error
         raise BuildError(
             f"{source}: expected a file that can be copied, found: {why}; remove it, or change "
             "its permissions"
@@ -128,16 +131,20 @@ def _run(parsed: argparse.Namespace) -> None:
     except OSError as error:
         if error.errno in _NO_ROOM and not output.is_full(sys.stdout):
             where = error.filename2 or error.filename or "what the command writes"
-            raise BuildError(
-                f"expected room for {where}, found: {error.strerror}; free space, or name a folder "
-                "on another disk (TMPDIR names that of temporary files)"
-            ) from error
+            raise _no_room(where, error.strerror) from error
         if error.filename is None:  # no file, but a stream
             raise
         raise BuildError(
             f"{error.filename}: expected to read or write here, found: {error.strerror}; "
             "name another path, or change what is there or its permissions"
         ) from error
+
+
+def _no_room(where: str, found: str | None) -> BuildError:
+    return BuildError(
+        f"expected room for {where}, found: {found}; free space, or name a folder on another disk "
+        "(TMPDIR names that of temporary files)"
+    )
 
 
 def _module(name: str) -> ModuleType:
