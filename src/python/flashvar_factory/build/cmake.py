@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from flashvar_factory.build import process
+from flashvar_factory.build import compiled_from, process
 from flashvar_factory.build.configure import CROSS_FILE, BuildPlan, write_if_changed
 from flashvar_factory.errors import BuildError, ToolchainError
 from flashvar_factory.toolchain import compiled_by, host_compiler
@@ -49,18 +49,22 @@ def tool(name: str) -> str:
     return found
 
 
-def claim(plan: BuildPlan, toolchain: Toolchain) -> Path:
-    """The folder for CMake, emptied if other compilers or other variables filled it."""
+def claim(plan: BuildPlan, toolchain: Toolchain, root: Path) -> Path:
+    """The folder for CMake, emptied if ninja would not see what changed since it was filled.
+
+    That is other compilers, other variables, and sources with older times.
+    """
     folder = plan.directory / FOLDER
     if toolchain.cross is None:
         host_compiler.require(os.environ)
     compiled_by.claim(folder, compiled_by.facts(toolchain) | definitions(plan, toolchain))
+    compiled_from.claim(folder, root)
     return folder
 
 
 def build(plan: BuildPlan, toolchain: Toolchain, *, root: Path, jobs: int | None) -> Path:
     """Compile the plan with ninja's progress on stdout; the CMake build directory."""
-    directory = claim(plan, toolchain)
+    directory = claim(plan, toolchain, root)
     _configure(plan, toolchain, root, directory)
     command = [tool("ninja"), "-C", str(directory), f"-j{jobs or processors()}"]
     _run(command, f"compiling {plan.build.distribution}")

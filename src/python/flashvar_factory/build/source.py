@@ -188,10 +188,14 @@ def digest(root: Path, plan: str) -> str:
 
     Those of the factory count once, be it installed or part of the checkout.
     """
-    of_factory = () if root == HOME else _files(HOME, (CMAKE,))
-    found = _hash(chain(_files(root), of_factory))
+    found = _hash(compiled(root))
     found.update(plan.encode())
     return found.hexdigest()
+
+
+def compiled(root: Path) -> Iterator[tuple[str, Path]]:
+    """Each source of the project at `root` and of the factory, after its name there."""
+    return chain(_files(root), () if root == HOME else _files(HOME, (CMAKE,)))
 
 
 def _hash(files: Iterable[tuple[str, Path]]) -> hashlib._Hash:

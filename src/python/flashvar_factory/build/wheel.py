@@ -55,7 +55,7 @@ def binary(
         write_if_changed(directory / "pyproject.toml", pyproject(plan, config, toolchain, root))
         for name in binary_project.license_files(root):
             shutil.copyfile(root / name, directory / name)
-        cmake.claim(plan, toolchain)
+        cmake.claim(plan, toolchain, root)
         settings = [f"wheel.tags={tag(build.platform)}", f"build.tool-args=-j{_jobs(jobs)}"]
         return _build(root, directory, directory, build.stem, output, settings)
 
