@@ -181,6 +181,17 @@ def test_as_a_module_outside_a_project(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_in_a_folder_that_was_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    code, _, err = run(capsys, "list")
+    said = "expected to work in a folder that exists, found: No such file or directory; change to"
+    assert (code, said in err) == (4, True)
+
+
 def test_what_is_to_be_done_next_works_behind_a_space(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

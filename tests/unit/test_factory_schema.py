@@ -65,7 +65,11 @@ MISTAKES = {
         ["batention_fwd", "did you mean 'attention_fwd'"],
     ),
     "unknown architecture for dev": ('"sm_80"\n', '"sm80"\n', ["'sm80'", "did you mean 'sm_80'"]),
-    "code of another architecture": ('code = "89"', 'code = "86"', ["sm_89.code", "'86'"]),
+    "code of another architecture": (
+        'code = "89"',
+        'code = "86"',
+        ["sm_89.code", "a row with this is sm_86"],
+    ),
     "not a code": ('code = "90a"', 'code = "hopper"', ["sm_90.code", "hopper"]),
     "suffix of later codes": (
         'code = "86"',

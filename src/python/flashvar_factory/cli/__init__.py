@@ -101,9 +101,9 @@ def _call(command_line: list[str], program: str) -> int:
         summary = _summary(module.__doc__)
         command = commands.add_parser(name, help=summary, description=summary, parents=[common])
         module.configure(command)
-    parsed = parser.parse_args(command_line, argparse.Namespace(root=Path.cwd()))
-    parsed.root = Path(os.path.realpath(parsed.root))  # also of a loop of links
+    parsed = parser.parse_args(command_line, argparse.Namespace(root=Path()))
     try:
+        parsed.root = _real(parsed.root)
         _run(parsed)
     except FlashvarError as error:
         lines = (plain(line) for line in str(error).split("\n"))
@@ -113,6 +113,16 @@ def _call(command_line: list[str], program: str) -> int:
         output.complain(f"{program} {parsed.name}: interrupted")
         return INTERRUPTED
     return 0
+
+
+def _real(root: Path) -> Path:
+    """The folder itself, also of a loop of links; BuildError where this one was removed."""
+    try:
+        return Path(os.path.realpath(root))
+    except FileNotFoundError as error:
+        raise BuildError(
+            f"expected to work in a folder that exists, found: {error.strerror}; change to another"
+        ) from error
 
 
 def _run(parsed: argparse.Namespace) -> None:

@@ -280,7 +280,8 @@ def _targets(
         code = table.text("code", r"[1-9][0-9]+a?", "a compute capability such as '90a'")
         architecture = Architecture.parse(code)
         if architecture.name != name:
-            raise table.wrong("code", f"the code of {name}", code)
+            row = architecture.name
+            raise table.wrong("code", f"the code of {name} (a row with this is {row})", code)
         if code.endswith("a") and architecture.major < _SUFFIXED:
             raise table.wrong("code", f"no suffix, which begins with {_SUFFIXED}.0", code)
         target = Target(
