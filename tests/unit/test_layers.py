@@ -465,6 +465,22 @@ def test_l2_norm() -> None:
     torch.testing.assert_close(l2norm(x, 0.5, torch.float32), wanted)
 
 
+@pytest.mark.parametrize("final", [False, True])
+@pytest.mark.parametrize("ends", [[0, 1, 2, 3], [0, 2, 2, 3]], ids=["steps", "an empty one"])
+def test_packed_decoding_updates_the_cache(ends: list[int], final: bool) -> None:
+    layer = ShortConvolution(6, 4)
+    x, cache = torch.randn(1, 3, 6), torch.randn(3, 6, 4)
+    before, offsets = cache.clone(), torch.tensor(ends)
+    options = {"output_final_state": True, "cu_seqlens": offsets}
+    wanted, after = layer(x, cache=cache, **options)
+    assert torch.equal(cache, before)  # autograd may read it
+    with torch.no_grad():
+        y, state = layer(x, cache=cache, **options | {"output_final_state": final})
+    assert torch.equal(y, wanted)
+    assert torch.equal(cache, after if ends == [0, 1, 2, 3] else before)
+    assert torch.equal(state, after) if final else state is None
+
+
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("given", [False, True], ids=["zeros", "cache"])
 @torch.no_grad()

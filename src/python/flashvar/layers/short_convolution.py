@@ -10,6 +10,7 @@ from torch import nn
 from flashvar.errors import InvalidInputError, ShapeError
 from flashvar.ops.arguments import size
 from flashvar.ops.causal_conv1d.api import causal_conv1d, causal_conv1d_update
+from flashvar.ops.unknown_sizes import is_known
 
 
 def refuse_context_parallel(cp_context: Any) -> None:
@@ -19,6 +20,11 @@ def refuse_context_parallel(cp_context: Any) -> None:
             f"cp_context must be None, found {type(cp_context).__name__}: give each process whole "
             "sequences, or some of the heads as DTensors"
         )
+
+
+def _may_be_steps(x: torch.Tensor, cu_seqlens: torch.Tensor | None) -> bool:
+    """Whether packed sequences have one token each, as far as their number says."""
+    return cu_seqlens is not None and not is_known(x.shape[1] != cu_seqlens.shape[0] - 1)
 
 
 class ShortConvolution(nn.Conv1d):  # type: ignore[misc]
@@ -93,7 +99,7 @@ class ShortConvolution(nn.Conv1d):  # type: ignore[misc]
             residual: Added after the activation; the shape of x.
             mask: [batch, seqlen], 0 for tokens to be replaced by zeros.
             cache: The state before x, [sequences, hidden_size, kernel_size]. It is updated in place
-                if x has one token of each sequence and neither cu_seqlens nor gradients.
+                if x has one token of each sequence, packed or not, and gradients are off.
             output_final_state: Also return the state after x.
             cu_seqlens: The offsets of packed sequences.
             chunk_indices: Not needed.
@@ -120,6 +126,7 @@ class ShortConvolution(nn.Conv1d):  # type: ignore[misc]
         if one_token and cache is not None and not torch.is_grad_enabled():
             return self.step(x, residual, cache, bool(output_final_state))
         width = self.kernel_size[0] if output_final_state and cache is None else None
+        updates = cache is not None and not torch.is_grad_enabled() and _may_be_steps(x, cu_seqlens)
         found = causal_conv1d(
             x,
             weight,
@@ -127,12 +134,18 @@ class ShortConvolution(nn.Conv1d):  # type: ignore[misc]
             activation=self._activation,
             residual=residual,
             initial_state=cache,
-            return_final_state=bool(output_final_state),
+            return_final_state=updates or bool(output_final_state),
             state_len=width,
             cu_seqlens=cu_seqlens,
             seq_idx=seq_idx,
         )
-        return found if isinstance(found, tuple) else (found, None)
+        y, state = found if isinstance(found, tuple) else (found, None)
+        if updates:
+            assert cache is not None
+            assert cu_seqlens is not None
+            # Without waiting for a device: a sequence may be empty, and another one longer.
+            cache.copy_(torch.where((cu_seqlens.diff() == 1).all(), state, cache))
+        return y, state if output_final_state else None
 
     def step(
         self,
