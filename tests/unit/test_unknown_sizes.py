@@ -12,7 +12,7 @@ from torch._dynamo.decorators import mark_unbacked
 import flashvar
 from flashvar import flash_attn
 from flashvar.compat.flash_attn.bert_padding import pad_input, unpad_input
-from flashvar.compat.flash_attn.layers.rotary import apply_rotary_emb
+from flashvar.compat.flash_attn.layers.rotary import RotaryEmbedding, apply_rotary_emb
 from flashvar.errors import ShapeError
 from flashvar.integrations.xformers import memory_efficient_attention
 from flashvar.layers import RMSNorm
@@ -159,6 +159,20 @@ def test_rows_that_a_mask_selects(function: Callable[..., Any]) -> None:
         found = compiled(function)
         for mask in masks:
             torch.testing.assert_close(found(x, mask), function(x, mask))
+
+
+@NEEDS_NEWER
+@pytest.mark.parametrize("positions", [ROWS // 2, 2 * ROWS])
+def test_tables_of_an_eager_call(positions: int) -> None:
+    """Whether they have all positions is unknown: the graph makes its own."""
+    x, layer = made(BATCH, ROWS, 3, HEADS, HEAD_DIM), RotaryEmbedding(HEAD_DIM)
+    wanted = layer(x.clone())
+    layer = RotaryEmbedding(HEAD_DIM)
+    layer(x.repeat(1, 2, 1, 1, 1)[:, :positions].clone())
+    marked = x.clone()
+    mark_unbacked(marked, 1)
+    torch.testing.assert_close(compiled(lambda qkv: layer(qkv * 1))(marked), wanted)
+    torch.testing.assert_close(layer(x.clone()), wanted)
 
 
 def test_a_graph_checks_its_sizes_when_it_runs() -> None:

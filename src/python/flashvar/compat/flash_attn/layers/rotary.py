@@ -25,6 +25,7 @@ from flashvar.ops.arguments import (
 from flashvar.ops.dispatch_modes import can_be_read
 from flashvar.ops.rotary.rotation import checked, rotate_rows
 from flashvar.ops.rotary.torch_library import rotate_in_place
+from flashvar.ops.unknown_sizes import is_known
 
 __all__ = [
     "ApplyRotaryEmb",
@@ -379,7 +380,7 @@ class RotaryEmbedding(torch.nn.Module):  # type: ignore[misc]
             cos is not None
             and type(cos) is torch.Tensor
             and self._frequencies is self.inv_freq
-            and seqlen <= self._seq_len_cached
+            and is_known(seqlen <= self._seq_len_cached)
             and cos.device == device
             and cos.dtype == dtype
             and not cos.requires_grad
