@@ -56,7 +56,8 @@ def functions(before: bool) -> dict[str, Callable[..., Any]]:
         )
     found = {}
     for name, head in heads.items():
-        names: dict[str, Any] = {}
+        home = "fla.ops" if "rule" in name else "fla.modules.convolution"
+        names: dict[str, Any] = {"__name__": home}
         exec(f"def {name}({head}):\n    return {name!r}, dict(locals())", names)
         # As decorators of flash-linear-attention do.
         plain = names[name]

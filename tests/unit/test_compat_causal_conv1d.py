@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pickle
 import sys
 from collections.abc import Iterator
 from importlib import metadata
@@ -358,6 +359,8 @@ def test_over_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
     names = dict.fromkeys(("causal_conv1d_fn", "causal_conv1d_update"), original)
     functions = {name: type(original)(original.__code__, {}) for name in SIGNATURES}
+    for name, function in functions.items():
+        function.__module__, function.__qualname__ = "causal_conv1d", name  # for pickles
     interface = {name: functions[name] for name in names}
     varlen = {"causal_conv1d_varlen_states": functions["causal_conv1d_varlen_states"]}
     modules = modules_of(
@@ -377,7 +380,10 @@ def test_over_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = ours.causal_conv1d_fn(x, weight, bias)
     assert torch.equal(modules["a_model"].conv(x, weight, bias), wanted)
     assert inspect.signature(modules["a_model"].conv) == inspect.signature(ours.causal_conv1d_fn)
+    kept = pickle.dumps(modules["a_model"].conv)
+    assert pickle.loads(kept) is modules["a_model"].conv
     ours.uninstall()
+    assert pickle.loads(kept) is functions["causal_conv1d_fn"]
     assert modules["a_model"].conv is functions["causal_conv1d_fn"]
     assert (
         modules["causal_conv1d.causal_conv1d_varlen"].__dict__["causal_conv1d_varlen_states"]

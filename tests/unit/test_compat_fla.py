@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
+import pickle
 import sys
 import threading
 from collections.abc import Iterator
@@ -80,6 +81,18 @@ def test_a_module_that_is_imported_later_is_restored_too(fla: dict[str, ModuleTy
     fla["a_model_of_someone"].later = fla["fla.ops"].chunk_delta_rule
     ours.uninstall()
     assert fla["a_model_of_someone"].later is original
+
+
+@pytest.mark.parametrize("name", fake_fla.functions(before=True))
+def test_pickles_find_what_is_installed(name: str, fla: dict[str, ModuleType]) -> None:
+    """A model that has bound a function is pickled, and read where flashvar is not installed."""
+    home = fla["fla.ops" if "rule" in name else "fla.modules.convolution"]
+    original = vars(home)[name]
+    ours.install()
+    kept = pickle.dumps(vars(home)[name])
+    assert pickle.loads(kept) is vars(home)[name] is not original
+    ours.uninstall()
+    assert pickle.loads(kept) is original
 
 
 def test_threads(fla: dict[str, ModuleType]) -> None:

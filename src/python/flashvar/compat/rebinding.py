@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["Rebinding", "rebindable", "words_of"]
+__all__ = ["Rebinding", "rebindable", "take_place_of", "words_of"]
 
 
 def words_of(error: Exception, package: str) -> str:
@@ -57,11 +57,17 @@ def _rebind(pairs: tuple[tuple[Any, Any], ...]) -> None:
                 names[name] = wanted[id(value)]
 
 
-def rebindable(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of the same calls and signature that no module has bound."""
+def rebindable(function: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of the same calls and signature that no module has bound, for an original."""
 
     @functools.wraps(function)
     def rebound(*arguments: Any, **options: Any) -> Any:
         return function(*arguments, **options)
 
+    take_place_of(original, rebound)
     return rebound
+
+
+def take_place_of(original: Callable[..., Any], function: Callable[..., Any]) -> None:
+    """Give a function the place where pickle finds the original, and so what is bound there."""
+    function.__module__, function.__qualname__ = original.__module__, original.__qualname__

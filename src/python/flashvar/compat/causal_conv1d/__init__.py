@@ -189,7 +189,8 @@ def _replacements() -> Iterator[tuple[Any, Any]]:
                 "provide(), which needs no such package"
             ) from error
         for name in names:
-            yield getattr(module, name), rebindable(_FUNCTIONS[name])
+            original = getattr(module, name)
+            yield original, rebindable(_FUNCTIONS[name], original)
 
 
 def provide() -> None:

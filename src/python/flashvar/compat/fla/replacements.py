@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from flashvar.compat.fla import convolution, delta_rule
-from flashvar.compat.rebinding import words_of
+from flashvar.compat.rebinding import take_place_of, words_of
 from flashvar.errors import BackendUnavailableError, IntegrationError
 from flashvar.integrations.fallback import report_fallback
 from flashvar.ops.dispatch_modes import is_compiling
@@ -87,6 +87,7 @@ def with_fallback(
             report_fallback(ours.__name__, reason, "flash-linear-attention's own function")
         return original(*arguments, **options)
 
+    take_place_of(original, rebound)
     rebound.__signature__ = _signature(ordered, ours)  # type: ignore[attr-defined]
     return rebound
 
