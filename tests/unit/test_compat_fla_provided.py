@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from flashvar.compat import fla as ours
+from flashvar.errors import NotProvidedError
 
 
 @pytest.fixture(autouse=True)
@@ -23,12 +24,20 @@ def _provided() -> Iterator[None]:
 
 
 IMPORTS = (
+    "from fla import GatedDeltaNet",
     "from fla.layers.utils import get_unpad_data, index_first_axis, pad_input",
     "from fla.modules import FusedRMSNormGated, L2Norm, RMSNorm, ShortConvolution",
+    "from fla.modules.causal_conv1d.ops import ShortConvolution, causal_conv1d",
+    "from fla.modules.conv.causal_conv1d import causal_conv1d",
+    "from fla.modules.conv.short_conv import ShortConvolution",
     "from fla.modules.convolution import causal_conv1d, causal_conv1d_update",
     "from fla.modules.fused_norm_gate import FusedRMSNormGated, rms_norm_gated",
     "from fla.modules.l2norm import l2_norm, l2norm",
     "from fla.modules.layernorm import RMSNorm, rms_norm",
+    "from fla.modules.norm import FusedRMSNormGated, L2Norm, RMSNorm",
+    "from fla.modules.norm.fused_norm_gate import FusedRMSNormGated, rms_norm_gated",
+    "from fla.modules.norm.l2norm import l2_norm, l2norm",
+    "from fla.modules.norm.layernorm import RMSNorm, rms_norm",
     "from fla.ops.delta_rule.chunk import chunk_delta_rule",
     "from fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule",
     "from fla.ops.gated_delta_rule.fused_recurrent import fused_recurrent_gated_delta_rule",
@@ -40,6 +49,22 @@ def test_what_others_import(statement: str) -> None:
     names: dict[str, Any] = {}
     exec(statement, names)
     assert all(one.__module__.startswith("flashvar.") for one in map(names.get, _names(statement)))
+
+
+@pytest.mark.parametrize(
+    ("statement", "asked"),
+    [
+        ("from fla.modules import RMSNorm, LayerNorm", "fla.modules"),
+        ("from fla.ops import chunk_kda", "fla.ops"),
+        ("from fla.ops.kda import chunk_kda", "fla.ops.kda"),
+        ("import fla.models", "fla.models"),
+    ],
+)
+def test_what_is_missing_says_whose_it_is(statement: str, asked: str) -> None:
+    with pytest.raises(NotProvidedError, match="is not in flashvar's stand-in for fla") as caught:
+        exec(statement, {})
+    assert caught.value.name == asked
+    assert not hasattr(importlib.import_module("fla.modules"), "LayerNorm")
 
 
 def _names(statement: str) -> list[str]:

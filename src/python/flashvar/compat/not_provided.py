@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from flashvar.errors import NotProvidedError
 
@@ -100,13 +100,18 @@ class MissingModuleFinder:
         error. An import raises this instead of "No module named".
         """
         del path, target
-        if not _imports(sys._getframe(1)):
+        statement = _import_functions(sys._getframe(1))
+        if "_find_and_load_unlocked" not in statement:
             return
         # What `from flash_attn import modules` looks for, as our package has its own name.
         name = name.removeprefix(_HERE)
         instead = self._replacement(name)
         if instead is not None:
-            raise _refused(self._package, name, instead)
+            error = _refused(self._package, name, instead)
+            if "_handle_fromlist" in statement:
+                # The name that such errors have. importlib drops an error of the name it looks for.
+                error.name = name.rpartition(".")[0]
+            raise error
 
     def _replacement(self, name: str) -> str | None:
         parent = name
@@ -132,10 +137,10 @@ def _refused(package: str, name: str, instead: str) -> NotProvidedError:
     )
 
 
-def _imports(frame: object) -> bool:
-    """Whether the finder was called by an import, not by `importlib.util.find_spec`."""
-    while getattr(frame, "f_globals", {}).get("__name__") == "importlib._bootstrap":
-        if frame.f_code.co_name == "_find_and_load_unlocked":  # type: ignore[attr-defined]
-            return True
-        frame = frame.f_back  # type: ignore[attr-defined]
-    return False
+def _import_functions(frame: Any) -> frozenset[str]:
+    """The functions of importlib that called the finder; other ones ask for a spec alone."""
+    found = set()
+    while frame is not None and frame.f_globals.get("__name__") == "importlib._bootstrap":
+        found.add(frame.f_code.co_name)
+        frame = frame.f_back
+    return frozenset(found)

@@ -41,22 +41,28 @@ _CONVOLUTION: Final = _bound(
 _L2: Final = _bound(norms.L2Norm, norms.l2norm, l2_norm=norms.l2norm)
 _RMS: Final = _bound(layers.RMSNorm, norms.rms_norm)
 _GATED: Final = _bound(layers.FusedRMSNormGated, norms.rms_norm_gated)
+_NORMS: Final = _bound(layers.FusedRMSNormGated, layers.RMSNorm, norms.L2Norm)
 _PADDING: Final = _bound(padding.get_unpad_data, bert_padding.index_first_axis, pad_input)
 
 CONTENTS: Final[dict[str, dict[str, Any]]] = {
-    "fla": {"__version__": __version__},
+    "fla": _bound(layers.GatedDeltaNet, __version__=__version__),
     "fla.layers": _bound(layers.GatedDeltaNet),
     "fla.layers.gated_deltanet": _bound(layers.GatedDeltaNet),
     "fla.layers.utils": _PADDING,
-    "fla.modules": _bound(
-        *(layers.FusedRMSNormGated, layers.RMSNorm, norms.L2Norm, layers.ShortConvolution)
-    ),
+    "fla.modules": _NORMS | _bound(layers.ShortConvolution),
     "fla.modules.causal_conv1d": _CONVOLUTION,
+    "fla.modules.causal_conv1d.ops": _CONVOLUTION,
     "fla.modules.conv": _CONVOLUTION,
+    "fla.modules.conv.causal_conv1d": _CONVOLUTION,
+    "fla.modules.conv.short_conv": _CONVOLUTION,
     "fla.modules.convolution": _CONVOLUTION,
     "fla.modules.fused_norm_gate": _GATED,
     "fla.modules.l2norm": _L2,
     "fla.modules.layernorm": _RMS,
+    "fla.modules.norm": _NORMS,
+    "fla.modules.norm.fused_norm_gate": _GATED,
+    "fla.modules.norm.l2norm": _L2,
+    "fla.modules.norm.layernorm": _RMS,
     "fla.ops": _CHUNK | _RECURRENT | _DELTA,
     "fla.ops.delta_rule": _DELTA,
     "fla.ops.delta_rule.chunk": _bound(delta_rule.chunk_delta_rule),
