@@ -205,6 +205,41 @@ def test_what_it_does_not_serve(attention_dispatch: Any, monkeypatch: pytest.Mon
     assert not calls
 
 
+def test_a_model_that_is_split_over_processes(diffusers: Any) -> None:
+    """diffusers asks the registry whether a backend may be chosen there."""
+    ours.register()
+    model, _ = flux(diffusers)
+    for processor in model.attn_processors.values():
+        processor._parallel_config = object()
+    model.set_attention_backend("flashvar")
+
+
+@pytest.mark.parametrize(
+    "mask", [torch.ones(6, 1), torch.randn(9, 2).t()], ids=["of queries", "strided, of keys"]
+)
+def test_a_native_backend_of_fewer_arguments(
+    mask: torch.Tensor, attention_dispatch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of diffusers 0.35 has no log-sum-exp and no parallelism, and expects masks of torch."""
+    expected = dispatched(attention_dispatch, attn_mask=mask)
+
+    def native(query: Any, key: Any, value: Any, attn_mask: Any = None, **options: Any) -> Any:
+        tensors = (x.transpose(1, 2) for x in (query, key, value))
+        out = torch.nn.functional.scaled_dot_product_attention(*tensors, attn_mask, **options)
+        return out.transpose(1, 2)
+
+    ours.register()
+    registry, name = (
+        attention_dispatch._AttentionBackendRegistry,
+        attention_dispatch.AttentionBackendName.NATIVE,
+    )
+    taken = {"query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"}
+    monkeypatch.setitem(registry._backends, name, native)
+    monkeypatch.setitem(registry._supported_arg_names, name, taken)
+    with attention_dispatch.attention_backend("flashvar"):
+        torch.testing.assert_close(dispatched(attention_dispatch, attn_mask=mask), expected)
+
+
 @pytest.mark.parametrize("missing", ["diffusers", "diffusers.models.attention_dispatch"])
 def test_without_diffusers(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     for name in ("diffusers.models.attention_dispatch", missing):

@@ -14,6 +14,7 @@ attention backends: use `flashvar.integrations.torch.activate` for them.
 from __future__ import annotations
 
 import importlib
+import inspect
 from typing import Any, Final
 
 import torch
@@ -44,7 +45,10 @@ def register() -> None:
         raise unmet("diffusers", _OLDEST, str(error)) from error
     if NAME in names.__members__.values():
         return
-    registry.register(_member(names))(_backend_of(registry, names.NATIVE))
+    options = {"supports_context_parallel": True}  # as the native backend; 0.35 asks nobody
+    if not options.keys() <= inspect.signature(registry.register).parameters.keys():
+        options = {}
+    registry.register(_member(names), **options)(_backend_of(registry, names.NATIVE))
 
 
 def _member(names: Any) -> Any:
@@ -89,17 +93,20 @@ def _backend_of(registry: Any, native: Any) -> Any:
             return attend(query, key, value, mask, dropout_p, is_causal, scale, "bshd", "auto")
         if not is_compiling():
             report_fallback("diffusers", reason, "its native backend")
-        return registry._backends[native](
-            query=query,
-            key=key,
-            value=value,
-            attn_mask=attn_mask,
-            dropout_p=dropout_p,
-            is_causal=is_causal,
-            scale=scale,
-            enable_gqa=enable_gqa,
-            return_lse=return_lse,
-            _parallel_config=_parallel_config,
-        )
+        given = {
+            "query": query,
+            "key": key,
+            "value": value,
+            "attn_mask": mask,
+            "dropout_p": dropout_p,
+            "is_causal": is_causal,
+            "scale": scale,
+            "enable_gqa": enable_gqa,
+            "return_lse": return_lse,
+            "_parallel_config": _parallel_config,
+        }
+        # Older versions take fewer, and pass none of those that they do not take.
+        taken = registry._supported_arg_names[native]
+        return registry._backends[native](**{name: given[name] for name in given if name in taken})
 
     return flashvar_attention
