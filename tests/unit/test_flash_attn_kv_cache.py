@@ -124,6 +124,21 @@ def test_new_keys_are_written(layout: str, options: dict[str, Any], rotary: str 
         torch.testing.assert_close(out[i : i + 1], wanted)
 
 
+def test_a_window_that_hides_no_key_is_none() -> None:
+    """As in FlashAttention, which then rotates all queries for one position."""
+    caches, q, new = Caches("in order"), made(B, M, HEADS, D), made(B, 3, HEADS_K, D)
+    angles = torch.rand(40, 6, dtype=torch.float64)
+
+    def call(*window: int) -> torch.Tensor:
+        tensors = (q, caches.k.clone(), caches.v.clone(), new, new, angles.cos(), angles.sin())
+        out: torch.Tensor
+        out = flash_attn.flash_attn_with_kvcache(*tensors, **caches.options, window_size=window)
+        return out
+
+    torch.testing.assert_close(call(CAPACITY, CAPACITY), call(-1, -1))
+    assert not torch.allclose(call(CAPACITY, CAPACITY - 1), call(-1, -1))
+
+
 def test_a_number_of_keys_and_all_of_them() -> None:
     q, k, v = made(2, 1, HEADS, D), made(3, 9, HEADS_K, D), made(3, 9, HEADS_K, D)
     for count, kept in ((None, 9), (4, 4)):
@@ -241,6 +256,10 @@ def test_what_is_refused() -> None:
         call(q, k, k, made(2, 1, 1, D), new, cache_seqlens=1)
     with pytest.raises(LayoutError, match="k_cache must have memory of its own"):
         call(q, k[:1].expand(2, -1, -1, -1), k, new, new, cache_seqlens=1)
+    strided, first = made(2, 9, D, HEADS_K).transpose(2, 3), k.clone()
+    with pytest.raises(LayoutError, match="v_cache must be contiguous in its last dimension"):
+        call(q, first, strided, new, new, cache_seqlens=1)
+    assert torch.equal(first, k)
     with pytest.raises(ShapeError, match=r"k_cache holds at most 9 keys .* found 10"):
         call(q, k, k, new, new, cache_seqlens=ints(3, 9))
     with pytest.raises(ShapeError, match="block_table addresses at most 9 keys"):

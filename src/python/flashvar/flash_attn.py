@@ -282,7 +282,7 @@ def flash_attn_with_kvcache(
         k: New keys [batch, seqlen_new, heads_kv, head_dim], written after those in the cache.
         v: As k.
         rotary_cos: [positions, pairs]: rotate k, and q from the position cache_seqlens on; without
-            causal and window_size all of q is at that position.
+            causal, and without a window below the capacity, all of q is at that position.
         rotary_sin: As rotary_cos.
         cache_seqlens: How many keys are in the cache before the call, one number or int32 [batch];
             all by default.

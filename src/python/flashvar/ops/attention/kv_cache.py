@@ -17,7 +17,7 @@ from flashvar.ops.attention.cache import Cache, check_slots
 from flashvar.ops.attention.call import call
 from flashvar.ops.attention.options import plain_scale, window_pair, window_side
 from flashvar.ops.attention.problem import pack_options, pack_tensors
-from flashvar.ops.attention.validate import rows_contiguous
+from flashvar.ops.attention.validate import check_last_stride, rows_contiguous
 from flashvar.ops.derivatives import Refused, attach, likenesses, refuse
 from flashvar.ops.dispatch_modes import (
     are_plain,
@@ -147,7 +147,9 @@ def _computed(given: Arguments, rotate: Rotate) -> tuple[torch.Tensor, torch.Ten
         assert k is not None
         interleaved = as_bool("rotary_interleaved", given.rotary_interleaved)
         rotation = (given.rotary_cos, given.rotary_sin, used, interleaved)
-        if not causal and left < 0 and right < 0:  # every query is at the position of the first
+        # As in FlashAttention, a side that hides no key of the cache is none.
+        hides = causal or any(0 <= side < cache.capacity() for side in (left, right))
+        if not hides:  # every query is at the position of the first
             q = rotate(q.reshape(batch, 1, rows * heads, q.shape[3]), *rotation)
             q = q.unflatten(2, (rows, heads)).squeeze(1)
         else:
@@ -261,6 +263,9 @@ def _check_sizes(given: Arguments) -> None:
             f"k_cache must have a slot for each of {batch} sequences, found "
             f"{given.k_cache.shape[0]}: make it larger, or pass cache_batch_idx"
         )
+    if in_order and given.cache_leftpad is None:  # otherwise keys and values are copied
+        check_last_stride("k_cache", given.k_cache)
+        check_last_stride("v_cache", given.v_cache)
     if given.k is None or given.v is None:
         return
     if is_known(given.k.shape[1] != given.v.shape[1]):
