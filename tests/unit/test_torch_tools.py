@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import flashvar
 from flashvar.compat.flash_attn.layers.rotary import apply_rotary_emb
 from flashvar.errors import DeviceError, InvalidInputError, LayoutError
+from flashvar.flash_attn import flash_attn_with_kvcache
 from flashvar.integrations.documents import Documents
 
 Call = tuple[Callable[..., Any], list[torch.Tensor]]
@@ -175,3 +176,15 @@ def test_mapped_names_of_sequences_are_refused(transform: Callable[..., Any]) ->
 
     with pytest.raises(InvalidInputError, match="seq_idx must be the same for all"):
         torch.vmap(transform(call))(made(2, 1, 4, 6), torch.zeros(2, 1, 4, dtype=torch.int64))
+
+
+def test_pages_beside_another_default_device() -> None:
+    q, keys, table = made(2, 1, 2, 8), made(4, 8, 2, 8), torch.tensor([[2, 0], [1, 3]])
+    lengths = torch.tensor([11, 5], dtype=torch.int32)
+    with torch.device("meta"):
+        found = flash_attn_with_kvcache(q, keys, keys, cache_seqlens=lengths, block_table=table)
+    rows = keys[table].flatten(1, 2)
+    wanted = [
+        flashvar.attention(q[i : i + 1], *[rows[i : i + 1, :n]] * 2) for i, n in ((0, 11), (1, 5))
+    ]
+    torch.testing.assert_close(found, torch.cat(wanted))

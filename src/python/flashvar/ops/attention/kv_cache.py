@@ -319,7 +319,8 @@ def _check_lengths(given: Arguments, before: torch.Tensor, new: int, capacity: i
             f"{as_list(slots)}: give every sequence a slot of its own"
         )
     if given.block_table is not None:
-        pages = torch.arange(given.block_table.shape[1]) * size < used[:, None]
+        first_rows = torch.arange(given.block_table.shape[1], device=used.device) * size
+        pages = first_rows < used[:, None]
         slots = given.block_table[pages]
     if slots is not None:
         name = "cache_batch_idx" if given.block_table is None else "block_table"
