@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import flashvar
+from flashvar.compat.flash_attn.layers.rotary import apply_rotary_emb
 from flashvar.flash_attn import flash_attn_func
 from flashvar.integrations.torch import flash as torch_flash
 
@@ -163,3 +164,16 @@ def test_the_bias_of_float64_is_not_cast(call: Callable[..., Outputs]) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         found = call(*tensors, **options)
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("inplace", [False, True])
+def test_rotation_of_another_16_bit_dtype(inplace: bool, dtype: torch.dtype) -> None:
+    """Torch's own cat refuses these tensors under autocast."""
+    (other,) = (one for one in DTYPES if one != dtype)
+    x, cos, sin = (torch.randn(shape).to(other) for shape in ((2, 5, 3, 8), (5, 3), (5, 3)))
+    wanted = apply_rotary_emb(x.clone(), cos, sin, inplace=inplace)
+    with torch.autocast("cpu", dtype):
+        found = apply_rotary_emb(x, cos, sin, inplace=inplace)
+    assert found.dtype == other
+    assert torch.equal(found, wanted)

@@ -56,7 +56,13 @@ def _rotary(x: torch.Tensor, heads: int, *arguments: Any) -> torch.Tensor:
         launch(out, x, rotation, heads)
         return out
     _check_positions(x, rotation)
-    return formula(x, rotation, heads).contiguous()
+    return _without_autocast(x, rotation, heads).contiguous()
+
+
+def _without_autocast(x: torch.Tensor, rotation: Rotation, heads: int) -> torch.Tensor:
+    """The formula; autocast of another 16-bit dtype would refuse to concatenate its rows."""
+    with torch._C._DisableAutocast():
+        return formula(x, rotation, heads)
 
 
 def _rotary_fake(x: torch.Tensor, heads: int, *arguments: Any) -> torch.Tensor:
@@ -76,7 +82,7 @@ def _rotary_in_place(x: torch.Tensor, *arguments: Any) -> None:
                 torch.autograd.graph.increment_version(x)
             return
         _check_positions(x, rotation)
-        x.copy_(formula(x, rotation, x.shape[-2]))
+        x.copy_(_without_autocast(x, rotation, x.shape[-2]))
 
 
 def _rotary_in_place_fake(x: torch.Tensor, *arguments: Any) -> None:
