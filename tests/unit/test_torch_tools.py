@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,6 +15,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.masked import masked_tensor
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import flashvar
@@ -20,6 +24,7 @@ from flashvar.compat.flash_attn.layers.rotary import apply_rotary_emb
 from flashvar.errors import DeviceError, InvalidInputError, LayoutError
 from flashvar.flash_attn import flash_attn_with_kvcache
 from flashvar.integrations.documents import Documents
+from flashvar.integrations.torch import attribute
 
 Call = tuple[Callable[..., Any], list[torch.Tensor]]
 
@@ -55,6 +60,7 @@ OPS = [attention, merge_states, causal_conv1d, named_sequences, gated_delta_rule
 
 COUNTED = """
 import torch, flashvar
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 leaf = torch.randn(1, 4, 2, 8, requires_grad=True)
@@ -69,6 +75,15 @@ for out in calls:
         out.sum().backward()
     print(counter.get_total_flops())
 """
+
+
+class _Seen(TorchDispatchMode):  # type: ignore[misc]
+    """A mode that changes nothing."""
+
+    def __torch_dispatch__(
+        self, op: Any, types: Any, arguments: Any = (), options: Any = None
+    ) -> Any:
+        return op(*arguments, **(options or {}))
 
 
 def test_flops_of_a_backward_alone(python_with_models: str) -> None:
@@ -188,3 +203,21 @@ def test_pages_beside_another_default_device() -> None:
         flashvar.attention(q[i : i + 1], *[rows[i : i + 1, :n]] * 2) for i, n in ((0, 11), (1, 5))
     ]
     torch.testing.assert_close(found, torch.cat(wanted))
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("name", ["torch.distributed.tensor", "torch.utils.flop_counter"])
+def test_modules_that_another_thread_is_importing(
+    op: Callable[[], Call], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, tensors = op()
+    with _Seen():
+        wanted = call(*tensors)
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))  # its first lines have run
+        assert torch.equal(call(*tensors), wanted)
+
+
+def test_a_replaced_function_while_dtensor_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.distributed.tensor", ModuleType("tensor"))
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", lambda *_: None)
+    assert not attribute.splits_sequences()

@@ -26,8 +26,8 @@ def tell_counters() -> None:
     """
     if not torch._C._len_torch_dispatch_stack():
         return
-    counter = sys.modules.get(_COUNTER)
-    if counter is None:
+    counter: Any = sys.modules.get(_COUNTER)
+    if not hasattr(counter, "register_flop_formula"):  # or another thread is importing it
         return
     for op, formula in _formulas.items():
         if op not in counter.flop_registry:

@@ -41,13 +41,18 @@ Ways = Callable[[dict[str, Any]], Iterable[Way]]
 _registered: set[Any] = set()
 
 
+def dtensor() -> Any:
+    """The class DTensor; None before it is imported, also while another thread imports it."""
+    return getattr(sys.modules.get(DTENSORS), "DTensor", None)
+
+
 def register(rules: dict[Any, Rule]) -> None:
     """Register rules, by op, if DTensor is imported and they are not registered yet."""
-    if DTENSORS not in sys.modules or _registered.issuperset(rules):
+    kind = dtensor()
+    if kind is None or _registered.issuperset(rules):
         return
-    module: Any = import_module(DTENSORS)
     register_sharding: Any = import_module(f"{DTENSORS}.experimental").register_sharding
-    propagator = module.DTensor._op_dispatcher.sharding_propagator
+    propagator = kind._op_dispatcher.sharding_propagator
     for op, rule in rules.items():
         _registered.add(op)
         register_sharding(op)(rule)
@@ -169,13 +174,11 @@ def are_dtensors(op: str, tensors: Mapping[str, Any]) -> bool:
     Raises:
         InvalidInputError: some are and some are not: the placement of the plain ones is unknown.
     """
-    module = sys.modules.get(DTENSORS)
-    if module is None:
+    kind = dtensor()
+    if kind is None:
         return False
     found = {
-        name: isinstance(tensor, module.DTensor)
-        for name, tensor in tensors.items()
-        if tensor is not None
+        name: isinstance(tensor, kind) for name, tensor in tensors.items() if tensor is not None
     }
     if len(set(found.values())) > 1:
         plain = ", ".join(name for name, is_dtensor in found.items() if not is_dtensor)

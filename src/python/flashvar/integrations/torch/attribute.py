@@ -9,7 +9,6 @@ attribute becomes flashvar's again.
 from __future__ import annotations
 
 import importlib
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,8 @@ from typing import Any, Final
 
 import torch
 from torch.nn import functional
+
+from flashvar.ops.sharding import dtensor
 
 __all__ = [
     "OWN",
@@ -127,10 +128,10 @@ def _sends_dtensors_around() -> bool:
     True where torch does not say: a layer then leaves sequences to the function in the attribute,
     or refuses. To attend to a part of a sequence as if it were the whole would be wrong.
     """
-    kinds = sys.modules.get("torch.distributed.tensor")
-    if kinds is None:
+    kind = dtensor()
+    if kind is None:
         return False
-    dispatcher = getattr(kinds.DTensor, "_op_dispatcher", None)
+    dispatcher = getattr(kind, "_op_dispatcher", None)
     handlers = getattr(dispatcher, "_custom_op_handlers", None)
     flash = torch.ops.aten._scaled_dot_product_flash_attention.default
     return handlers is None or flash in handlers

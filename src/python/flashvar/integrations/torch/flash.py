@@ -9,7 +9,6 @@ off. Calls that flashvar does not support go to the kernel that was registered b
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable
 from functools import lru_cache
@@ -22,6 +21,7 @@ from flashvar.integrations.call_counts import CallCounts
 from flashvar.integrations.support import unsupported
 from flashvar.ops.attention import plan as plans
 from flashvar.ops.attention.problem import Inputs, Options, Wanted
+from flashvar.ops.sharding import dtensor
 from flashvar.selection.request import BackendName
 
 __all__ = ["CALLS", "NAME", "Implementation", "set_up_dtensors", "switch_off", "switch_on"]
@@ -30,7 +30,6 @@ NAME: Final = "flashvar"
 _FLASH: Final = "_scaled_dot_product_flash_attention"
 _CUDNN: Final = "_scaled_dot_product_cudnn_attention"
 _ON_CPU: Final = "_scaled_dot_product_flash_attention_for_cpu"
-_DTENSORS: Final = "torch.distributed.tensor"
 
 # Marks a forward of the cuDNN op that flashvar computed, so that flashvar may compute the backward:
 # the storage offset of its Philox seed, which is not used.
@@ -87,7 +86,7 @@ def switch_off() -> None:
 
 def set_up_dtensors() -> None:
     """Run DTensors on the CPU if requested, once the DTensor module is imported."""
-    requested = _wants_cpu and _DTENSORS in sys.modules
+    requested = _wants_cpu and dtensor() is not None
     if requested and not _on_cpu:
         _on_cpu.append(Implementation("CPU"))
     elif _on_cpu and not requested:
@@ -259,8 +258,8 @@ class Implementation:
         scale: float | None = None,
     ) -> Any:
         """Torch's CPU op. DTensor does not support it, so DTensors go to flash attention."""
-        kinds = sys.modules.get(_DTENSORS)
-        if kinds is not None and isinstance(q, kinds.DTensor) and attn_mask is None:
+        kind = dtensor()
+        if kind is not None and isinstance(q, kind) and attn_mask is None:
             flash = getattr(torch.ops.aten, _FLASH).default
             return flash(q, k, v, dropout_p, is_causal, scale=scale)[:2]
         own = self._replaced[_ON_CPU]
