@@ -222,6 +222,24 @@ def rotated() -> dict[str, Any]:
     return {"errors": [(x.full_tensor() - wanted).abs().max().item() for x in found]}
 
 
+def rotated_from_offsets() -> dict[str, Any]:
+    """Rows with positions of their own: with an offset for each sequence, and packed."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    x, tables = made(BATCH, ROWS, HEADS, DIM), [made(2 * ROWS, DIM // 2) for _ in range(2)]
+    everywhere = [distribute_tensor(one, mesh, [Replicate()]) for one in tables]
+    errors = []
+    for rows, name, numbers in (
+        (x, "seqlen_offsets", torch.arange(1, BATCH + 1)),
+        (x[0], "cu_seqlens", torch.tensor([0, 2, ROWS])),
+    ):
+        wanted = apply_rotary_emb(rows, *tables, **{name: numbers})
+        for place in (Replicate(), *map(Shard, range(rows.dim()))):
+            given = {name: distribute_tensor(numbers, mesh, [Replicate()])}
+            found = apply_rotary_emb(distribute_tensor(rows, mesh, [place]), *everywhere, **given)
+            errors.append((found.full_tensor() - wanted).abs().max().item())
+    return {"errors": errors}
+
+
 def refused() -> list[str]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     q, k, v = qkv(HEADS, "bshd")
@@ -273,6 +291,7 @@ def main(folder: Path) -> None:
         found["torch's function, heads"] = through_torch(HEADS, 1)
         found["torch's function, batch"] = through_torch(2, 0)
         found["rotated"] = rotated()
+        found["rotated from offsets"] = rotated_from_offsets()
     path = folder / f"found-{dist.get_rank()}.json"
     path.write_text(json.dumps(found), encoding="utf-8")
     dist.destroy_process_group()

@@ -15,6 +15,10 @@ needs_registry = pytest.mark.skipif(
     not hasattr(torch.nn.attention, "restore_flash_attention_impl"),
     reason=f"torch {torch.__version__} shards its own function on CUDA devices alone",
 )
+needs_slices = pytest.mark.skipif(
+    not hasattr(torch.nn.attention, "restore_flash_attention_impl"),
+    reason=f"DTensor of torch {torch.__version__} has no whole slices of a tensor",
+)
 TESTS = Path(__file__).parents[1]
 # Where a part lies after a call of parts that lie over this dimension.
 PLACES = {
@@ -129,14 +133,18 @@ def test_torchs_function_of_dtensors(case: str, sharded: list[dict[str, Any]]) -
         assert found[case]["report"] == {"run by flashvar below torch's dispatcher": 1}
 
 
-@pytest.mark.skipif(
-    not hasattr(torch.nn.attention, "restore_flash_attention_impl"),
-    reason=f"DTensor of torch {torch.__version__} has no whole slices of a tensor",
-)
+@needs_slices
 def test_rotation_of_dtensors_in_place(sharded: list[dict[str, Any]]) -> None:
     for found in sharded:
         assert len(found["rotated"]["errors"]) == 10
         assert max(found["rotated"]["errors"]) < 1e-12
+
+
+@needs_slices
+def test_rotation_of_dtensors_from_offsets(sharded: list[dict[str, Any]]) -> None:
+    for found in sharded:
+        assert len(found["rotated from offsets"]["errors"]) == 9
+        assert max(found["rotated from offsets"]["errors"]) < 1e-12
 
 
 def test_dtensors_beside_plain_tensors(sharded: list[dict[str, Any]]) -> None:

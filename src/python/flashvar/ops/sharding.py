@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Any, Final, NamedTuple
 
+import torch
 from torch.utils._pytree import tree_leaves
 
 from flashvar.errors import InvalidInputError
@@ -187,6 +188,16 @@ def are_dtensors(op: str, tensors: Mapping[str, Any]) -> bool:
             "distribute_tensor() them too, with Replicate() if every rank has the whole tensor"
         )
     return any(found.values())
+
+
+def everywhere(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """x, whole on every rank, as a DTensor if `like` is one."""
+    kind = dtensor()
+    if kind is None or not isinstance(like, kind):
+        return x
+    mesh = like.device_mesh
+    whole: torch.Tensor = kind.from_local(x, mesh, [replicate()] * mesh.ndim, run_check=False)
+    return whole
 
 
 def check_in_place(op: Any, name: str, written: str, given: tuple[Any, ...], ways: Ways) -> None:

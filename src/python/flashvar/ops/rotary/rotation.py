@@ -15,9 +15,10 @@ from torch.autograd import forward_ad
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
 from flashvar.ops.arguments import as_bool, check_strided, count, whole_number
-from flashvar.ops.dispatch_modes import are_plain, can_be_read, is_compiling
+from flashvar.ops.dispatch_modes import PLAIN, are_plain, can_be_read, is_compiling
 from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.sequences import check_integers, shares_memory
+from flashvar.ops.sharding import everywhere
 from flashvar.ops.unknown_sizes import differ, is_known
 
 _transforms: Final = torch._C._functorch.peek_interpreter_stack
@@ -231,6 +232,8 @@ def positions_of_rows(x: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor
     """Positions [batch, seqlen] or [total], and a mask of rows that belong to a sequence."""
     _, _, offsets, cu_seqlens, offset, _, _ = rotation
     rows = torch.arange(x.shape[0 if cu_seqlens is not None else 1], device=x.device) + offset
+    if not is_compiling():
+        rows = everywhere(rows, x)
     if cu_seqlens is None:
         assert offsets is not None
         return rows + offsets[:, None], True
@@ -238,7 +241,10 @@ def positions_of_rows(x: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor
     if begins.shape[0] == 0:
         return rows, torch.zeros_like(rows, dtype=torch.bool)
     packed_rows = rows - offset
-    sequence = torch.searchsorted(ends.contiguous(), packed_rows, right=True)
+    if type(ends) in PLAIN or is_compiling():
+        sequence = torch.searchsorted(ends.contiguous(), packed_rows, right=True)
+    else:  # DTensor has no searchsorted
+        sequence = (packed_rows[:, None] >= ends).sum(-1)
     inside = (sequence < begins.shape[0]) & (packed_rows >= begins[0])
     sequence = sequence.clamp(max=begins.shape[0] - 1)
     positions = rows - begins[sequence]
