@@ -42,7 +42,7 @@ _LISTED: Final = 200  # errors that a check lists of one wheel
 
 
 def budget(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """The wheel is not larger than it may be."""
+    """The wheel is not larger than the budget."""
     limit = _limit(wheel, expected)
     if limit is not None and wheel.size > limit:
         yield Finding(

@@ -21,7 +21,7 @@ _DATA = re.compile(r"[^/]+\.data/(?:purelib|platlib)/")
 
 
 def archive(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """Every member can be read, and unpacks to a file of its own under the target folder."""
+    """Every file in the archive can be read, and has a path of its own in the target folder."""
     del expected
     for why in wheel.damaged:
         yield Finding("archive", wheel.path.name, f"{why}; build or fetch it again")

@@ -54,7 +54,7 @@ _LOCAL, _GLOBAL, _VISIBLE = 0, (1, 2), (0, 3)  # default or protected
 
 
 def dynamic_section(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """The loader finds the tables that the sections show, and no entry that makes it do more."""
+    """The loader uses the tables that the sections show, and loads and runs nothing else."""
     del expected
     for library in wheel.libraries:
         for message in (

@@ -35,7 +35,7 @@ _NAME_BYTES = 31  # of a device function in kernel facts; a project may cut long
 
 
 def kernels(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """The manifest's kernels are the library's: on the host's side, and on the device's."""
+    """The manifest lists exactly the kernels in the library's kernel table and machine code."""
     for library, manifest in pairs(wheel):
         faults = [
             *_on_host(library, manifest),

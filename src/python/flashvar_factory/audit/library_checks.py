@@ -72,7 +72,7 @@ _OWNERS: Final = (
 
 
 def exports(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """Exported is the ABI: what every loader asks for, and the functions of the ops."""
+    """The library exports the functions of the C interface, and no other symbol."""
     for library, manifest in pairs(wheel):
         functions = expected.functions or {kernel.function for kernel in manifest.kernels}
         wanted = {f"{manifest.project}_{name}" for name in (*_COMMON, *functions)}
@@ -90,7 +90,7 @@ def exports(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
 
 
 def dependencies(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """The needed libraries and symbols are those of the C runtime, without a search path.
+    """The library needs the C runtime only, and has no search path of its own.
 
     A library that calls torch, as its manifest says, also needs torch's, and C functions of it.
     """

@@ -28,7 +28,7 @@ _UNLOADED_BYTES = 1 << 16
 
 
 def loading(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """A library of ours is loaded as its sections say, read-only where it can be."""
+    """The memory of a loaded library is that of its sections, and read-only where possible."""
     del expected
     for library in wheel.libraries:
         for message in (

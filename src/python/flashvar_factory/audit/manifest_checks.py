@@ -27,7 +27,7 @@ _TOOLKIT = re.compile(r"[0-9]+(\.[0-9]+){2}", re.ASCII)
 
 
 def manifest(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """One manifest for each library, which describes it and this wheel."""
+    """Each library has one manifest, which describes it and this wheel."""
     found = manifests(wheel)
     if not found and not wheel.libraries:
         yield Finding(
@@ -78,7 +78,7 @@ def _rows(
 
 
 def derived(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """What the library, the toolkit, variants.toml and the checkout know is what is stated."""
+    """The manifest agrees with the library, the toolkit, variants.toml and the checkout."""
     for library, manifest in pairs(wheel):
         where = f"{library.folder}/{FILE_NAME}"
         for what, wanted, value in _derived(library, manifest, expected):

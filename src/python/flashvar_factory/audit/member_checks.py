@@ -24,7 +24,7 @@ _PROGRAM: Final[tuple[int, ...]] = (0o755, 0o775)
 
 
 def members(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """The files of a wheel are those of its kind."""
+    """The wheel has the files that its kind of wheel needs, and no others."""
     if expected.is_projects_own(wheel.name) or expected.is_variant(wheel.name):
         return  # `source_checks` compares it with the sources
     stem, info = wheel.name.distribution, wheel.info
@@ -65,7 +65,7 @@ def members(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
 
 
 def modes(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """Everybody may read every file, its owner may write it, and programs alone may be run."""
+    """File modes: all may read, others may not write, and only programs may be executed."""
     del expected
     libraries = {library.path for library in wheel.libraries}
     for entry in wheel.entries:
@@ -88,7 +88,7 @@ def _licenses(wheel: Wheel) -> list[str]:
 
 
 def licenses(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """The texts of licenses are those that METADATA lists, and those of the sources."""
+    """The license files are those that METADATA lists, with the texts of the sources."""
     if expected.is_projects_own(wheel.name) or expected.is_variant(wheel.name):
         return
     prefix = f"{wheel.info}/licenses/"

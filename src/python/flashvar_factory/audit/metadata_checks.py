@@ -36,7 +36,7 @@ _FIELDS = (
 
 
 def metadata(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """METADATA is valid, and states what the manifest and variants.toml do, and nothing more."""
+    """METADATA is valid, and agrees with the manifest and variants.toml. It has no other fields."""
     where, text = f"{wheel.info}/METADATA", wheel.metadata("METADATA")
     if text is None:
         yield Finding("metadata", where, "expected METADATA, found none")
@@ -92,7 +92,7 @@ def _said(manifest: Manifest, read: Metadata) -> Iterator[tuple[str, object, obj
 
 
 def wheel_file(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """WHEEL states the tags of the file name, which are those of a library without Python."""
+    """WHEEL has the tags of the file name, which fit every Python 3."""
     where, text = f"{wheel.info}/WHEEL", wheel.metadata("WHEEL")
     if text is None:
         yield Finding("wheel_file", where, "expected a file WHEEL, found none")
@@ -134,7 +134,7 @@ def wheel_file(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
 
 
 def entries(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """The entry points are the one that makes the project find a binary, and no others."""
+    """There is one entry point: the one by which the project finds the binary."""
     if expected.is_projects_own(wheel.name) or expected.is_variant(wheel.name):
         return
     where = f"{wheel.info}/entry_points.txt"

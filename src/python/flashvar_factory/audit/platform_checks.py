@@ -14,7 +14,7 @@ from flashvar_factory.config import torch_coupling
 
 
 def platform(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """The tag's processor is the libraries', and its glibc is one that auditwheel agrees with."""
+    """The tag names the processor of the libraries, and a glibc that auditwheel confirms."""
     del expected
     if not wheel.libraries:
         return

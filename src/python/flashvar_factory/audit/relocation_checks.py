@@ -43,7 +43,7 @@ class Relocation(NamedTuple):
 
 
 def relocations(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """Each word is data that is written once; addresses are of the library, functions its code."""
+    """Relocations write data only, each word once, and functions point to code of the library."""
     del expected
     for library in wheel.libraries:
         for message in _found(library):

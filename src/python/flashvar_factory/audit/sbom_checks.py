@@ -38,7 +38,7 @@ _OF_LIBSTDCXX = b"N10__cxxabiv119__foreign_exceptionE\0"
 
 
 def sbom(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """The SBOM is there, and its component is this wheel with this library, made of known parts."""
+    """The SBOM describes this wheel and its library, and lists only known parts."""
     for library, manifest in pairs(wheel):
         where = f"{wheel.info}/sboms/{documents.file_name(manifest.distribution)}"
         content = wheel.files.get(where)

@@ -38,7 +38,7 @@ _FEATURES = {0xC0000000: 3, 0xC0000002: 3, 0xC0010001: 0xFFFFFFFF, 0xC0010002: 0
 
 
 def segments(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """Each segment has the location, size and access rights of its sections."""
+    """Each segment has the location, size and access rights that its sections need."""
     del expected
     for library in wheel.libraries:
         for message in (

@@ -30,7 +30,7 @@ _LICENSE_FILES = ("LICEN[CS]E*", "COPYING*", "NOTICE*", "AUTHORS*")
 
 
 def sources(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """The wheel holds the project's packages, file by file; every module compiles."""
+    """The wheel has the files of the project's packages, unchanged, and every module compiles."""
     if not expected.is_projects_own(wheel.name):
         return
     yield from _compiled(wheel)
@@ -134,7 +134,7 @@ def _license_files(project: Mapping[str, Any], folder: Path) -> list[str]:
 
 
 def declared(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """Its metadata states what pyproject.toml and variants.toml do, and nothing more."""
+    """The metadata agrees with pyproject.toml and variants.toml. It has no other fields."""
     config, root, folder = expected.config, expected.root, expected.folder(wheel.name)
     if not expected.is_projects_own(wheel.name) or config is None or root is None or folder is None:
         return

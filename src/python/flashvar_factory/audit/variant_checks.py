@@ -13,7 +13,7 @@ from flashvar_factory.inspect import json_text, variant_metadata
 
 
 def variant(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """The document is the one of this label, with the binary's properties and no other provider."""
+    """The variant document has this wheel's label, the binary's properties, and no other provider."""
     del expected
     where, text = f"{wheel.info}/variant.json", wheel.metadata("variant.json")
     label = wheel.name.variant_label

@@ -14,7 +14,7 @@ from flashvar_factory.release.checks import ReleaseFiles
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The files, a second build of them, the tag, and where they will go."""
-    parser.add_argument("folder", type=Path, help="every file of the release")
+    parser.add_argument("folder", type=Path, help="the folder with every file of the release")
     parser.add_argument(
         "--second-build",
         type=Path,
@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         default=Path("build/checked"),
-        help="folder for the notes and the hashes",
+        help="folder for the notes and the hashes (default: build/checked)",
     )
 
 

@@ -12,9 +12,13 @@ from flashvar_factory.release import checks, publish, published
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The files, the hashes of what was checked, the index, and where the copies go."""
-    parser.add_argument("folder", type=Path, help="every file of the release")
+    parser.add_argument("folder", type=Path, help="the folder with every file of the release")
     parser.add_argument(
-        "--checked", type=Path, required=True, metavar="FILE", help="what check-release wrote"
+        "--checked",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help=f"the {checks.FILE} that check-release wrote",
     )
     parser.add_argument(
         "--index", required=True, metavar="URL", help="the index, such as https://pypi.org/simple"
@@ -23,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         required=True,
-        help="a new or empty folder; it gets one of each project",
+        help="a new or empty folder, which gets a folder for each project",
     )
 
 

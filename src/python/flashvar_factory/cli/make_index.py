@@ -30,7 +30,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=f"releases that were withdrawn (default: {yanks.FILE_NAME}, where there is one)",
     )
     parser.add_argument(
-        "--output", type=Path, default=Path("build/index"), help="default: build/index"
+        "--output",
+        type=Path,
+        default=Path("build/index"),
+        help="folder of the index (default: build/index)",
     )
 
 

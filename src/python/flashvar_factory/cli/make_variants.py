@@ -17,7 +17,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--wheels", type=Path, default=Path("dist"), help="folder of wheels (default: dist)"
     )
     parser.add_argument(
-        "--output", type=Path, default=Path("build/variants"), help="default: build/variants"
+        "--output",
+        type=Path,
+        default=Path("build/variants"),
+        help="folder of the variants (default: build/variants)",
     )
     parser.add_argument(
         "--experimental", action="store_true", help="required, because the format may still change"

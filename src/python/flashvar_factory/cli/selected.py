@@ -18,8 +18,8 @@ from flashvar_factory.toolchain import compiler_cache, cross, nvcc
 
 HELP = (
     "what to build: architectures (sm_90, all, native), and KEY=VALUE, where KEY is an axis of "
-    "variants.toml, arch, op, ptx, platform, jobs, toolkit, cache or shard; docs/variants-toml.md "
-    "describes them (default: {})"
+    "variants.toml, arch, op, ptx, platform, jobs, toolkit, cache or shard, as dtype=bf16 "
+    "(default: {})"
 )
 EVERYTHING = "every wheel for this machine's processor"
 DEVELOPMENT = "the kernels of [dev] in variants.toml, for the GPUs of this machine"

@@ -15,11 +15,16 @@ _LAST_PORT: Final = 65535
 def configure(parser: argparse.ArgumentParser) -> None:
     """What to serve, and where."""
     parser.add_argument(
-        "--site", type=Path, default=Path("build/index"), help="default: build/index"
+        "--site",
+        type=Path,
+        default=Path("build/index"),
+        help="folder of the index (default: build/index)",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1")
     parser.add_argument(
-        "--port", type=_port, default=8000, help="default: 8000; 0 takes a free one"
+        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
+    )
+    parser.add_argument(
+        "--port", type=_port, default=8000, help="0 takes a free one (default: 8000)"
     )
 
 

@@ -11,7 +11,7 @@ from flashvar_factory.build import sbom
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Which wheels; `--json` for the documents themselves."""
-    parser.add_argument("wheels", nargs="+", type=Path)
+    parser.add_argument("wheels", nargs="+", type=Path, metavar="FILE", help="binary wheels")
     parser.add_argument("--json", action="store_true", help="print the documents")
 
 

@@ -18,7 +18,7 @@ from flashvar_factory.release.downloaded import Trusted
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The wheels, and what they are compared with."""
-    parser.add_argument("wheels", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("wheels", nargs="+", type=Path, metavar="FILE", help="wheels")
     parser.add_argument(
         "--hashes",
         type=Path,
@@ -35,8 +35,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         choices=downloaded.CHECKS,
-        help="fail if these checks cannot be made (default: report it); --publisher requires "
-        "attestation",
+        metavar="CHECK",
+        help=f"fail if one of these checks cannot be made ({', '.join(downloaded.CHECKS)}); by "
+        "default that is reported; --publisher requires attestation",
     )
 
 

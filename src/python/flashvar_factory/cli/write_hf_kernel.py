@@ -15,7 +15,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--wheels", type=Path, default=Path("dist"), help="folder of wheels (default: dist)"
     )
     parser.add_argument(
-        "--output", type=Path, default=Path("build/hf-kernel"), help="default: build/hf-kernel"
+        "--output",
+        type=Path,
+        default=Path("build/hf-kernel"),
+        help="folder of the repository (default: build/hf-kernel)",
     )
     parser.add_argument(
         "--module",
