@@ -15,6 +15,7 @@ from flashvar import errors
 from flashvar.backends.triton.attention import measure, tiles, tuned
 from flashvar.backends.triton.attention.tiles import Tile
 from flashvar.cli import commands, tune
+from flashvar.cli.comma_lists import unique
 from flashvar.machine.system import Device, System
 
 H200 = Device(0, "NVIDIA H200", (9, 0), 232448, 132, 1 << 37)
@@ -171,6 +172,11 @@ def test_the_command_keeps_the_fastest(capsys: pytest.CaptureFixture[str]) -> No
     for one in report["kernels"]:
         assert found[tuned.key(one["kernel"], one["head_dim"])] == Tile(*one["tile"])
         assert one["milliseconds"] <= one["table_milliseconds"]
+
+
+def test_head_dims_are_separated_as_in_warmup() -> None:
+    for words in (("64,96",), ("64", "96"), ("64,96", "64")):
+        assert unique(chosen("--head-dim", *words).head_dim) == (64, 96)
 
 
 def test_the_command_tells_people_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:

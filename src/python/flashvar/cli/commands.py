@@ -142,14 +142,18 @@ def _options_of_op(parser: Parser, op: str, modules: Mapping[str, OpWarmup | OpT
     """Add the positional argument `op`, and the options of that op."""
     names = tuple(modules)
     chosen = op if op in names else names[0]
-    others = f"; `{parser.prog} OP --help` lists the options of another" if names[1:] else ""
+    if names[1:]:
+        known = f"one of {', '.join(sorted(names))} (default: {names[0]})"
+        known += f"; `{parser.prog} OP --help` lists the options of another"
+    else:
+        known = f"{names[0]}, the only one"
     parser.add_argument(
         "op",
         nargs="?",
         default=chosen,
         choices=names,
         metavar="op",
-        help=f"one of {', '.join(sorted(names))} (default: {names[0]}){others}",
+        help=known,
     )
     modules[chosen].add_options(parser)
     if chosen != names[0]:

@@ -13,7 +13,7 @@ from flashvar_factory.inspect import json_text, variant_metadata
 
 
 def variant(wheel: Wheel, expected: Expectations) -> Iterator[Finding]:
-    """The variant document has this wheel's label, the binary's properties, and no other provider."""
+    """The document has the label of this wheel, the properties of its binary, and one provider."""
     del expected
     where, text = f"{wheel.info}/variant.json", wheel.metadata("variant.json")
     label = wheel.name.variant_label

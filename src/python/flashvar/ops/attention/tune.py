@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from flashvar.cli.comma_lists import numbers, unique
 from flashvar.cli.tune import Tuned
 from flashvar.errors import ConfigurationError
 from flashvar.ops.attention.spec import HEAD_DIM_MAX, HEAD_DIM_STEP
@@ -22,11 +23,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that select what is tuned."""
     parser.add_argument(
         "--head-dim",
-        type=int,
+        type=numbers,
         nargs="+",
-        default=[64, 128],
+        default=[[64, 128]],
         metavar="N",
-        help=f"{HEAD_DIM_STEP} to {HEAD_DIM_MAX}, in steps of {HEAD_DIM_STEP} (default: 64 128)",
+        help=f"{HEAD_DIM_STEP} to {HEAD_DIM_MAX}, in steps of {HEAD_DIM_STEP} (default: 64,128)",
     )
     parser.add_argument(
         "--direction",
@@ -46,7 +47,8 @@ def run(
     Raises:
         ConfigurationError: no kernel supports the head dim.
     """
-    for head_dim in chosen.head_dim:
+    head_dims = unique(chosen.head_dim)
+    for head_dim in head_dims:
         if head_dim % HEAD_DIM_STEP or not 0 < head_dim <= HEAD_DIM_MAX:
             raise ConfigurationError(
                 f"a head dim must be a multiple of {HEAD_DIM_STEP} up to {HEAD_DIM_MAX}, found "
@@ -56,7 +58,7 @@ def run(
 
     timer = timer or measure.DeviceTimer(device.index)
     machine = tuned.machine(system.triton, device.name)
-    for head_dim in dict.fromkeys(chosen.head_dim):
+    for head_dim in head_dims:
         for direction in dict.fromkeys(chosen.direction):
             for kernel in measure.KERNELS[direction]:
                 name = f"{kernel}, head dim {head_dim}"
