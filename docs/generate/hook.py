@@ -74,7 +74,14 @@ GENERATED = {
     "exit codes": pages.exit_codes,
     "header": pages.header,
 }
+# Tables whose cells have sizes, which are not broken over lines.
+UNBROKEN = {
+    "models",
+    "packed and grouped",
+    *(f"rates of {name}" for name in timed_ops()),
+}
 MARKER = re.compile(r"^<!-- (generated|drawing): (.+) -->$", re.MULTILINE)
+SIZES = re.compile(r"(?<=\d) ([x/]) (?=\d)")  # such as 4 x 4,096, in tables of rates
 MARKED_FENCE = re.compile(r"^( *```(?:python|sh|text)) .+$", re.MULTILINE)
 ELSEWHERE = re.compile(
     r"""<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=["']?(?:https?:)?//[^>]*>"""
@@ -120,7 +127,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
                 f"{page.file.src_uri}: expected one of {', '.join(known)} to be {kind}, "
                 f"found {name!r}"
             )
-        return GENERATED[name](ROOT) if kind == "generated" else str(DRAWINGS[name]())
+        if kind == "drawing":
+            return str(DRAWINGS[name]())
+        text = GENERATED[name](ROOT)
+        return SIZES.sub(r"&nbsp;\1&nbsp;", text) if name in UNBROKEN else text
 
     return MARKED_FENCE.sub(r"\1", MARKER.sub(made, markdown))
 

@@ -302,7 +302,7 @@ def models(root: Path) -> str:
         rows = []
         for cell, by in cells.items():
             call = next(iter(by.values()))
-            rates = [f"{by[name]['tflops']:.0f}" if name in by else NONE for name in names]
+            rates = [_rate(by[name]["tflops"]) if name in by else NONE for name in names]
             model = cell.removesuffix(f"-{call['direction']}")
             rows.append((MODELS.get(model, model), call["direction"], _call(call), *rates))
         measured = caption(file, document["environment"])
@@ -328,11 +328,16 @@ def packed_and_grouped(root: Path) -> str:
         rows = []
         for (cell, direction), by in cells.items():
             call = PACKED.get(cell.removesuffix(f"-{direction}")) or _call(next(iter(by.values())))
-            rates = [f"{by[name]['tflops']:.0f}" if name in by else NONE for name in names]
+            rates = [_rate(by[name]["tflops"]) if name in by else NONE for name in names]
             rows.append((call, direction, *rates))
         headings = ("call", "direction", *(_SHORT.get(one, contender(one)) for one in names))
         parts.append(f"{caption(file, document['environment'])}\n\n{table(headings, rows)}")
     return "\n\n".join(parts)
+
+
+def _rate(tflops: float) -> str:
+    """Digits of a rate; a small one has one after the point."""
+    return f"{tflops:.0f}" if tflops >= 10 else f"{tflops:.1f}"
 
 
 def _call(row: Mapping[str, Any]) -> str:

@@ -97,8 +97,13 @@ def test_our_own_other_kernels_are_no_contenders(tmp_path: Path) -> None:
     assert "Triton" not in ratios(tmp_path, *OURS, row("flashvar-triton", 1024, tflops=1))
 
 
-def test_what_an_integration_adds_is_said_of_its_record(tmp_path: Path) -> None:
-    added = {"no-gradient": 1.0, "gradient": 2.5, "one row, gradient": 3.25}
+@pytest.mark.parametrize(
+    ("without", "words"), [(1.0, "1.0 µs more than"), (0.04, "as long as"), (-0.1, "as long as")]
+)
+def test_what_an_integration_adds_is_said_of_its_record(
+    without: float, words: str, tmp_path: Path
+) -> None:
+    added = {"no-gradient": without, "gradient": 2.5, "one row, gradient": 3.25}
     rows = [
         {"way": f"transformers, {way}", "median_us": 9.0, "added_us": us}
         for way, us in added.items()
@@ -109,7 +114,8 @@ def test_what_an_integration_adds_is_said_of_its_record(tmp_path: Path) -> None:
     document = {"benchmark": "integrations", "environment": ENVIRONMENT, "rows": rows}
     result_file.write(folder / "made.json", document)
     said = import_module("sentences").cost_in_transformers(tmp_path)
-    assert "takes 1.0 µs more than `flashvar.attention`, 2.5 µs with gradients, and 3.2 µs" in said
+    assert f"a layer's call takes {words} `flashvar.attention`; with gradients 2.5 µs more" in said
+    assert "3.2 µs more if a batch of one row" in said
     assert "Registering takes 0.07 ms" in said
 
 
@@ -215,3 +221,4 @@ def test_every_model_has_a_name_for_readers() -> None:
     said = import_module("rates").models(ROOT)
     assert "| Llama 3 8B | backward | 2 x 8,192, 32 / 8 x 128, causal | " in said
     assert not [name for name in names if f"| {name} |" in said]
+    assert "| 0 |" not in said  # a rate below 1 has a digit after the point
