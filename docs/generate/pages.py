@@ -58,7 +58,8 @@ def modules_of_integrations(root: Path) -> str:
     for name in INTEGRATIONS:
         if not ((folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file()):
             raise ValueError(f"expected flashvar.integrations.{name}, found no such module")
-    return "\n\n".join(f"::: flashvar.integrations.{name}" for name in INTEGRATIONS)
+    hidden = 'options: {filters: ["!^_", "!^extra_repr$"]}'
+    return "\n\n".join(f"::: flashvar.integrations.{name}\n    {hidden}" for name in INTEGRATIONS)
 
 
 def stand_in(root: Path) -> str:

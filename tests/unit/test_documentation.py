@@ -20,7 +20,7 @@ from documented import PROGRAMS, ROOT, Block, blocks, pages, program, shown_afte
 from shell import Shell, commands, mutants, shows, unnoticed, why_not_of_ci, why_wrong
 
 import flashvar
-from flashvar import cli
+from flashvar import cli, layers
 from flashvar_factory.config import schema, selection_arguments
 
 EVERY = [block for page in pages() for block in blocks(page)]
@@ -126,6 +126,15 @@ def test_a_call_that_does_not_fit_is_found(call: str) -> None:
 def test_links_of_the_root_lead_somewhere(page: Path) -> None:
     linked = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
     assert linked == [name for name in linked if (ROOT / name).is_file()]
+
+
+def test_what_the_reference_says_of_layers_is_imported_from_one_place() -> None:
+    page = (ROOT / "docs" / "api" / "linear-attention.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^::: flashvar\.layers\.\w+\.(\w+)", page, re.MULTILINE)
+    (members,) = re.findall(
+        r"^::: flashvar\.layers\.norms\n.*members: \[(.+?)\]", page, re.MULTILINE
+    )
+    assert {*listed, *members.split(", ")} == set(layers.__all__)
 
 
 def test_files_of_tests_are_there() -> None:

@@ -26,11 +26,15 @@ _MAX_TOKENS: Final = 2**31 - 1
 
 
 class Documents(NamedTuple):
-    """The offsets of packed documents."""
+    """The offsets of packed documents.
 
-    cu_seqlens: torch.Tensor  # int32 [documents + 1], on the device of the ids
-    max_seqlen: int  # tokens of the longest document
-    tokens: int  # of all documents
+    `cu_seqlens` is int32 [documents + 1], on the device of the ids. `max_seqlen` is the number of
+    tokens of the longest document, `tokens` that of all documents.
+    """
+
+    cu_seqlens: torch.Tensor
+    max_seqlen: int
+    tokens: int
 
     @classmethod
     def of_ids(cls, ids: torch.Tensor) -> Documents:
@@ -71,7 +75,11 @@ class Documents(NamedTuple):
         lengths: Sequence[int] | torch.Tensor,
         device: torch.device | str | None = None,
     ) -> Documents:
-        """Documents from their lengths in tokens, in the order in which they are packed.
+        """Documents from their lengths, in the order in which they are packed.
+
+        Args:
+            lengths: The number of tokens of each document.
+            device: Where the tensors of `attention` are; torch's default device by default.
 
         Raises:
             InvalidInputError: there are no lengths, or a length is negative.

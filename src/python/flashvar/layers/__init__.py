@@ -9,8 +9,25 @@ flash-linear-attention need not be installed. State dicts load both ways.
 """
 
 from flashvar.layers.gated_deltanet import GatedDeltaNet
-from flashvar.layers.norms import FusedRMSNormGated, RMSNorm
+from flashvar.layers.norms import (
+    FusedRMSNormGated,
+    L2Norm,
+    RMSNorm,
+    l2norm,
+    rms_norm,
+    rms_norm_gated,
+)
 from flashvar.layers.short_convolution import ShortConvolution
 from flashvar.layers.state_cache import StateCache
 
-__all__ = ["FusedRMSNormGated", "GatedDeltaNet", "RMSNorm", "ShortConvolution", "StateCache"]
+__all__ = [
+    "FusedRMSNormGated",
+    "GatedDeltaNet",
+    "L2Norm",
+    "RMSNorm",
+    "ShortConvolution",
+    "StateCache",
+    "l2norm",
+    "rms_norm",
+    "rms_norm_gated",
+]

@@ -13,7 +13,18 @@ from flashvar.ops.rms_norm.torch_library import normalize
 
 
 class RMSNorm(nn.Module):  # type: ignore[misc]
-    """x / sqrt(mean(x^2) + eps) * weight + bias, over the last dimension, in the dtype of x."""
+    """x / sqrt(mean(x^2) + eps) * weight + bias, over the last dimension, in the dtype of x.
+
+    This is the root-mean-square norm (Zhang and Sennrich 2019).
+
+    Args:
+        hidden_size: The size of the last dimension of x.
+        elementwise_affine: Have a weight, [hidden_size].
+        bias: Have a bias too, [hidden_size].
+        eps: Added to the mean of squares.
+        device: The device of the parameters.
+        dtype: The dtype of the parameters.
+    """
 
     def __init__(
         self,
@@ -51,12 +62,34 @@ class RMSNorm(nn.Module):  # type: ignore[misc]
         prenorm: bool = False,
         residual_in_fp32: bool = False,
     ) -> Any:
-        """As `rms_norm`."""
+        """Normalize x.
+
+        Args:
+            x: [..., hidden_size].
+            residual: As in `rms_norm`.
+            prenorm: As in `rms_norm`.
+            residual_in_fp32: As in `rms_norm`.
+
+        Returns:
+            As `rms_norm`.
+        """
         return rms_norm(x, self.weight, self.bias, residual, self.eps, prenorm, residual_in_fp32)
 
 
 class FusedRMSNormGated(RMSNorm):
-    """The norm of x times the activation of a gate: "swish" (or "silu"), or "sigmoid"."""
+    """The norm of x times the activation of a gate.
+
+    Args:
+        hidden_size: The size of the last dimension of x.
+        elementwise_affine: Have a weight, [hidden_size].
+        eps: Added to the mean of squares.
+        activation: "swish" or "silu", which mean the same, or "sigmoid".
+        device: The device of the weight.
+        dtype: The dtype of the weight.
+
+    Raises:
+        InvalidInputError: the activation is another one.
+    """
 
     def __init__(
         self,
@@ -83,7 +116,18 @@ class FusedRMSNormGated(RMSNorm):
         prenorm: bool = False,
         residual_in_fp32: bool = False,
     ) -> Any:
-        """As `rms_norm_gated`."""
+        """Normalize x, and multiply by the gate.
+
+        Args:
+            x: [..., hidden_size].
+            g: The gate, as in `rms_norm_gated`.
+            residual: As in `rms_norm`.
+            prenorm: As in `rms_norm`.
+            residual_in_fp32: As in `rms_norm`.
+
+        Returns:
+            As `rms_norm_gated`.
+        """
         return rms_norm_gated(
             *(x, g, self.weight, self.bias, self.activation),
             *(residual, prenorm, residual_in_fp32, self.eps),
@@ -91,7 +135,12 @@ class FusedRMSNormGated(RMSNorm):
 
 
 class L2Norm(nn.Module):  # type: ignore[misc]
-    """As `l2norm`."""
+    """x / sqrt(sum(x^2) + eps) over the last dimension.
+
+    Args:
+        eps: Added to the sum of squares.
+        output_dtype: The dtype of the output; that of x by default.
+    """
 
     def __init__(self, eps: float = 1e-6, output_dtype: torch.dtype | None = None) -> None:
         super().__init__()
@@ -99,14 +148,23 @@ class L2Norm(nn.Module):  # type: ignore[misc]
         self.output_dtype = output_dtype
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The normalized x."""
+        """Normalize x, as `l2norm`."""
         return l2norm(x, self.eps, self.output_dtype)
 
 
 def l2norm(
     x: torch.Tensor, eps: float = 1e-6, output_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """x / sqrt(sum(x^2) + eps) over the last dimension, in the dtype of x or another one."""
+    """x / sqrt(sum(x^2) + eps) over the last dimension.
+
+    Args:
+        x: Of any shape, floating-point.
+        eps: Added to the sum of squares.
+        output_dtype: The dtype of the output; that of x by default.
+
+    Returns:
+        The normalized x.
+    """
     dtype = x.dtype if output_dtype is None else output_dtype
     return normalize((x, None, None, None, None), (eps, False, False, dtype, None))[0]
 
@@ -120,10 +178,23 @@ def rms_norm(
     prenorm: bool = False,
     residual_in_fp32: bool = False,
 ) -> Any:
-    """The normalized sum of x and a residual, in the dtype of x.
+    """Normalize x, or the sum of x and a residual: s / sqrt(mean(s^2) + eps) * weight + bias.
 
-    With `prenorm` also the sum itself, in the dtype of the residual; without one in float32 if
-    `residual_in_fp32`, else in the dtype of x.
+    Args:
+        x: [..., hidden_size], floating-point.
+        weight: [hidden_size], or None for 1.
+        bias: [hidden_size], or None for 0.
+        residual: Added to x first, in the shape of x.
+        eps: Added to the mean of squares.
+        prenorm: Also return the sum s, which the next layer takes as its residual.
+        residual_in_fp32: Without a residual, return s in float32.
+
+    Returns:
+        The norm, in the dtype of x. With `prenorm` a tuple of it and s: in the dtype of the
+        residual, or without one in that of x.
+
+    Raises:
+        InvalidInputError: a shape, dtype or device is not supported.
     """
     tensors = (x, None, weight, bias, residual)
     return _rms_norm(tensors, eps, False, prenorm, residual_in_fp32)
@@ -140,9 +211,25 @@ def rms_norm_gated(
     residual_in_fp32: bool = False,
     eps: float = 1e-6,
 ) -> Any:
-    """As `rms_norm`, times the activation of a gate: "swish" (or "silu"), or "sigmoid".
+    """As `rms_norm`, times the activation of a gate.
 
-    The gate may have other dimensions before the last one, with as many rows as x.
+    Args:
+        x: [..., hidden_size], floating-point.
+        g: The gate, in the shape of x. It may have other dimensions before the last one, with as
+            many rows as x.
+        weight: [hidden_size], or None for 1.
+        bias: [hidden_size], or None for 0; added before the gate is applied.
+        activation: "swish" or "silu", which mean the same, or "sigmoid".
+        residual: As in `rms_norm`.
+        prenorm: As in `rms_norm`.
+        residual_in_fp32: As in `rms_norm`.
+        eps: Added to the mean of squares.
+
+    Returns:
+        As `rms_norm`.
+
+    Raises:
+        InvalidInputError: as in `rms_norm`, or the activation is another one.
     """
     _check_activation(activation)
     if g.shape != x.shape and g.shape[-1] == x.shape[-1] and g.numel() == x.numel():

@@ -72,6 +72,13 @@ def causal_conv1d_fn(
         cu_seq_lens_q: Offsets of packed sequences, which models of transformers pass under this
             name. Ignored if `seq_idx` covers all of x. If the offsets cover fewer tokens than x,
             they count from the end: the first tokens of x are the columns of a cache.
+
+    Returns:
+        The output, in the shape and dtype of x. With return_final_states a tuple of it and the
+        states after x.
+
+    Raises:
+        InvalidInputError, BackendUnavailableError: as `flashvar.causal_conv1d`.
     """
     options: dict[str, Any] = {"activation": activation, "layout": "bdt"}
     if seq_idx is not None:
@@ -146,9 +153,16 @@ def causal_conv1d_update(
 def causal_conv1d_varlen_states(
     x: torch.Tensor, cu_seqlens: torch.Tensor, state_len: int
 ) -> torch.Tensor:
-    """The last `state_len` tokens of each packed sequence of x [total, dim].
+    """The last tokens of each packed sequence.
 
-    They are [sequences, dim, state_len], the newest token last; zeros where there are fewer.
+    Args:
+        x: [total, dim], the sequences one after the other.
+        cu_seqlens: The offsets of the sequences, [sequences + 1], int32 or int64.
+        state_len: The number of tokens of each.
+
+    Returns:
+        [sequences, dim, state_len] in the dtype of x, the newest token last; zeros where a sequence
+        has fewer tokens.
     """
     check_packed(x, cu_seqlens)
     state_len = count("state_len", state_len)

@@ -141,10 +141,11 @@ def last_reason() -> str | None:
 
 
 def report() -> dict[str, int]:
-    """The number of calls since the first `activate`, by RUN, RUN_BELOW_DISPATCHER or a reason.
+    """The number of calls since the first `activate`, by what became of them.
 
-    RUN_BELOW_DISPATCHER counts calls that came through torch's dispatcher. Several of them
-    may be steps of one attention call, as in torch's context_parallel.
+    The key RUN counts those that flashvar ran. The key RUN_BELOW_DISPATCHER counts those that
+    reached it through torch's dispatcher; several of them may be steps of one attention call, as in
+    torch's context_parallel. Each other key is a reason for which calls went to torch's function.
     """
     below = sum(torch_flash.CALLS.counts().values())
     return {**_calls.counts(), RUN_BELOW_DISPATCHER: below} if below else _calls.counts()

@@ -95,7 +95,7 @@ def gated_delta_rule(
     dt_bias: torch.Tensor | None = None,
     backend: BackendName = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Linear attention by the gated delta rule.
+    """Linear attention by the gated delta rule (Yang et al. 2025).
 
     Each head of v has a state S, a matrix [K, V], where K is the head dim of q and k, and V that of
     v. For each token of a sequence, in order:

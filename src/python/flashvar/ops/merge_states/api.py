@@ -25,8 +25,8 @@ def merge_states(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Merge attention results of the same queries over disjoint sets of keys.
 
-    The result equals attention over all of the keys. Each part is what
-    `flashvar.attention(..., return_lse=True)` returns for one set:
+    This is the last step of Flash-Decoding (Dao et al. 2023). The result equals attention over all
+    of the keys. Each part is what `flashvar.attention(..., return_lse=True)` returns for one set:
 
         lse = log(sum(exp(lses[i])))
         out = sum(exp(lses[i] - lse) * outs[i])
