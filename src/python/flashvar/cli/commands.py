@@ -182,10 +182,10 @@ def _op_of(arguments: list[str]) -> str:
 _COMMANDS: Final[dict[str, tuple[str, str, Callable[[Parser, str], None]]]] = {
     "doctor": (
         "show what runs on this machine, and why nothing better does",
-        "Exit code 0 if every op has kernels on every device, and the installed binaries\n"
-        "have every kernel of a release, else 1. With --bench also 1 if nothing could be\n"
-        "timed. With --verify 0 if every checked call is right; 1 if one is wrong or\n"
-        "raises, or there is no GPU.",
+        "Exit code 0 if there is a GPU, on every GPU something faster than the reference\n"
+        "runs every op, and no installed release wheel lacks a kernel; else 1. With\n"
+        "--bench also 1 if nothing could be timed. With --verify 0 if every checked call\n"
+        "is right; 1 if one is wrong or raises, or there is no GPU.",
         _doctor,
     ),
     "install": (
