@@ -21,6 +21,7 @@ from flashvar_factory.errors import ReleaseError
 from flashvar_factory.release import gpu_records
 
 ROOT = example.TEMPLATE
+PAGE = Path(__file__).parents[2] / "docs" / "other-kernels.md"
 CONFIG = schema.read(ROOT / "variants.toml")
 
 
@@ -49,6 +50,14 @@ def test_word_of_an_axis_that_the_project_lacks_is_unknown() -> None:
 )
 def test_version_label_is_of_its_axes(words: list[str], label: str) -> None:
     assert version.of_build("2.1.0", build_of(*words), CONFIG) == f"2.1.0{label}"
+
+
+def test_the_page_about_other_kernels_has_these_names() -> None:
+    build = build_of("sm75", "dtype=fp32", "per_thread=4")
+    (kernel,) = build.kernels
+    label = version.of_build("0.1.0", build_of("sm75", "per_thread=4"), CONFIG)
+    page = PAGE.read_text(encoding="utf-8")
+    assert f"(`{kernel.name}`) and of version labels (`{label}`)" in page
 
 
 def test_instance_is_in_its_namespace() -> None:
