@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 
 import pytest
+from interpreter import interpreted
+
+pytest.importorskip("triton", reason="triton is not installed")
 
 # Pages of the mapping exist once they are written, so only its address range is that large.
 _BIAS_GRADIENT = """
@@ -39,15 +40,10 @@ for far in (size * size, 2**30):
     grads = Gradients(*(torch.empty_like(q) for _ in range(3)), grad)
     launch.backward(back, tile, tile, tile)(inputs, out, lse, q, None, grads)
     found.append(grad.contiguous())
-assert found[0].abs().sum((2, 3)).gt(0).all()
-assert torch.equal(*found)
+print(all(found[0].abs().sum((2, 3)).flatten()), torch.equal(*found))
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="maps memory as Linux does")
-def test_heads_of_a_bias_gradient_may_be_far_apart() -> None:
-    env = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", _BIAS_GRADIENT], env=env, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+def test_heads_of_a_bias_gradient_may_be_far_apart(python: str) -> None:
+    assert interpreted(python, "-W", "ignore", "-c", _BIAS_GRADIENT).split() == ["True", "True"]
