@@ -1,7 +1,7 @@
 """Layers that are called as one: projections of the same input, and convolutions beside each other.
 
-Each call of a layer costs the host a launch, and a projection more of a sum of gradients in the
-backward. Layers are joined only where that changes no result.
+Each call of a layer costs the host a launch, and each projection adds another gradient of the input
+to those of the others. Layers are joined only where the result is the same but for rounding.
 """
 
 from __future__ import annotations
