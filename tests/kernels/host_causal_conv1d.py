@@ -19,8 +19,12 @@ from flashvar.selection.candidates import CandidateResult
 
 CHOSEN = CandidateResult("cuda", "cuda", True, "", binary=cast("Binary", object()))
 
-_TILES = "causal_conv1d/tiles.h"
-_LIMITS = {"kBlocks": 256, "kFewTiles": 8}
+# Constants that tests set: their headers, and their values there.
+_LIMITS = {
+    "kBlocks": ("causal_conv1d/tiles.h", "256"),
+    "kFewTiles": ("causal_conv1d/tiles.h", "8"),
+    "kCopied": ("causal_conv1d/bwd_plan.h", "1 << 20"),
+}
 _PROGRAM = """
 #include "device.h"
 extern "C" {
@@ -55,12 +59,13 @@ class HostLibrary:
     """What `flashvar.backends.cuda` calls of binaries for targets, as C++ names these."""
 
     def __init__(self, folder: Path, targets: Sequence[str]) -> None:
-        tiles = (host_program.SOURCES / _TILES).read_text(encoding="utf-8")
-        for limit, value in _LIMITS.items():
+        headers: dict[str, str] = {}
+        for limit, (header, value) in _LIMITS.items():
+            text = headers.get(header) or (host_program.SOURCES / header).read_text("utf-8")
             constant = f"inline constexpr int64_t {limit} = {value};"
-            assert constant in tiles
-            tiles = tiles.replace(constant, f'extern "C" {{ inline int64_t {limit} = {value}; }}')
-        headers = {_TILES: tiles}
+            assert constant in text
+            variable = f'extern "C" {{ inline int64_t {limit} = {value}; }}'
+            headers[header] = text.replace(constant, variable)
         for direction in ("fwd", "bwd", "update"):
             name = direction.capitalize()
             # On the host only the backward differs by target; the others are compiled for one.
@@ -99,7 +104,7 @@ class HostLibrary:
 
     def install(
         self, patch: pytest.MonkeyPatch, blocks: int = 256, few_tiles: int = 1,
-        multiprocessors: int = 3,
+        multiprocessors: int = 3, copied: int = 1 << 20,
     ) -> None:  # fmt: skip
         """Serve CPU tensors that are handed to the cuda backend.
 
@@ -107,8 +112,9 @@ class HostLibrary:
         `few_tiles`: of tokens, for which a block is started; few of them, so that small calls have
         several blocks.
         `multiprocessors`: of the device. With few, blocks go on from channel to channel.
+        `copied`: elements of a gradient from which it may be copied.
         """
-        for limit, value in zip(_LIMITS, (blocks, few_tiles), strict=True):
+        for limit, value in zip(_LIMITS, (blocks, few_tiles, copied), strict=True):
             ctypes.c_int64.in_dll(self._library, limit).value = value
         ctypes.c_int.in_dll(self._library, "multiprocessors").value = multiprocessors
         patch.setattr(cuda, "function_of", lambda name, chosen, device: (self.function(name), 0))

@@ -8,6 +8,7 @@ from typing import Any
 import host_program
 import pytest
 import torch
+import torch.nn.functional as F
 from host_causal_conv1d import CHOSEN, HostLibrary
 
 from flashvar.backends.cuda import causal_conv1d as cuda
@@ -407,22 +408,31 @@ def test_blocks_of_tokens_end_together(blocks_of_tokens: tuple[int, str]) -> Non
 
 @DTYPES
 @pytest.mark.parametrize("ends", [(), ENDS], ids=["batch", "packed"])
-@pytest.mark.parametrize("order", ["tokens", "neither", "expanded"])
-def test_a_gradient_in_another_order(order: str, ends: tuple[int, ...], dtype: torch.dtype) -> None:
-    """As models make it that transpose or split y: the gradient alone has other strides than y."""
+@pytest.mark.parametrize("copied", [0, 2**40], ids=["copied", "as it is"])
+@pytest.mark.parametrize("order", ["tokens", "odd", "neither", "expanded"])
+def test_a_gradient_in_another_order(
+    order: str, copied: int, ends: tuple[int, ...], dtype: torch.dtype, library: HostLibrary,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """As models make it that transpose or split y. Several tiles of a copy, some partly filled."""
+    library.install(monkeypatch, copied=copied)
     conv, _ = made(68, 70, 4, 3, dtype, ends=ends)
     wide = Convolution(*(x.double() if torch.is_tensor(x) else x for x in conv))
     wide = wide._replace(cu_seqlens=conv.cu_seqlens)
     ordered = {
         "tokens": partial(laid_out, kind="tokens"),
+        "odd": lambda grad: F.pad(grad.mT, (0, 1))[..., :-1].mT,  # rows of 71 tokens
         "neither": partial(laid_out, kind="neither"),
         "expanded": lambda grad: grad[..., :1].expand_as(grad),
     }
     grad_y = ordered[order](torch.randn(conv.x.shape).to(dtype))
     grad_final = torch.randn(conv.sequences, 68, 3).to(dtype)
     wanted = formula.backward(wide, grad_y.double(), grad_final.double())
+    make, sizes = cuda.maker, list[int]()
+    monkeypatch.setattr(cuda, "maker", lambda like: sizes.append(like.numel()) or make(like))
     found = backward(conv, grad_y, grad_final)
     assert_alike(found, wanted, conv.x.shape[0] * conv.x.shape[1])
+    assert (sizes[0] >= grad_y.numel() * grad_y.element_size()) == (copied == 0)
 
 
 @pytest.mark.parametrize("positions", [False, True], ids=["", "circular"])

@@ -1,13 +1,15 @@
 // Launches the backward, on every architecture: one kernel with all gradients; or with partial sums
-// of those of weights and biases, then sums_kernel.
+// of those of weights and biases, then sums_kernel. Before it, a copy of the gradient of y if it
+// alone has another order of dimensions.
 #pragma once
 #include <algorithm>
 
 #include "causal_conv1d/bwd_channels.cuh"
+#include "causal_conv1d/bwd_plan.h"
 #include "causal_conv1d/bwd_tokens.cuh"
+#include "causal_conv1d/channel_rows.cuh"
 #include "causal_conv1d/kernel_table.h"
 #include "causal_conv1d/launch.h"
-#include "causal_conv1d/layout.h"
 #include "causal_conv1d/sums.cuh"
 #include "core/kernel_facts.h"
 
@@ -15,15 +17,10 @@ namespace flashvar::causal_conv1d {
 
 template <class Target, class Dtype>
 struct BwdLaunch {
-  static constexpr int kWordBytes = sizeof(typename Dtype::Word);
-  // Elements per thread: fewer of contiguous channels, of which it keeps more values in registers.
-  static constexpr int kChannels = 4, kTokens = 16 / kWordBytes;
-  static constexpr int kStages = kWordBytes == 2 ? 6 : 4;
-  // A group is two warps, with adjacent channels, so that 512 bytes of a 16-bit row are read at
-  // about the same time.
-  static constexpr int kLanesLog2 = 6;
+  using Plan = BwdPlan<Dtype>;
   // Blocks per SM of the kernels of channels. With two, those for fp32 spill on 10.0 and newer.
-  static constexpr int kChannelBlocksPerSM = kWordBytes == 2 || Target::kArchitecture <= 90 ? 2 : 1;
+  static constexpr int kChannelBlocksPerSM =
+      Plan::kWordBytes == 2 || Target::kArchitecture <= 90 ? 2 : 1;
   // Blocks per SM of the kernels of tokens. Two where shared memory suffices for loading so far
   // ahead that two blocks have as many bytes in flight as three: the last wave of a long call is
   // fuller then. Kernels of single elements spill with three on 10.0 and newer.
@@ -33,82 +30,61 @@ struct BwdLaunch {
   }
   // Tiles of tokens that are loaded ahead, into shared memory; single elements into registers.
   static constexpr int tokens_ahead(int elements) { return elements == 1 ? 4 : kFarAhead ? 7 : 3; }
-  static constexpr int kTokenTiles = 64;  // of a block, at most
 
   static constexpr CausalConv1dBwdKernel row() {
     return {Dtype::kAbi, {&workspace, &launch, &explain_call}};
   }
 
-  static constexpr KernelFactsList<3> facts(const char* row) {
+  static constexpr KernelFactsList<4> facts(const char* row) {
     KernelFactsMaker const channels{row, "simt", "calls whose channels are contiguous"};
     KernelFactsMaker const tokens{row, "simt", "calls whose tokens are contiguous"};
     KernelFactsMaker const sums{row, "simt", "calls whose tokens are divided among blocks"};
-    return {
-        {channels.make("bwd_channels_kernel", kThreads, 0, 0),
-         tokens.make("bwd_tokens_kernel", kThreads, sizeof(typename Tokens<4, kTokens>::Shared), 0),
-         sums.make("sums_kernel", kThreads, 0, 0)}};
+    KernelFactsMaker const copy{row, "simt", "calls whose grad_y alone has another order"};
+    return {{channels.make("bwd_channels_kernel", kThreads, 0, 0),
+             tokens.make("bwd_tokens_kernel", kThreads,
+                         sizeof(typename Tokens<4, Plan::kTokens>::Shared), 0),
+             sums.make("sums_kernel", kThreads, 0, 0),
+             copy.make("channel_rows_kernel", kThreads, 0, kCopyTile)}};
   }
 
  private:
   template <int kWidth, int kElements>
-  using Tokens = BwdTokensConfig<Dtype, kWidth, kElements, tokens_ahead(kElements), kTokenTiles,
-                                 token_blocks(kElements)>;
-
-  // The kernel of a call, its tiles, and the number of parts of its sums.
-  struct Plan {
-    Layout layout;
-    ChannelTiles channels;
-    TokenTiles tokens;
-    int64_t parts;
-  };
-
-  static int vector_bytes(bool tokens) { return (tokens ? kTokens : kChannels) * kWordBytes; }
-
-  static Plan plan(const BwdProblem& problem) {
-    Plan plan{
-        Layout::of(problem, Dtype::kAbi, kWordBytes, vector_bytes,
-                   {{"grad_x", problem.grad_x}, {"x", problem.x}, {"grad_y", problem.grad_y}}),
-        {},
-        {},
-        0};
-    if (plan.layout.tokens_inner) {
-      int const elements = plan.layout.vectorized ? kTokens : 1;
-      plan.tokens = TokenTiles::make(problem, elements, plan.layout.misalignment);
-      plan.tokens.divide_tokens(kBlocks, kTokenTiles);
-      plan.parts = plan.tokens.ranges();
-    } else {
-      ChannelLimits const limits{kLanesLog2, 32, 256, kStages, kBlocks};
-      plan.channels = ChannelTiles::make(problem, plan.layout.vectorized ? kChannels : 1, limits);
-      plan.parts = plan.channels.row_blocks(problem);
-    }
-    return plan;
-  }
+  using Tokens = BwdTokensConfig<Dtype, kWidth, kElements, tokens_ahead(kElements),
+                                 Plan::kTokenTiles, token_blocks(kElements)>;
 
   static uint64_t workspace(const BwdProblem& problem) {
-    int64_t const parts = plan(problem).parts;
-    return parts == 1 ? 0 : parts * (problem.width + 1) * problem.dim * sizeof(float);
+    Plan const plan = Plan::make(problem);
+    return plan.part_bytes + plan.copy_bytes;
   }
 
-  static cudaError_t launch(const BwdProblem& problem, int device, cudaStream_t stream) {
-    Plan const chosen = plan(problem);
+  static cudaError_t launch(const BwdProblem& call, int device, cudaStream_t stream) {
+    Plan const plan = Plan::make(call);
+    BwdProblem problem = call;
+    if (plan.copy_bytes > 0) {
+      auto const args = ChannelRowsArgs::make(call, call.grad_y, plan.copy(call), Plan::kWordBytes);
+      cudaError_t const error = launch_blocks<channel_rows_kernel<Plan::kWordBytes>, Target>(
+          args, args.blocks(call), device, stream);
+      if (error != cudaSuccess) return error;
+      problem.grad_y = {args.to, {call.seqlen * call.dim, call.dim, 1}, Dtype::kAbi};
+    }
     return with_width(problem.width, [&](auto width) {
       cudaError_t const error =
-          chosen.layout.vectorized
-              ? launch_tiles<width, kChannels, kTokens>(problem, chosen, device, stream)
-              : launch_tiles<width, 1, 1>(problem, chosen, device, stream);
-      if (error != cudaSuccess || chosen.parts == 1) return error;
-      SumsArgs const args = SumsArgs::make(problem, chosen.parts);
+          plan.layout.vectorized
+              ? launch_tiles<width, Plan::kChannels, Plan::kTokens>(problem, plan, device, stream)
+              : launch_tiles<width, 1, 1>(problem, plan, device, stream);
+      if (error != cudaSuccess || plan.parts == 1) return error;
+      SumsArgs const args = SumsArgs::make(problem, plan.parts);
       return launch_blocks<sums_kernel<width>, Target>(args, args.blocks(width), device, stream);
     });
   }
 
   template <int kWidth, int kOfChannels, int kOfTokens>
-  static cudaError_t launch_tiles(const BwdProblem& problem, const Plan& chosen, int device,
+  static cudaError_t launch_tiles(const BwdProblem& problem, const Plan& plan, int device,
                                   cudaStream_t stream) {
     int64_t const state_blocks = blocks_of(problem.state_elements());
-    if (chosen.layout.tokens_inner) {
+    if (plan.layout.tokens_inner) {
       using Config = Tokens<kWidth, kOfTokens>;
-      BwdTokensArgs args{problem, chosen.tokens};
+      BwdTokensArgs args{problem, plan.tokens};
       // With single elements no next channel is loaded ahead, so a group has one channel.
       if constexpr (kOfTokens > 1) {
         int multiprocessors = 0;
@@ -123,15 +99,14 @@ struct BwdLaunch {
       return launch_blocks<bwd_tokens_kernel<Config>, Target>(
           args, args.tiles.blocks + state_blocks, device, stream, sizeof(typename Config::Shared));
     }
-    return launch_blocks<bwd_channels_kernel<Dtype, kWidth, kOfChannels, kStages, 1 << kLanesLog2,
-                                             kChannelBlocksPerSM>,
-                         Target>(BwdChannelsArgs{problem, chosen.channels},
-                                 chosen.channels.blocks + state_blocks, device, stream);
+    return launch_blocks<bwd_channels_kernel<Dtype, kWidth, kOfChannels, Plan::kStages,
+                                             1 << Plan::kLanesLog2, kChannelBlocksPerSM>,
+                         Target>(BwdChannelsArgs{problem, plan.channels},
+                                 plan.channels.blocks + state_blocks, device, stream);
   }
 
   static void explain_call(const BwdProblem& problem, Text& text) {
-    Layout const found = plan(problem).layout;
-    found.explain(vector_bytes(found.tokens_inner), text);
+    Plan::make(problem).explain(text);
   }
 };
 
