@@ -54,7 +54,9 @@ struct QueryScheduler {
     if (rows * units > INT32_MAX) return false;
     units_per_head = static_cast<uint32_t>(units);
     work_units = static_cast<uint32_t>(rows * units);
-    ctas = std::min(work_units, static_cast<uint32_t>(resident_ctas));
+    ctas = static_cast<uint32_t>(resident_ctas);
+    if (paired && !varlen) ctas = PairSchedule::balanced_ctas(ctas, static_cast<uint32_t>(tiles));
+    ctas = std::min(work_units, ctas);
     tail = {};
     // Only where the last round would leave more than a fifteenth of all rounds idle: neighboring
     // tiles of the tail share no keys.
