@@ -41,6 +41,7 @@ OF_EVERY_OP = (
 # Likewise of every op that binaries have: of its C functions, and of its records of GPU tests.
 OF_EVERY_COMPILED_OP = (
     "docs/abi.md",
+    "tests/kernels/abi_calls.py",
     "tests/kernels/test_abi_calls.py",
     *(
         f"tests/packaging/{name}.py"

@@ -63,16 +63,4 @@ struct AttentionBwd {
 }  // namespace
 }  // namespace flashvar
 
-flashvar_status flashvar_attention_bwd(const flashvar_attention_bwd_params* params) {
-  return flashvar::launch<flashvar::AttentionBwd>(params);
-}
-
-flashvar_status flashvar_attention_bwd_workspace(const flashvar_attention_bwd_params* params,
-                                                 uint64_t* size) {
-  return flashvar::workspace<flashvar::AttentionBwd>(params, size);
-}
-
-flashvar_status flashvar_attention_bwd_explain(const flashvar_attention_bwd_params* params,
-                                               char* text, uint64_t size) {
-  return flashvar::explain<flashvar::AttentionBwd>(params, text, size);
-}
+FLASHVAR_DEFINE_C_FUNCTIONS(attention_bwd, AttentionBwd)

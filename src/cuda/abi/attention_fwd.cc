@@ -51,16 +51,4 @@ struct AttentionFwd {
 }  // namespace
 }  // namespace flashvar
 
-flashvar_status flashvar_attention_fwd(const flashvar_attention_fwd_params* params) {
-  return flashvar::launch<flashvar::AttentionFwd>(params);
-}
-
-flashvar_status flashvar_attention_fwd_workspace(const flashvar_attention_fwd_params* params,
-                                                 uint64_t* size) {
-  return flashvar::workspace<flashvar::AttentionFwd>(params, size);
-}
-
-flashvar_status flashvar_attention_fwd_explain(const flashvar_attention_fwd_params* params,
-                                               char* text, uint64_t size) {
-  return flashvar::explain<flashvar::AttentionFwd>(params, text, size);
-}
+FLASHVAR_DEFINE_C_FUNCTIONS(attention_fwd, AttentionFwd)

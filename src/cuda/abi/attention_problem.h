@@ -9,6 +9,7 @@
 #include <cstdio>
 
 #include "abi/attention.h"
+#include "abi/call.h"
 #include "abi/error.h"
 #include "attention/problem.h"
 
@@ -18,6 +19,10 @@ inline constexpr double kLog2EDouble = 1.44269504088896340736;
 // Longest sequence. Kernels compute with 32-bit rows: ends of tiles, and diagonals one tile beyond
 // them, stay below 2^31.
 inline constexpr int64_t kMaxSeqlen = (int64_t{1} << 30) - 1024;
+
+// The bits of `flags` that attention.h defines.
+inline constexpr uint32_t kAttentionFlags =
+    FLASHVAR_CAUSAL | FLASHVAR_WINDOW_LEFT | FLASHVAR_WINDOW_RIGHT | FLASHVAR_DETERMINISTIC;
 
 inline bool is_length(int64_t length) { return length >= 0 && length <= kMaxSeqlen; }
 
@@ -61,19 +66,10 @@ inline flashvar_status check_modifiers(const flashvar_attention_problem& p) {
     return fail(FLASHVAR_INVALID_ARGUMENT, "sinks_dtype must be 0, 1 or 2, found %u",
                 p.sinks_dtype);
   }
-  if (p.reserved != 0) {
-    return fail(FLASHVAR_INVALID_ARGUMENT, "reserved must be 0, found %u", p.reserved);
-  }
   return FLASHVAR_OK;
 }
 
 inline flashvar_status check_mask(const flashvar_attention_problem& p) {
-  uint32_t const known =
-      FLASHVAR_CAUSAL | FLASHVAR_WINDOW_LEFT | FLASHVAR_WINDOW_RIGHT | FLASHVAR_DETERMINISTIC;
-  if ((p.flags & ~known) != 0) {
-    return fail(FLASHVAR_INVALID_ARGUMENT, "flags must be some of 0x%x, found 0x%x", known,
-                p.flags);
-  }
   if (((p.flags & FLASHVAR_WINDOW_LEFT) != 0 && p.window_left < 0) ||
       ((p.flags & FLASHVAR_WINDOW_RIGHT) != 0 && p.window_right < 0)) {
     return fail(FLASHVAR_INVALID_ARGUMENT, "windows must not be negative, found %d and %d",
@@ -112,7 +108,9 @@ inline flashvar_status check_sizes(const flashvar_attention_problem& p) {
 }
 
 inline flashvar_status check_attention(const flashvar_attention_problem& p) {
-  flashvar_status status = check_sizes(p);
+  flashvar_status status = check_reserved("problem", p.reserved);
+  if (status == FLASHVAR_OK) status = check_flags(p.flags, kAttentionFlags);
+  if (status == FLASHVAR_OK) status = check_sizes(p);
   if (status == FLASHVAR_OK) status = check_mask(p);
   if (status == FLASHVAR_OK) status = check_modifiers(p);
   return status;

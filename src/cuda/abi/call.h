@@ -25,6 +25,24 @@
 
 namespace flashvar {
 
+// Rejects a reserved field that is not 0: a newer library may give it a meaning. `owner`: what has
+// the field, such as "problem".
+inline flashvar_status check_reserved(const char* owner, uint32_t reserved) {
+  if (reserved == 0) return FLASHVAR_OK;
+  return fail(FLASHVAR_INVALID_ARGUMENT,
+              "%s.reserved must be 0, found %u: zero the struct before it is filled", owner,
+              reserved);
+}
+
+// Rejects bits of `flags` that the header of the op does not define. `known`: those that it does.
+inline flashvar_status check_flags(uint32_t flags, uint32_t known) {
+  if ((flags & ~known) == 0) return FLASHVAR_OK;
+  return fail(FLASHVAR_INVALID_ARGUMENT,
+              "flags must be some of 0x%x, found 0x%x: clear the others, or install the same "
+              "version of both",
+              known, flags);
+}
+
 // Copies the fields that caller and library both know into `known`. Fields that an older caller
 // lacks become 0, which must mean "as before"; fields that only a newer caller knows must be 0.
 // `first_size`: bytes of the struct in its first version.
@@ -42,11 +60,8 @@ flashvar_status read_params(const Params* caller, size_t first_size, Params& kno
                 "install the same version of both",
                 FLASHVAR_ABI_VERSION, first_size, caller->call.abi_version, size);
   }
-  if (caller->call.reserved != 0) {
-    return fail(FLASHVAR_INVALID_ARGUMENT,
-                "flashvar_call.reserved must be 0, found %u: zero the struct before it is filled",
-                caller->call.reserved);
-  }
+  flashvar_status const status = check_reserved("flashvar_call", caller->call.reserved);
+  if (status != FLASHVAR_OK) return status;
   known = {};
   std::memcpy(&known, caller, std::min(sizeof(Params), size_t{size}));
   auto const* const bytes = reinterpret_cast<const unsigned char*>(caller);
@@ -171,3 +186,18 @@ flashvar_status explain(const typename Op::Params* caller, char* buffer, uint64_
 }
 
 }  // namespace flashvar
+
+// Defines the three C functions of <function>, whose steps are those of flashvar::<Op>. The op's
+// header declares them.
+#define FLASHVAR_DEFINE_C_FUNCTIONS(function, Op)                                             \
+  flashvar_status flashvar_##function(const flashvar_##function##_params* params) {           \
+    return flashvar::launch<flashvar::Op>(params);                                            \
+  }                                                                                           \
+  flashvar_status flashvar_##function##_workspace(const flashvar_##function##_params* params, \
+                                                  uint64_t* size) {                           \
+    return flashvar::workspace<flashvar::Op>(params, size);                                   \
+  }                                                                                           \
+  flashvar_status flashvar_##function##_explain(const flashvar_##function##_params* params,   \
+                                                char* text, uint64_t size) {                  \
+    return flashvar::explain<flashvar::Op>(params, text, size);                               \
+  }

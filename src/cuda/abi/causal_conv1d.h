@@ -25,8 +25,8 @@ typedef struct flashvar_strided {
   int64_t first_stride;
   int64_t second_stride;
   int64_t third_stride;
-  uint32_t dtype; /* flashvar_dtype */
-  uint32_t reserved;
+  uint32_t dtype;    /* flashvar_dtype */
+  uint32_t reserved; /* 0 */
 } flashvar_strided;
 
 /* Each channel d of a sequence x[0], x[1], ... is convolved with its own filter:
@@ -59,7 +59,7 @@ typedef struct flashvar_causal_conv1d_fwd_params {
   flashvar_strided residual;    /* like x, of any dtype; data may be NULL: zeros */
   flashvar_strided final_state; /* [sequences, dim, final_columns], written */
   int32_t final_columns;        /* 0: not wanted */
-  uint32_t reserved;
+  uint32_t reserved;            /* 0 */
   flashvar_causal_conv1d_problem problem;
 } flashvar_causal_conv1d_fwd_params;
 
@@ -72,7 +72,7 @@ typedef struct flashvar_causal_conv1d_bwd_params {
   flashvar_strided grad_y;      /* like x */
   flashvar_strided grad_final;  /* [sequences, dim, final_columns]; data may be NULL: zeros */
   int32_t final_columns;
-  uint32_t reserved;
+  uint32_t reserved;                      /* 0 */
   flashvar_causal_conv1d_problem problem; /* as in the forward */
 } flashvar_causal_conv1d_bwd_params;
 

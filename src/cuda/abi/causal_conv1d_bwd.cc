@@ -18,14 +18,15 @@ struct CausalConv1dBwd {
   static constexpr size_t kFirstSize = 504;
 
   static flashvar_status prepare(const Params& p, const Kernel*& kernel) {
-    flashvar_status status = check_causal_conv1d(p.problem, p.final_columns);
+    flashvar_status status = check_reserved("params", p.reserved);
+    if (status == FLASHVAR_OK) status = check_causal_conv1d(p.problem, p.final_columns);
     if (status == FLASHVAR_OK) status = check_sequences(p.problem);
     if (status == FLASHVAR_OK) status = check_like_x("grad_x", p.grad_x, p.problem);
     if (status == FLASHVAR_OK) status = check_like_x("grad_y", p.grad_y, p.problem);
-    if (status == FLASHVAR_OK) status = check_dtype("grad_weight", p.grad_weight);
-    if (status == FLASHVAR_OK) status = check_dtype("grad_bias", p.grad_bias);
-    if (status == FLASHVAR_OK) status = check_dtype("grad_state", p.grad_state);
-    if (status == FLASHVAR_OK) status = check_dtype("grad_final", p.grad_final);
+    if (status == FLASHVAR_OK) status = check_tensor("grad_weight", p.grad_weight);
+    if (status == FLASHVAR_OK) status = check_tensor("grad_bias", p.grad_bias);
+    if (status == FLASHVAR_OK) status = check_tensor("grad_state", p.grad_state);
+    if (status == FLASHVAR_OK) status = check_tensor("grad_final", p.grad_final);
     return status == FLASHVAR_OK
                ? find_kernel_of_dtype(kName, kCausalConv1dBwdKernels, p.problem.dtype, kernel)
                : status;
@@ -63,16 +64,4 @@ struct CausalConv1dBwd {
 }  // namespace
 }  // namespace flashvar
 
-flashvar_status flashvar_causal_conv1d_bwd(const flashvar_causal_conv1d_bwd_params* params) {
-  return flashvar::launch<flashvar::CausalConv1dBwd>(params);
-}
-
-flashvar_status flashvar_causal_conv1d_bwd_workspace(
-    const flashvar_causal_conv1d_bwd_params* params, uint64_t* size) {
-  return flashvar::workspace<flashvar::CausalConv1dBwd>(params, size);
-}
-
-flashvar_status flashvar_causal_conv1d_bwd_explain(const flashvar_causal_conv1d_bwd_params* params,
-                                                   char* text, uint64_t size) {
-  return flashvar::explain<flashvar::CausalConv1dBwd>(params, text, size);
-}
+FLASHVAR_DEFINE_C_FUNCTIONS(causal_conv1d_bwd, CausalConv1dBwd)

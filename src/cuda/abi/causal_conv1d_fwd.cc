@@ -18,11 +18,12 @@ struct CausalConv1dFwd {
   static constexpr size_t kFirstSize = 384;
 
   static flashvar_status prepare(const Params& p, const Kernel*& kernel) {
-    flashvar_status status = check_causal_conv1d(p.problem, p.final_columns);
+    flashvar_status status = check_reserved("params", p.reserved);
+    if (status == FLASHVAR_OK) status = check_causal_conv1d(p.problem, p.final_columns);
     if (status == FLASHVAR_OK) status = check_sequences(p.problem);
     if (status == FLASHVAR_OK) status = check_like_x("y", p.y, p.problem);
-    if (status == FLASHVAR_OK) status = check_dtype("residual", p.residual);
-    if (status == FLASHVAR_OK) status = check_dtype("final_state", p.final_state);
+    if (status == FLASHVAR_OK) status = check_tensor("residual", p.residual);
+    if (status == FLASHVAR_OK) status = check_tensor("final_state", p.final_state);
     return status == FLASHVAR_OK
                ? find_kernel_of_dtype(kName, kCausalConv1dFwdKernels, p.problem.dtype, kernel)
                : status;
@@ -55,16 +56,4 @@ struct CausalConv1dFwd {
 }  // namespace
 }  // namespace flashvar
 
-flashvar_status flashvar_causal_conv1d_fwd(const flashvar_causal_conv1d_fwd_params* params) {
-  return flashvar::launch<flashvar::CausalConv1dFwd>(params);
-}
-
-flashvar_status flashvar_causal_conv1d_fwd_workspace(
-    const flashvar_causal_conv1d_fwd_params* params, uint64_t* size) {
-  return flashvar::workspace<flashvar::CausalConv1dFwd>(params, size);
-}
-
-flashvar_status flashvar_causal_conv1d_fwd_explain(const flashvar_causal_conv1d_fwd_params* params,
-                                                   char* text, uint64_t size) {
-  return flashvar::explain<flashvar::CausalConv1dFwd>(params, text, size);
-}
+FLASHVAR_DEFINE_C_FUNCTIONS(causal_conv1d_fwd, CausalConv1dFwd)

@@ -15,23 +15,37 @@ inline causal_conv1d::Tensor view(const flashvar_strided& tensor) {
       tensor.data, {tensor.first_stride, tensor.second_stride, tensor.third_stride}, tensor.dtype};
 }
 
-inline flashvar_status check_dtype(const char* name, const flashvar_strided& tensor) {
-  if (tensor.data == nullptr || tensor.dtype <= FLASHVAR_FP32) return FLASHVAR_OK;
-  return fail(FLASHVAR_INVALID_ARGUMENT, "the dtype of %s must be 0 to 2, found %u", name,
-              tensor.dtype);
+// The bits of `flags` that causal_conv1d.h defines.
+inline constexpr uint32_t kCausalConv1dFlags =
+    FLASHVAR_CONV1D_SILU | FLASHVAR_CONV1D_INT64_SEQLENS | FLASHVAR_CONV1D_INT64_INDICES |
+    FLASHVAR_CONV1D_INT64_POSITIONS;
+
+// A tensor of any dtype.
+inline flashvar_status check_tensor(const char* name, const flashvar_strided& tensor) {
+  if (tensor.data != nullptr && tensor.dtype > FLASHVAR_FP32) {
+    return fail(FLASHVAR_INVALID_ARGUMENT,
+                "%s.dtype must be 0 to 2, found %u: set it to a flashvar_dtype", name,
+                tensor.dtype);
+  }
+  return check_reserved(name, tensor.reserved);
 }
 
-// Rejects a tensor of another dtype than the problem's.
+// A tensor that must have the problem's dtype.
 inline flashvar_status check_like_x(const char* name, const flashvar_strided& tensor,
                                     const flashvar_causal_conv1d_problem& p) {
-  if (tensor.data == nullptr || tensor.dtype == p.dtype) return FLASHVAR_OK;
-  return fail(FLASHVAR_INVALID_ARGUMENT, "%s must have the problem's dtype, %u, found %u", name,
-              p.dtype, tensor.dtype);
+  if (tensor.data != nullptr && tensor.dtype != p.dtype) {
+    return fail(FLASHVAR_INVALID_ARGUMENT,
+                "%s must have the problem's dtype, %u, found %u: convert it", name, p.dtype,
+                tensor.dtype);
+  }
+  return check_reserved(name, tensor.reserved);
 }
 
 // `final_columns`: of the final states, 0 where there are none.
 inline flashvar_status check_causal_conv1d(const flashvar_causal_conv1d_problem& p,
                                            int32_t final_columns) {
+  flashvar_status status = check_flags(p.flags, kCausalConv1dFlags);
+  if (status != FLASHVAR_OK) return status;
   if (p.batch < 0 || p.seqlen < 0 || p.dim < 0 || p.sequences < 0 || p.columns < 0 ||
       final_columns < 0) {
     return fail(FLASHVAR_INVALID_ARGUMENT,
@@ -61,10 +75,10 @@ inline flashvar_status check_causal_conv1d(const flashvar_causal_conv1d_problem&
                 "batch must be 1 beside cu_seqlens, found %lld: pack the sequences",
                 static_cast<long long>(p.batch));
   }
-  flashvar_status status = check_like_x("x", p.x, p);
-  if (status == FLASHVAR_OK) status = check_dtype("weight", p.weight);
-  if (status == FLASHVAR_OK) status = check_dtype("bias", p.bias);
-  if (status == FLASHVAR_OK) status = check_dtype("state", p.state);
+  status = check_like_x("x", p.x, p);
+  if (status == FLASHVAR_OK) status = check_tensor("weight", p.weight);
+  if (status == FLASHVAR_OK) status = check_tensor("bias", p.bias);
+  if (status == FLASHVAR_OK) status = check_tensor("state", p.state);
   return status;
 }
 

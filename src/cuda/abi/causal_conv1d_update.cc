@@ -21,7 +21,7 @@ struct CausalConv1dUpdate {
     flashvar_status status = check_causal_conv1d(p.problem, 0);
     if (status == FLASHVAR_OK) status = check_states(p);
     if (status == FLASHVAR_OK) status = check_like_x("y", p.y, p.problem);
-    if (status == FLASHVAR_OK) status = check_dtype("residual", p.residual);
+    if (status == FLASHVAR_OK) status = check_tensor("residual", p.residual);
     return status == FLASHVAR_OK
                ? find_kernel_of_dtype(kName, kCausalConv1dUpdateKernels, p.problem.dtype, kernel)
                : status;
@@ -66,16 +66,4 @@ struct CausalConv1dUpdate {
 }  // namespace
 }  // namespace flashvar
 
-flashvar_status flashvar_causal_conv1d_update(const flashvar_causal_conv1d_update_params* params) {
-  return flashvar::launch<flashvar::CausalConv1dUpdate>(params);
-}
-
-flashvar_status flashvar_causal_conv1d_update_workspace(
-    const flashvar_causal_conv1d_update_params* params, uint64_t* size) {
-  return flashvar::workspace<flashvar::CausalConv1dUpdate>(params, size);
-}
-
-flashvar_status flashvar_causal_conv1d_update_explain(
-    const flashvar_causal_conv1d_update_params* params, char* text, uint64_t size) {
-  return flashvar::explain<flashvar::CausalConv1dUpdate>(params, text, size);
-}
+FLASHVAR_DEFINE_C_FUNCTIONS(causal_conv1d_update, CausalConv1dUpdate)

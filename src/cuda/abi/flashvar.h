@@ -7,7 +7,8 @@
  *
  * Every parameter struct starts with a flashvar_call. Structs grow only at the end, by fields whose
  * 0 means "as before"; `struct_size` tells the library which fields the caller has. Layouts are
- * frozen by *layout_check.cc: any other change of one needs a new FLASHVAR_ABI_VERSION.
+ * frozen by *layout_check.cc: any other change of one needs a new FLASHVAR_ABI_VERSION. Bits of
+ * `flags` that the op's header does not define, and fields `reserved` that are not 0, are refused.
  *
  * A function of an op, such as <op>_fwd, is three C functions:
  *   flashvar_<function>(params)                      enqueues on the stream and returns

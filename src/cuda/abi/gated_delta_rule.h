@@ -23,8 +23,8 @@ typedef struct flashvar_gate {
   int64_t batch_stride;
   int64_t seq_stride;
   int64_t head_stride;
-  uint32_t dtype; /* flashvar_dtype */
-  uint32_t reserved;
+  uint32_t dtype;    /* flashvar_dtype */
+  uint32_t reserved; /* 0 */
 } flashvar_gate;
 
 /* A head has a state S [head_dim, head_dim_v]. For each token of a sequence, in order,
@@ -44,7 +44,7 @@ typedef struct flashvar_gated_delta_rule_problem {
   uint32_t dtype;     /* flashvar_dtype of q, k, v and out */
   uint32_t flags;
   float scale;
-  uint32_t reserved;
+  uint32_t reserved;         /* 0 */
   const int32_t* cu_seqlens; /* [sequences + 1] or NULL */
   flashvar_tensor q;         /* rows start at multiples of 16 bytes, as in k and v */
   flashvar_tensor k;
@@ -86,8 +86,8 @@ typedef struct flashvar_grad_gate {
   int64_t batch_stride;
   int64_t seq_stride;
   int64_t head_stride;
-  uint32_t dtype; /* flashvar_dtype */
-  uint32_t reserved;
+  uint32_t dtype;    /* flashvar_dtype */
+  uint32_t reserved; /* 0 */
 } flashvar_grad_gate;
 
 /* The gradients of a forward's inputs, from those of its results. */

@@ -70,21 +70,21 @@ struct GatedDeltaRuleBwd {
 
   static flashvar_status check_gates(const Params& p) {
     struct Pair {
+      const char* grad_name;
       const char* name;
       const flashvar_grad_gate& grad;
       const flashvar_gate& gate;
     };
     const flashvar_gated_delta_rule_problem& given = p.problem;
-    for (const Pair& pair : {Pair{"g", p.grad_g, given.g}, Pair{"beta", p.grad_beta, given.beta},
-                             Pair{"a_log", p.grad_a_log, given.a_log},
-                             Pair{"dt_bias", p.grad_dt_bias, given.dt_bias}}) {
-      if (pair.grad.dtype > FLASHVAR_FP32) {
-        return fail(FLASHVAR_INVALID_ARGUMENT, "the dtype of grad_%s must be 0 to 2, found %u",
-                    pair.name, pair.grad.dtype);
-      }
+    for (const Pair& pair : {Pair{"grad_g", "g", p.grad_g, given.g},
+                             Pair{"grad_beta", "beta", p.grad_beta, given.beta},
+                             Pair{"grad_a_log", "a_log", p.grad_a_log, given.a_log},
+                             Pair{"grad_dt_bias", "dt_bias", p.grad_dt_bias, given.dt_bias}}) {
+      flashvar_status const status = check_gate(pair.grad_name, pair.grad);
+      if (status != FLASHVAR_OK) return status;
       if (pair.grad.data != nullptr && pair.gate.data == nullptr && given.seqlen > 0) {
         return fail(FLASHVAR_INVALID_ARGUMENT,
-                    "grad_%s is the gradient of %s, found no %s: leave it NULL", pair.name,
+                    "%s is the gradient of %s, found no %s: leave it NULL", pair.grad_name,
                     pair.name, pair.name);
       }
     }
@@ -95,16 +95,4 @@ struct GatedDeltaRuleBwd {
 }  // namespace
 }  // namespace flashvar
 
-flashvar_status flashvar_gated_delta_rule_bwd(const flashvar_gated_delta_rule_bwd_params* params) {
-  return flashvar::launch<flashvar::GatedDeltaRuleBwd>(params);
-}
-
-flashvar_status flashvar_gated_delta_rule_bwd_workspace(
-    const flashvar_gated_delta_rule_bwd_params* params, uint64_t* size) {
-  return flashvar::workspace<flashvar::GatedDeltaRuleBwd>(params, size);
-}
-
-flashvar_status flashvar_gated_delta_rule_bwd_explain(
-    const flashvar_gated_delta_rule_bwd_params* params, char* text, uint64_t size) {
-  return flashvar::explain<flashvar::GatedDeltaRuleBwd>(params, text, size);
-}
+FLASHVAR_DEFINE_C_FUNCTIONS(gated_delta_rule_bwd, GatedDeltaRuleBwd)

@@ -36,16 +36,4 @@ struct GatedDeltaRuleFwd : GatedDeltaRuleOut<flashvar_gated_delta_rule_fwd_param
 }  // namespace
 }  // namespace flashvar
 
-flashvar_status flashvar_gated_delta_rule_fwd(const flashvar_gated_delta_rule_fwd_params* params) {
-  return flashvar::launch<flashvar::GatedDeltaRuleFwd>(params);
-}
-
-flashvar_status flashvar_gated_delta_rule_fwd_workspace(
-    const flashvar_gated_delta_rule_fwd_params* params, uint64_t* size) {
-  return flashvar::workspace<flashvar::GatedDeltaRuleFwd>(params, size);
-}
-
-flashvar_status flashvar_gated_delta_rule_fwd_explain(
-    const flashvar_gated_delta_rule_fwd_params* params, char* text, uint64_t size) {
-  return flashvar::explain<flashvar::GatedDeltaRuleFwd>(params, text, size);
-}
+FLASHVAR_DEFINE_C_FUNCTIONS(gated_delta_rule_fwd, GatedDeltaRuleFwd)

@@ -13,9 +13,26 @@
 
 namespace flashvar {
 
+// The bits of `flags` that gated_delta_rule.h defines.
+inline constexpr uint32_t kGatedDeltaRuleFlags =
+    FLASHVAR_QK_L2NORM | FLASHVAR_BETA_SIGMOID | FLASHVAR_NEGATIVE_EIGVAL;
+
+// `Gate`: flashvar_gate or flashvar_grad_gate.
+template <class Gate>
+flashvar_status check_gate(const char* name, const Gate& gate) {
+  if (gate.dtype > FLASHVAR_FP32) {
+    return fail(FLASHVAR_INVALID_ARGUMENT,
+                "%s.dtype must be 0 to 2, found %u: set it to a flashvar_dtype", name, gate.dtype);
+  }
+  return check_reserved(name, gate.reserved);
+}
+
 // `step`: what head dims must be multiples of.
 inline flashvar_status check_gated_delta_rule(const flashvar_gated_delta_rule_problem& p,
                                               int32_t step) {
+  flashvar_status status = check_reserved("problem", p.reserved);
+  if (status == FLASHVAR_OK) status = check_flags(p.flags, kGatedDeltaRuleFlags);
+  if (status != FLASHVAR_OK) return status;
   // As attention's kMaxSeqlen: kernels compute with 32-bit rows, also past the end of a chunk.
   constexpr int64_t kMaxRows = (int64_t{1} << 30) - 1024;
   if (p.sequences < 0 || p.sequences > kMaxRows || p.seqlen < 0 || p.seqlen > kMaxRows) {
@@ -36,13 +53,16 @@ inline flashvar_status check_gated_delta_rule(const flashvar_gated_delta_rule_pr
   if (!std::isfinite(p.scale)) {
     return fail(FLASHVAR_INVALID_ARGUMENT, "scale must be finite, found %g", p.scale);
   }
-  for (const flashvar_gate* gate : {&p.g, &p.beta, &p.a_log, &p.dt_bias}) {
-    if (gate->dtype > FLASHVAR_FP32) {
-      return fail(FLASHVAR_INVALID_ARGUMENT, "a gate's dtype must be 0 to 2, found %u",
-                  gate->dtype);
-    }
+  if (p.dt_bias.data != nullptr && p.a_log.data == nullptr) {
+    return fail(FLASHVAR_INVALID_ARGUMENT,
+                "dt_bias must be NULL without a_log, found its address: pass a_log too, or add "
+                "dt_bias to g");
   }
-  return FLASHVAR_OK;
+  status = check_gate("g", p.g);
+  if (status == FLASHVAR_OK) status = check_gate("beta", p.beta);
+  if (status == FLASHVAR_OK) status = check_gate("a_log", p.a_log);
+  if (status == FLASHVAR_OK) status = check_gate("dt_bias", p.dt_bias);
+  return status;
 }
 
 template <class Element>

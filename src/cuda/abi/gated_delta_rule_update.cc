@@ -60,17 +60,4 @@ struct GatedDeltaRuleUpdate : GatedDeltaRuleOut<flashvar_gated_delta_rule_update
 }  // namespace
 }  // namespace flashvar
 
-flashvar_status flashvar_gated_delta_rule_update(
-    const flashvar_gated_delta_rule_update_params* params) {
-  return flashvar::launch<flashvar::GatedDeltaRuleUpdate>(params);
-}
-
-flashvar_status flashvar_gated_delta_rule_update_workspace(
-    const flashvar_gated_delta_rule_update_params* params, uint64_t* size) {
-  return flashvar::workspace<flashvar::GatedDeltaRuleUpdate>(params, size);
-}
-
-flashvar_status flashvar_gated_delta_rule_update_explain(
-    const flashvar_gated_delta_rule_update_params* params, char* text, uint64_t size) {
-  return flashvar::explain<flashvar::GatedDeltaRuleUpdate>(params, text, size);
-}
+FLASHVAR_DEFINE_C_FUNCTIONS(gated_delta_rule_update, GatedDeltaRuleUpdate)

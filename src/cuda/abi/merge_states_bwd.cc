@@ -46,16 +46,4 @@ struct MergeStatesBwd {
 }  // namespace
 }  // namespace flashvar
 
-flashvar_status flashvar_merge_states_bwd(const flashvar_merge_states_bwd_params* params) {
-  return flashvar::launch<flashvar::MergeStatesBwd>(params);
-}
-
-flashvar_status flashvar_merge_states_bwd_workspace(const flashvar_merge_states_bwd_params* params,
-                                                    uint64_t* size) {
-  return flashvar::workspace<flashvar::MergeStatesBwd>(params, size);
-}
-
-flashvar_status flashvar_merge_states_bwd_explain(const flashvar_merge_states_bwd_params* params,
-                                                  char* text, uint64_t size) {
-  return flashvar::explain<flashvar::MergeStatesBwd>(params, text, size);
-}
+FLASHVAR_DEFINE_C_FUNCTIONS(merge_states_bwd, MergeStatesBwd)

@@ -40,16 +40,4 @@ struct MergeStatesFwd {
 }  // namespace
 }  // namespace flashvar
 
-flashvar_status flashvar_merge_states_fwd(const flashvar_merge_states_fwd_params* params) {
-  return flashvar::launch<flashvar::MergeStatesFwd>(params);
-}
-
-flashvar_status flashvar_merge_states_fwd_workspace(const flashvar_merge_states_fwd_params* params,
-                                                    uint64_t* size) {
-  return flashvar::workspace<flashvar::MergeStatesFwd>(params, size);
-}
-
-flashvar_status flashvar_merge_states_fwd_explain(const flashvar_merge_states_fwd_params* params,
-                                                  char* text, uint64_t size) {
-  return flashvar::explain<flashvar::MergeStatesFwd>(params, text, size);
-}
+FLASHVAR_DEFINE_C_FUNCTIONS(merge_states_fwd, MergeStatesFwd)
