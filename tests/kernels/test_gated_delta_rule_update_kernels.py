@@ -80,7 +80,7 @@ void call(int dim, int dim_v, int64_t pitch, bool k_first, bool packed) {
   problem.state_dtype = StateDtype::kAbi;
   problem.initial_state = {states.data(), one, head, k_first ? 1 : pitch, k_first ? pitch : 1};
   problem.final_state = problem.initial_state;
-  problem.indices = {indices, 1, 4};
+  problem.state_indices = {indices, 1, 4};
   problem.states = kStates;
   using Launch = UpdateLaunch<Target<80, 166912>, dtype::bf16, kHeadDim>;
   Launch::row().launcher.launch(problem, 0, nullptr);

@@ -31,7 +31,7 @@ struct GatedDeltaRuleUpdate : GatedDeltaRuleOut<flashvar_gated_delta_rule_update
     problem.state_dtype = p.state_dtype;
     problem.initial_state = view<void>(p.problem.initial_state);
     problem.final_state = view<void>(p.final_state);
-    problem.indices = {p.state_indices, p.state_index_stride, p.index_bytes};
+    problem.state_indices = {p.state_indices, p.state_index_stride, p.index_bytes};
     problem.states = p.state_indices == nullptr ? p.problem.sequences : p.states;
     return problem;
   }

@@ -1,5 +1,5 @@
-// Parts of the chain for both families. The chain is the loop that carries a head's state from
-// chunk to chunk.
+// Parts of the chain for both families. The chain is the inter-chunk recurrence: the loop that
+// carries a head's state from chunk to chunk.
 //
 // Each warp holds S^T of 16 columns of V in registers, as accumulators (m16n8 tiles, the same in
 // mma.sync and wgmma) whose rows are columns of V. Every GEMM of the chain then takes operand A

@@ -59,8 +59,8 @@ struct BwdProblem : FwdProblem {
   State grad_initial_state;
 };
 
-// Indices of states, integers of `bytes` bytes.
-struct Indices {
+// Which state each sequence has: integers of `bytes` bytes.
+struct StateIndices {
   const void* data;  // [sequences]; null: sequence i has state i
   int64_t stride;
   uint32_t bytes;
@@ -78,7 +78,7 @@ struct UpdateProblem : Problem {
   unsigned state_dtype;  // flashvar_dtype
   // May be the same tensor.
   StateView<void> initial_state, final_state;
-  Indices indices;
+  StateIndices state_indices;
   int64_t states;  // in a tensor of states
 };
 

@@ -97,7 +97,7 @@ struct UpdateTile {
   }
 
   __device__ __forceinline__ void load_state_index(const UpdateProblem& problem) {
-    state_index = problem.indices[sequence];
+    state_index = problem.state_indices[sequence];
     if (state_index >= problem.states) state_index = -1;
   }
 

@@ -40,7 +40,7 @@ struct BwdLaunch {
     args.skipped_outs = problem.skipped_outs;
     args.grad_lse = problem.grad_lse;
     args.grad_lses = problem.grad_lses;
-    return unaligned(problem).operand == nullptr
+    return unaligned(problem).tensor == nullptr
                ? launch_rows<bwd_kernel<Dtype, true>, Target>(args, device, stream)
                : launch_rows<bwd_kernel<Dtype, false>, Target>(args, device, stream);
   }

@@ -33,7 +33,7 @@ struct FwdLaunch {
     maker.fill(args, Vec<Dtype>::kElements);
     args.out = maker.template rows<Word>(problem.out);
     args.lse = problem.lse;
-    return unaligned(problem).operand == nullptr
+    return unaligned(problem).tensor == nullptr
                ? launch_rows<fwd_kernel<Dtype, true>, Target>(args, device, stream)
                : launch_rows<fwd_kernel<Dtype, false>, Target>(args, device, stream);
   }

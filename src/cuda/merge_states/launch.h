@@ -11,29 +11,29 @@
 
 namespace flashvar::merge_states {
 
-// A tensor, or the parts of one operand, by the name that messages give it.
-struct Operand {
+// A tensor, or the parts that are one argument of the op, by the name that messages give it.
+struct NamedTensor {
   const char* name;
   const Tensor& tensor;
   int64_t part_stride = 0;
   const void* const* addresses = nullptr;
 };
 
-inline Operand named(const char* name, const Parts& parts) {
+inline NamedTensor named(const char* name, const Parts& parts) {
   return {name, parts.first, parts.stride, parts.addresses};
 }
 
-// Why 16-byte accesses do not fit: the operand and what of it, or null where they do.
+// Why 16-byte accesses do not fit: the tensor and what of it, or null where they do.
 struct Unaligned {
-  const char* operand;
+  const char* tensor;
   const char* what;
 };
 
 // `bytes`: of an element.
 inline Unaligned find_unaligned(const Problem& problem, int64_t bytes,
-                                std::initializer_list<Operand> operands) {
+                                std::initializer_list<NamedTensor> tensors) {
   if (problem.head_dim * bytes % 16 != 0) return {"outs", "the length of a row"};
-  for (const Operand& one : operands) {
+  for (const NamedTensor& one : tensors) {
     if (one.tensor.data == nullptr && one.addresses == nullptr) continue;  // not accessed
     uintptr_t addresses =
         one.addresses == nullptr ? reinterpret_cast<uintptr_t>(one.tensor.data) : 0;
@@ -49,11 +49,11 @@ inline Unaligned find_unaligned(const Problem& problem, int64_t bytes,
 }
 
 inline void explain(const Unaligned& found, Text& text) {
-  if (found.operand == nullptr) {
+  if (found.tensor == nullptr) {
     text.print("simt: rows are read 16 bytes at a time");
   } else {
     text.print("simt: rows are read element by element, for %s of %s is no multiple of 16 bytes",
-               found.what, found.operand);
+               found.what, found.tensor);
   }
 }
 

@@ -154,12 +154,12 @@ __device__ __forceinline__ void store_grad(const BwdArgs& args, const KeyTile& t
 template <class Config>
 using BwdScores = Accumulator<Config::kScoreKeys, Config::kScoreQueries>;
 
-// A warp's part of the block's scores: its first key and query.
+// Where in the block's scores a warp's part begins: its first key and query.
 template <class Config>
-struct WarpTile {
+struct WarpCoordinate {
   int warp, lane, key, query;
 
-  __device__ __forceinline__ WarpTile()
+  __device__ __forceinline__ WarpCoordinate()
       : warp(ptx::thread_index() / 32),
         lane(ptx::thread_index() % 32),
         key(warp % Config::kScoreWarps * Config::kScoreKeys),
@@ -171,7 +171,7 @@ template <class Config>
 __device__ __forceinline__ void compute_scores(BwdScores<Config>& rS, BwdScores<Config>& rdP,
                                                const BwdArgs& args, const KeyTile& tile,
                                                int32_t head, int32_t m,
-                                               const WarpTile<Config>& warp_tile,
+                                               const WarpCoordinate<Config>& at,
                                                const unsigned char* sK, const unsigned char* sV,
                                                const QueryStage<Config>& stage) {
   using Dtype = typename Config::Dtype;
@@ -180,24 +180,21 @@ __device__ __forceinline__ void compute_scores(BwdScores<Config>& rS, BwdScores<
   using LayoutK = typename Config::SmemLayoutK;
   using LayoutV = typename Config::SmemLayoutV;
   gemm_nt<Dtype, LayoutK, LayoutQ, Config::kHeadDim>(
-      rS, ptx::smem_address(sK) + warp_tile.key * LayoutK::kRowBytes,
-      ptx::smem_address(stage.q) + warp_tile.query * LayoutQ::kRowBytes);
+      rS, ptx::smem_address(sK) + at.key * LayoutK::kRowBytes,
+      ptx::smem_address(stage.q) + at.query * LayoutQ::kRowBytes);
   auto gemm_dp = [&] {
     gemm_nt<Dtype, LayoutV, LayoutDO, Config::kHeadDimV>(
-        rdP, ptx::smem_address(sV) + warp_tile.key * LayoutV::kRowBytes,
-        ptx::smem_address(stage.grad_out) + warp_tile.query * LayoutDO::kRowBytes);
+        rdP, ptx::smem_address(sV) + at.key * LayoutV::kRowBytes,
+        ptx::smem_address(stage.grad_out) + at.query * LayoutDO::kRowBytes);
   };
   int32_t const first_query = m * Config::kBlockQ;
   Mask const mask = tile.mask(args);
   bool const masked = mask.hides_any(first_query, first_query + Config::kBlockQ - 1, tile.first_key,
                                      tile.first_key + Config::kBlockKV);
-  int const lane_query = warp_tile.query + warp_tile.lane % 4 * 2;
-  BwdScoreOrigin const origin{tile.batch,
-                              head,
-                              first_query + lane_query,
-                              tile.first_key + warp_tile.key + warp_tile.lane / 4,
-                              mask,
-                              masked};
+  int const lane_query = at.query + at.lane % 4 * 2;
+  BwdScoreOrigin const origin{
+      tile.batch, head,  first_query + lane_query, tile.first_key + at.key + at.lane / 4,
+      mask,       masked};
   if constexpr (Config::kModifiers) {
     gemm_dp();
     differentiate_with_modifiers<true, Dtype>(
@@ -389,18 +386,18 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
         QueryStage<Config>(sStages + (Config::kStageBytes - stage_offset))
             .load(args, sTile, next_head, next_m);
       }
-      WarpTile<Config> const warp_tile;
+      WarpCoordinate<Config> const at;
       BwdScores<Config> rS, rdP;
-      compute_scores<Config>(rS, rdP, args, sTile, head, m, warp_tile, sK, sV, stage);
+      compute_scores<Config>(rS, rdP, args, sTile, head, m, at, sK, sV, stage);
 
-      auto in_scores = [&](int n) { return warp_tile.query / 8 + n; };
-      store_accumulator<Dtype, LayoutS>(sdS, rdP, warp_tile.key, 1.f, in_scores);
+      auto in_scores = [&](int n) { return at.query / 8 + n; };
+      store_accumulator<Dtype, LayoutS>(sdS, rdP, at.key, 1.f, in_scores);
       if constexpr (!Config::kScoresInRegisters) {
-        store_accumulator<Dtype, LayoutS>(sP, rS, warp_tile.key, 1.f, in_scores);
+        store_accumulator<Dtype, LayoutS>(sP, rS, at.key, 1.f, in_scores);
         __syncthreads();  // P and dS are visible to all warps
       }
 
-      gemm_grad_kv<Config>(rdK, rdV, rS, rdP, sP, sdS, warp_tile.warp, stage);
+      gemm_grad_kv<Config>(rdK, rdV, rS, rdP, sP, sdS, at.warp, stage);
       if constexpr (Config::kScoresInRegisters || Config::kStages == 1) {
         __syncthreads();  // dS is visible to all warps; all have read this step's queries
       }
@@ -409,9 +406,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
       }
 
       if (Config::kModifiers ? args.one_key_tile : stores_dq.value) {
-        store_grad_q<Config>(args, sTile, head, m, sdS, sK, warp_tile.warp);
+        store_grad_q<Config>(args, sTile, head, m, sdS, sK, at.warp);
       } else if (args.grad_q_sum != nullptr) {
-        add_grad_q<Config>(args, sTile, head, m, sdS, sK, warp_tile.warp);
+        add_grad_q<Config>(args, sTile, head, m, sdS, sK, at.warp);
       }
       head = next_head;
       m = next_m;

@@ -13,10 +13,10 @@ namespace flashvar::sm80::attention {
 // dQ (queries x columns). Where the first two grids are equal and one warp spans all queries, P and
 // dS are operands in registers; otherwise they go through shared memory.
 struct BwdTile {
-  int max_head_dim;  // of K and of V
-  int block_q;
-  int block_kv;
-  int warps;
+  int max_head_dim;                 // of K and of V
+  int block_q;                      // queries of one main-loop step
+  int block_kv;                     // keys of a block
+  int warps;                        // of a block
   int score_warps;                  // warps along the keys, for the scores
   int grad_kv_warps;                // warps along the keys, for dK and dV
   int grad_q_warps;                 // warps along the queries, for dQ
@@ -30,6 +30,8 @@ struct BwdTile {
 // Rates of these tiles: docs/kernels/mma-sync.md.
 // clang-format off
 inline constexpr BwdTile kBwdTiles[] = {
+    // max_head_dim, block_q, block_kv, warps, score_warps, grad_kv_warps, grad_q_warps, stages,
+    // blocks_per_sm, architectures_before
     { 64, 32, 128, 4, 4, 4, 2, 2, 2},
     { 64, 32, 128, 4, 4, 4, 2, 1, 2, 120},
     { 96, 64,  64, 4, 2, 2, 2, 1, 2},

@@ -8,7 +8,7 @@
 namespace flashvar::sm80::attention {
 
 struct FwdTile {
-  int max_head_dim;                 // of V: the output accumulators must fit the registers
+  int max_head_dim;                 // columns of V: the output accumulators must fit the registers
   int block_q;                      // query rows of a block
   int block_kv;                     // keys of one main-loop step
   int block_kv_reduced;             // the same of variants that need registers (kFewerKeys)
@@ -22,6 +22,7 @@ struct FwdTile {
 // Rates of these tiles: docs/kernels/mma-sync.md.
 // clang-format off
 inline constexpr FwdTile kFwdTiles[] = {
+    // max_head_dim, block_q, block_kv, block_kv_reduced, warps, blocks_per_sm, architectures_before
     { 32, 128,  64, 32, 4, 3},
     { 64, 128, 128, 64, 4, 2},
     { 96, 128,  96, 64, 4, 2, 100},

@@ -14,15 +14,16 @@ using namespace flashvar::attention;  // what all architectures share
 // Blocks that suffice: eight per SM, because blocks differ in work under a mask.
 inline constexpr int64_t kEnoughBlocks = 8 * kMultiprocessors;
 
-// The blocks among which the `group` query heads of a key tile are divided, of `blocks` key tiles.
+// Into how many parts the `group` query heads of a key tile are divided, each for a block of its
+// own: a divisor of `group`. `blocks`: key tiles.
 inline int32_t count_head_parts(int64_t blocks, int32_t group) {
   int32_t parts = static_cast<int32_t>(std::min<int64_t>(group, ceil_div(kEnoughBlocks, blocks)));
   while (group % parts != 0) ++parts;
   return parts;
 }
 
-// The blocks among which the query blocks of a head are divided, of `blocks` key tiles with the
-// same heads each. `steps`: query blocks that a tile sees at most. Fitted to calls measured on 9.0
+// Into how many parts the query blocks of a head are divided. `blocks`: key tiles, each with the
+// same heads; `steps`: query blocks that a tile sees at most. Fitted to calls measured on 9.0
 // (docs/hopper-ledger.md): adding the parts, and two more kernels, take as long as a few steps.
 //
 // Under a causal mask tiles differ in work, and all start at once: more and smaller blocks fill

@@ -38,6 +38,7 @@ struct BwdTile {
 // The first row whose max_head_dim suffices is used. Measured on an H200 (docs/hopper-ledger.md).
 // clang-format off
 inline constexpr BwdTile kBwdTiles[] = {
+    // max_head_dim, split, block_q, stages, exchange_stages, bias_stages, bias_exchange_stages
     { 64, WorkSplit::kKeys,  128, 3, 2, 2, 2},
     {128, WorkSplit::kKeys,   64, 2, 3, 2, 3},
     {192, WorkSplit::kGemms,  64, 3, 2, 2, 2},
@@ -48,6 +49,7 @@ inline constexpr BwdTile kBwdTiles[] = {
 // Small tiles: one consumer, and two CTAs on an SM.
 // clang-format off
 inline constexpr BwdTile kSmallBwdTiles[] = {
+    // columns as above
     { 64, WorkSplit::kKeys, 64, 2, 2, 2, 2},
     {128, WorkSplit::kKeys, 64, 1, 2, 1, 2},
 };
@@ -70,7 +72,7 @@ constexpr BwdTile small_bwd_tile(int head_dim) {
 // Columns that the GEMMs compute: the head dim rounded up to half a column block (32) up to 64, to
 // a quarter (16) up to 128, and to whole column blocks above, where accumulators are large. Columns
 // beyond the head dim are zeros.
-constexpr int padded_head_dim(int head_dim) {
+constexpr int bwd_padded_head_dim(int head_dim) {
   int const step = head_dim <= kColBlockCols       ? kColBlockCols / 2
                    : head_dim <= 2 * kColBlockCols ? kColBlockCols / 4
                                                    : kColBlockCols;
@@ -100,8 +102,8 @@ struct BwdConfig {
       kGradQ && (!kAddsGradQ || kSmall || kBias || (kModifiers && kLargest <= 64));
   // Steps without software pipelining: no wgmma is in flight between them.
   static constexpr bool kSerial = kSplitsKeys && (kModifiers || !kGradQ);
-  static constexpr int kHeadDim = padded_head_dim(kHeadDim_);
-  static constexpr int kHeadDimV = padded_head_dim(kHeadDimV_);
+  static constexpr int kHeadDim = bwd_padded_head_dim(kHeadDim_);
+  static constexpr int kHeadDimV = bwd_padded_head_dim(kHeadDimV_);
   static constexpr int kColBlocks = ceil_div(kHeadDim, kColBlockCols);
   static constexpr int kColBlocksV = ceil_div(kHeadDimV, kColBlockCols);
   static constexpr int kBlockQ = kTile.block_q;
@@ -156,8 +158,8 @@ struct BwdConfig {
 
 // Tile sizes of the dQ kernel.
 struct BwdDqTile {
-  int max_head_dim;
-  int block_kv;
+  int max_head_dim;   // largest head dim of q and k and of v
+  int block_kv;       // keys of one main-loop step
   int stages;         // buffers of K
   int stages_v;       // buffers of V
   int bias_block_kv;  // as block_kv, where a bias takes shared memory
@@ -165,6 +167,7 @@ struct BwdDqTile {
 
 // clang-format off
 inline constexpr BwdDqTile kBwdDqTiles[] = {
+    // max_head_dim, block_kv, stages, stages_v, bias_block_kv
     { 64, 128, 2, 2, 128},
     {128, 128, 2, 2,  64},
     {192,  64, 2, 2,  64},
@@ -189,8 +192,8 @@ struct BwdDqConfig {
   static constexpr bool kSplits = false;
   static constexpr int kLargest = kHeadDim_ > kHeadDimV_ ? kHeadDim_ : kHeadDimV_;
   static constexpr BwdDqTile kTile = bwd_dq_tile(kLargest);
-  static constexpr int kHeadDim = padded_head_dim(kHeadDim_);
-  static constexpr int kHeadDimV = padded_head_dim(kHeadDimV_);
+  static constexpr int kHeadDim = bwd_padded_head_dim(kHeadDim_);
+  static constexpr int kHeadDimV = bwd_padded_head_dim(kHeadDimV_);
   static constexpr int kColBlocks = ceil_div(kHeadDim, kColBlockCols);
   static constexpr int kColBlocksV = ceil_div(kHeadDimV, kColBlockCols);
   static constexpr int kConsumers = 2;

@@ -22,7 +22,7 @@ enum class FwdVariant {
 
 struct FwdTile {
   FwdVariant variant;  // rows of kGeneral also serve the other variants
-  int max_head_dim;
+  int max_head_dim;    // of q and k
   int max_head_dim_v;
   int block_kv;    // keys of one main-loop step
   int consumers;   // warpgroups of 64 query rows each
@@ -37,6 +37,8 @@ struct FwdTile {
 // (docs/hopper-ledger.md).
 // clang-format off
 inline constexpr FwdTile kFwdTiles[] = {
+    // variant, max_head_dim, max_head_dim_v, block_kv, consumers, cost, max_keys_right_window,
+    // blocks_per_sm
     {FwdVariant::kModifiers,       64,  64,  64, 4},
     {FwdVariant::kModifiers,      128, 128,  64, 3},
     {FwdVariant::kModifiers,      256, 256,  64, 2},
@@ -63,7 +65,7 @@ inline constexpr FwdTile kFwdTiles[] = {
 // clang-format on
 
 // Columns of V that the GEMMs compute: the smallest N of ptx::Wgmma that holds V's head dim.
-constexpr int padded_head_dim_v(int head_dim_v) {
+constexpr int fwd_padded_head_dim_v(int head_dim_v) {
   int const step = head_dim_v <= 64 || head_dim_v > 128 ? 32 : 16;
   int const columns = ceil_div(head_dim_v, step) * step;
   return columns <= 192 ? columns : 256;
@@ -90,7 +92,7 @@ struct FwdConfig {
   // blocks of fwd_merge_kernel start beside it.
   static constexpr bool kOneCtaPerSM = kVariant == FwdVariant::kSmallSplit;
   static constexpr int kHeadDim = ceil_div(kHeadDim_, 16) * 16;
-  static constexpr int kHeadDimV = padded_head_dim_v(kHeadDimV_);
+  static constexpr int kHeadDimV = fwd_padded_head_dim_v(kHeadDimV_);
   static constexpr int kBlockQ = 64 * kTile.consumers;
   static constexpr int kBlockKV = kTile.block_kv;
   static constexpr int kConsumers = kTile.consumers;

@@ -44,9 +44,10 @@ struct KeyTileWork {
         causal(problem.window_right != kUnbounded) {}
 };
 
-// The divisor of the group with the shortest estimated time, counted in steps: a tile takes kStart
-// beside its steps, one that stores a part kStore more, and the kernel that adds up the parts kSum,
-// and 1 for kPartsPerStep tiles of parts. A larger number has to gain 3 %, because it takes memory.
+// Into how many parts the `group` query heads of a key tile are divided: the divisor of `group`
+// with the shortest estimated time. Times are counted in steps: a tile takes its steps and kStart,
+// and kStore more if it stores a part. The kernel that adds up the parts takes kSum, and 1 for
+// every kPartsPerStep parts of tiles. A larger number has to gain 3 %, because it takes memory.
 inline int32_t count_head_parts(const KeyTileWork& work, int32_t group) {
   constexpr int64_t kStart = 3, kStore = 4, kSum = 6, kPartsPerStep = 32;
   if (group == 1 || work.tiles == 0 || work.tiles >= 4 * kMultiprocessors) return 1;
@@ -69,10 +70,11 @@ inline int32_t count_head_parts(const KeyTileWork& work, int32_t group) {
   return best;
 }
 
-// The parts of the query blocks of `tiles` tiles, each with the same heads: as many as run at the
-// same time on `slots` CTAs, because another CTA's start takes longer than some steps. They must
-// save kFewestSaved steps, which storing and adding parts take; under a causal mask, where the mean
-// tile has half of the steps, twice as many.
+// Into how many parts the query blocks of a head are divided: as many as run at the same time,
+// because the start of another CTA takes longer than some steps. `tiles`: key tiles, each with the
+// same heads; `slots`: CTAs that run at the same time. Parts must save kFewestSaved steps, which
+// storing and adding them take; under a causal mask, where the mean tile has half of the steps,
+// twice as many.
 inline int32_t count_query_parts(const KeyTileWork& work, int64_t tiles, int64_t slots) {
   constexpr int64_t kFewestSaved = 3;
   if (tiles == 0 || 2 * tiles > slots) return 1;
