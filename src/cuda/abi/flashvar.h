@@ -14,9 +14,9 @@
  *   flashvar_<function>(params)                      enqueues on the stream and returns
  *   flashvar_<function>_workspace(params, &bytes)    the device memory that it needs
  *   flashvar_<function>_explain(params, text, size)  which kernels it would launch, and why
- * The last two need no device and read no device memory. Of addresses there, they check which are
- * NULL, and some how they are aligned. Where a field is an array in host memory, its op's header
- * says so; all three functions may read it.
+ * The last two need no device and read no device memory. They check which addresses are NULL, and
+ * those of some ops how addresses are aligned. Where a field is an array in host memory, its op's
+ * header says so; all three functions may read it.
  */
 #ifndef FLASHVAR_H
 #define FLASHVAR_H

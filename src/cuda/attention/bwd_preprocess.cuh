@@ -2,11 +2,10 @@
 // O) - dLSE and the LSE in base 2, both padded to whole query tiles, and writes the zeros that
 // later kernels rely on: the fp32 sums of dQ, the tile schedulers' counters, and gradient rows
 // outside all sequences. Where key tiles store dQ, it writes the zeros of query tiles that no key
-// tile visits. Callers that need delta for the gradient of sinks get it in the LSE's
-// layout.
+// tile visits. A caller that needs delta, for the gradient of sinks, gets it in the LSE's layout.
 //
-// The LSE of rows that see no key is -inf or, with sinks, their sink. With a sink it is finite, and
-// their P is 0 because the main kernels mask it.
+// The LSE of rows that see no key is -inf or, with sinks, their sink. With a sink the LSE is
+// finite; P of such rows is 0 because the main kernels mask it.
 #pragma once
 #include <cstdint>
 
@@ -69,8 +68,9 @@ __global__ void __launch_bounds__(kPreprocessThreads)
     bwd_preprocess_kernel(const __grid_constant__ PreprocessArgs args) {
   const BwdProblem& problem = args.problem;
   ptx::griddepcontrol_wait();  // the preceding kernel has written the inputs
-  // The next kernel may start now, and not before the wait: it reads inputs and writes zeros of
-  // gradients at once, and executes griddepcontrol.wait before it reads what this one writes.
+  // The next kernel may start now. It may not start before the wait above, because it reads inputs
+  // and writes zeros of gradients at once. It executes griddepcontrol.wait before it reads what
+  // this kernel writes.
   ptx::griddepcontrol_launch_dependents();
   if (args.counters != nullptr && blockIdx.x == 0 && threadIdx.x < kCounters) {
     args.counters[threadIdx.x] = 0;

@@ -1,6 +1,7 @@
 // Merges the results of the forward's splits (key_splits.h): the weight of a split is its share of
-// the sum of exponentials. After PackGQA it stores rows where the call has its heads.
-// Launched after the forward, as a programmatic dependent launch where the architecture has it.
+// the sum of exponentials. After PackGQA a row goes to the query and head of the call that it
+// stands for. Launched after the forward, as a programmatic dependent launch where the architecture
+// has it.
 #pragma once
 #include <cstdint>
 
@@ -64,7 +65,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
   Span const span = problem.queries.span(tile.batch);
   int32_t const row = tile.first + warp / args.warps_per_row;
   bool const exists = row < span.count;
-  // A row that does not exist reads the first one, which does, and stores nothing.
+  // Where the row does not exist, the warp reads row 0, which does, and stores nothing.
   int64_t const in_head = exists ? int64_t{span.first} + row : 0;
   FirstSplit const first(problem, head, tile.batch, in_head);
   int64_t const pitch = first.pitch;
@@ -85,8 +86,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
   float lse = empty ? -infinity() : shift + __logf(sum);
   float inverse = empty ? 1.f : 1.f / sum;
   add_sink(sink_of(problem.sinks, head), lse, inverse);
-  // The call says that sequences have one query (max_seqlen_q), so that a second one has no
-  // results.
+  // max_seqlen_q is 1. A second query of a sequence has no results, and gets NaN.
   if (problem.splits.query_offsets != nullptr && row > 0) lse = inverse = nanf("");
   if (problem.lse != nullptr && exists && threadIdx.x % (32 * args.warps_per_row) == 0) {
     problem.lse[problem.lse_row(tile.batch, head, span.first) + row] = lse;
@@ -144,7 +144,8 @@ template <class Target, class Dtype>
 cudaError_t launch_fwd_merge(FwdProblem problem, const KeySplits& splits, int device,
                              cudaStream_t stream) {
   problem.splits = splits;
-  // Many splits, or one row: a row for the whole block, so that more splits are in flight.
+  // With many splits, or one row, all warps of a block share a row, so that more splits are in
+  // flight.
   bool const whole_block = splits.count >= 2 * kMergeWarps || problem.queries.seqlen == 1;
   int32_t const warps_per_row = whole_block ? kMergeWarps : 1;
   int64_t const tiles = problem.queries.tiles(problem.batch, kMergeWarps / warps_per_row);

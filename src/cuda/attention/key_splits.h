@@ -1,5 +1,5 @@
 // Calls of few queries and many keys: their query tiles are fewer than the blocks that a device
-// runs. Two changes of the problem give it more blocks, or blocks less work. Host only.
+// runs. Split-KV gives such a call more blocks, and PackGQA gives its blocks less work. Host only.
 //
 // Split-KV (Flash-Decoding: Dao et al., 2023): several blocks have a query tile, each with a range
 // of its key blocks, a split, and fwd_merge_kernel merges their results. PackGQA (FlashAttention's
@@ -22,12 +22,12 @@ inline constexpr int64_t kMaxSplits = 128;
 // Whether PackGQA is possible for a call of one query per sequence: what differs between the
 // members of a group must be addressed by strides, and all rows must see the same keys.
 inline bool can_pack_gqa(const FwdProblem& problem) {
-  // With varlen queries batch_of_queries() needs a row, and a bound of 1 means that a sequence has
-  // one query or none.
+  // Varlen: a bound of 1 means that a sequence has one query or none. batch_of_queries() needs at
+  // least one query in all.
   bool const varlen = problem.queries.offsets != nullptr;
   bool const one_query = problem.queries.seqlen == 1 && (!varlen || problem.queries.total > 0);
   bool const has_bias = problem.modifiers.bias.data != nullptr;
-  // Only plain calls have fwd_merge_kernel.
+  // fwd_merge_kernel has no variant for modifiers.
   bool const can_merge = !problem.has_modifiers();
   bool const must_merge = varlen || problem.sinks.data != nullptr;  // needs_merge() once packed
   return one_query && problem.group > 1 && problem.modifiers.alibi_slopes == nullptr &&
@@ -67,9 +67,9 @@ inline FwdProblem pack_gqa(FwdProblem problem) {
   return problem;
 }
 
-// The row_shift (KeySplits) of PackGQA of several queries per sequence; 0: none. They are packed
-// where that halves the number of tiles at least, and where there are so many keys that
-// fwd_merge_kernel, which such calls need, takes little of the time.
+// The row_shift (KeySplits) of PackGQA of several queries per sequence; 0: none. Heads are packed
+// where that at least halves the number of tiles. There must be many keys, because such calls need
+// fwd_merge_kernel, which must take little of the time.
 inline int32_t row_shift_of(const FwdProblem& problem) {
   constexpr int64_t kTile = 64, kFewestKeys = 512;
   int64_t const queries = problem.queries.seqlen;
@@ -111,7 +111,8 @@ inline int64_t visible_keys(const FwdProblem& problem, int32_t block_q) {
   int64_t const keys = problem.keys.seqlen;
   if (problem.window_left == kUnbounded) return keys;
   int32_t const queries = problem.queries.seqlen >> problem.splits.row_shift;
-  // Diagonals of a tile's queries; those of a sequence end at its last key.
+  // Each query of a tile has a diagonal of its own; that of a sequence's last query is the last
+  // key.
   int64_t const diagonals = std::min(queries, block_q >> problem.splits.row_shift);
   int64_t const after = problem.window_right != kUnbounded ? int64_t{problem.window_right}
                                                            : int64_t{queries} - diagonals;
@@ -154,8 +155,8 @@ struct SplitChoice {
     };
     SplitChoice best{1, time(1)};
     for (int64_t const quarters : kQuarters) {
-      // In less than a wave, blocks that should share an SM would each have one alone, and hide no
-      // latency of another.
+      // Not in less than a wave if blocks are made to share an SM: each would have one alone, and
+      // no other block would hide its latency.
       if (units == 0 || (quarters < 4 && blocks_per_sm > 1)) continue;
       int64_t const fit = std::min({quarters * slots / (4 * units), blocks, most});
       if (fit < 2) continue;
@@ -169,7 +170,7 @@ struct SplitChoice {
 };
 
 // Whether only fwd_merge_kernel can store the results, even those of one split: with PackGQA, if
-// the rows of a tile have sinks of their own, or are not one behind the other in the log-sum-exp.
+// rows of a tile differ in their sinks, or are not adjacent in the log-sum-exp.
 inline bool needs_merge(const FwdProblem& problem) {
   const KeySplits& splits = problem.splits;
   bool const by_row = problem.sinks.data != nullptr || splits.query_offsets != nullptr;

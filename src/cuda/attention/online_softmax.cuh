@@ -19,9 +19,9 @@ inline constexpr float kRescaleThreshold = 8.f;
 
 // Lower bound of the maximum that exponents are relative to, in units of log2. Down to this bound,
 // score * scale_log2 rounds by at most 1. Lower maxima come from masks that add -1e9 or a dtype's
-// lowest number. Such products overflow, or round by so much that P would be infinite in 16 bits,
-// and NaN once it is rescaled by 0. With the bound, P of such scores is 0: a row that has no others
-// counts as a row without a visible key, as with -inf.
+// lowest number. There score * scale_log2 overflows, or rounds by so much that P would be infinite
+// in 16 bits, and NaN once it is rescaled by 0. The bound makes P of such scores 0: a row without
+// other scores counts as one without a visible key, as with -inf.
 inline constexpr float kMinRunningMax = -0x1p24f;
 
 template <int kRows_>
@@ -44,8 +44,8 @@ struct OnlineSoftmax {
   __device__ __forceinline__ float advance(int r, float block_max, float scale_log2, float& shift) {
     float const old_max = row_max[r];
     float const new_max = fmaxf(old_max, quad_max(block_max));
-    // A maximum larger by at most kRescaleThreshold is ignored: P then exceeds 1, but the output
-    // need not be rescaled.
+    // A maximum that is larger by at most kRescaleThreshold is ignored: P then exceeds 1, and the
+    // output need not be rescaled.
     row_max[r] = (new_max - old_max) * scale_log2 <= kRescaleThreshold ? old_max : new_max;
     shift = log2_max(row_max[r], scale_log2);
     // Exactly 1 where the maximum is unchanged: a rounded factor would accumulate over many blocks.

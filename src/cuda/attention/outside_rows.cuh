@@ -18,7 +18,7 @@ __device__ __forceinline__ void store_outside_rows(const FwdProblem& problem, ui
   int32_t const lane = threadIdx.x % 32;
   for (int32_t row = warp; row < total; row += warps) {
     if (begin <= row && row < end) {
-      // To this warp's last row inside a sequence; the loop's step leads past it.
+      // Skips to this warp's last row inside a sequence; the loop's step leads past it.
       row += (end - row - 1) / warps * warps;
       continue;
     }

@@ -4,8 +4,8 @@
 //   s = scale (q . k);  s = softcap(s);  s += alibi;  s += bias
 //
 // Each is a function of one element at (row, column) of its sequence, so that kernels may hold
-// scores in either orientation. Which modifiers a call has is uniform over the grid: kernels branch
-// outside of their loops over elements.
+// scores in either orientation. All blocks of a grid have the same modifiers, so that kernels
+// branch outside of their loops over elements.
 #pragma once
 #include <cstdint>
 
@@ -15,8 +15,8 @@
 
 namespace flashvar::attention {
 
-// Softcap: s -> cap tanh(scale s / cap), with an absolute error of at most 5e-7 cap. Computed with
-// exp2, because the error of tanh.approx is 5e-4.
+// Softcap: s -> cap tanh(scale s / cap), with an absolute error of at most 5e-7 cap. It is computed
+// with exp2, because the error of tanh.approx is 5e-4.
 struct Softcap {
   float cap;
   float exponent;  // exp2(s * exponent) = exp(2 scale s / cap)

@@ -1,6 +1,6 @@
 // Attention sinks: one more score per row, the same for all rows of a head, of a key without a
-// value. Its exponential joins the sum of the row: P and the output shrink, the LSE grows. Added
-// once, in the epilogue: main loops do not know of it.
+// value. Its exponential joins the sum of the row: P and the output shrink, the LSE grows. It is
+// added once, in the epilogue; main loops ignore it.
 #pragma once
 #include <cstdint>
 
@@ -16,7 +16,8 @@ __device__ __forceinline__ float sink_of(const SinksView& sinks, uint32_t head) 
 }
 
 // Adds the sink to a finished row: to its LSE (natural log; -inf: the row sees no key), and to what
-// its output is multiplied by. Relative to the larger of both, so that nothing overflows.
+// its output is multiplied by. Both are computed relative to the larger of sink and LSE, so that
+// nothing overflows.
 __device__ __forceinline__ void add_sink(float sink, float& lse, float& inverse) {
   if (sink == -infinity()) return;
   float const smaller = exp2_approx(fabsf(sink - lse) * -kLog2E);

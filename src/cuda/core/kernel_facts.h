@@ -27,8 +27,8 @@ struct KernelFactsList {
   KernelFacts records[kCount];
 };
 
-// Called where a text is too long for its field. No constant expression may call it, so that the
-// record does not compile.
+// Called where a text is too long for its field. It is not constexpr, so that the record then does
+// not compile.
 void text_is_too_long();
 
 // Makes the records of one row and one family.

@@ -25,8 +25,8 @@
 
 namespace flashvar::sm80::attention {
 
-// load_tile(), with or without alignment. Kernels with modifiers decide at run time, the others
-// take aligned tensors only.
+// load_tile() of a tensor that may be unaligned. Kernels with modifiers decide at run time; the
+// others take aligned tensors only.
 template <class Layout, class Config>
 __device__ __forceinline__ void load_any_tile(unsigned char* smem, const uint16_t* gmem,
                                               int64_t stride, int32_t rows, int32_t head_dim,
@@ -38,7 +38,8 @@ __device__ __forceinline__ void load_any_tile(unsigned char* smem, const uint16_
   }
 }
 
-// Copies the first `rows` rows of a shared tile to global memory; all warps take part.
+// Copies the first `rows` rows of a shared tile to global memory, aligned or not; all warps take
+// part.
 template <class Layout, class Config>
 __device__ __forceinline__ void store_any_tile(uint16_t* gmem, int64_t stride,
                                                const unsigned char* smem, int32_t rows,
@@ -281,7 +282,7 @@ __device__ __forceinline__ void store_grad_q(const BwdArgs& args, const KeyTile&
   using GradQ = typename Config::GradQ;
   GradQAccumulator<Config> const c = compute_grad_q<Config>(sdS, sK, warp);
   int const lane = ptx::thread_index() % 32;
-  // With more keys max_seqlen_k was too small, and several blocks store dQ.
+  // With more keys max_seqlen_k was too small, and several blocks store dQ: the result is NaN.
   float const scale = tile.keys.count <= Config::kBlockKV ? args.modifiers.scale : nanf("");
   uint16_t* const to = args.grad_q.data + tile.query_offset(args.grad_q, head, m * Config::kBlockQ);
 #pragma unroll
@@ -366,8 +367,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
     __syncthreads();  // sTile is written
   }
 
-  // Two instances, because code that is skipped in the loop makes it slower. With modifiers, whose
-  // loop is long, one.
+  // Two instances of the loop, because a branch in it makes it slower even where it is not taken.
+  // Kernels with modifiers have one, because their loop is long.
   auto iterate = [&](auto stores_dq) {
     int32_t head = tile.first_head, m = begin;
     for (int32_t step = 0; step <= last_step; ++step) {

@@ -1,5 +1,5 @@
-// Kernel that converts fp32 sums of the workspace (dQ; dK and dV where several blocks sum them) to
-// the gradients' dtype.
+// Kernel that converts the workspace's fp32 sums to the gradients' dtype: those of dQ, and those of
+// dK and dV where several blocks share a key tile.
 #pragma once
 #include <cstdint>
 

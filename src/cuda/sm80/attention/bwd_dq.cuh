@@ -83,8 +83,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   Accumulator<16, Config::kHeadDim> rdQ;
   rdQ.clear();
   for (int32_t n = begin_n; n < end_n; ++n) {
-    // All warps have read K and V of the previous step: K(n) and V(n) take their place. First step:
-    // sTile is written.
+    // All warps have read K and V of the previous step, whose buffers take K(n) and V(n). In the
+    // first step: sTile is written.
     __syncthreads();
     int32_t const first_key = n * Config::kBlockKV;
     int32_t const rows = sTile.keys.count - first_key;

@@ -130,8 +130,8 @@ __device__ __forceinline__ void softmax_step(Softmax<Config>& softmax, Scores<Co
   }
 }
 
-// Normalises the warp's rows of the output and stores them and their LSE: those of a split, in
-// fp32, for fwd_merge_kernel.
+// Normalises the warp's rows of a split's output, and stores them and their LSE in fp32 for
+// fwd_merge_kernel.
 template <class Config>
 __device__ __forceinline__ void store_split(const FwdProblem& problem, Softmax<Config>& softmax,
                                             const Output<Config>& rO, const QueryTile& tile) {
@@ -254,16 +254,16 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   }
   auto load_v = [&](int32_t n) {
     ptx::cp_async_wait<0>();
-    // K(n) is visible to all warps (first: Q and `shared` too). All warps have read V(n+1), whose
-    // buffer takes V(n).
+    // K(n) is visible to all warps (in the first step, Q and `shared` too). All warps have read
+    // V(n+1), whose buffer takes V(n).
     ptx::block_barrier_sync();
     load_block<LayoutV, kThreads, kAligned>(sV, shared.gV, problem.v.seq_stride, n,
                                             shared.tile.keys.count, problem.head_dim_v);
   };
   auto load_next_k = [&](int32_t n) {
     ptx::cp_async_wait<0>();
-    // V(n) is visible to all warps. All warps have read K(n) (last: Q too): its buffer takes
-    // K(n-1), or both take O.
+    // V(n) is visible to all warps. All warps have read K(n), and in the last step Q for the last
+    // time. K(n-1) then takes the buffer of K(n), or O takes both buffers.
     ptx::block_barrier_sync();
     if (n == blocks.begin) return;
     if constexpr (Config::kModifiers) {
@@ -273,7 +273,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
                                                         0, problem.head_dim);
   };
   int32_t n = blocks.end - 1;
-  // Key blocks that are visible only to other warps' rows: this warp loads and synchronises only.
+  // Key blocks that only other warps' rows see: this warp takes part in loads and barriers, and
+  // computes nothing.
   if constexpr (Config::kSkips) {
     int32_t const own_end =
         tile.key_blocks_end<Config::kSplits>(problem, warp_row, Config::kWarpRows, kBlockKV);

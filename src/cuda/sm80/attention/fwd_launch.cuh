@@ -28,12 +28,12 @@ struct FwdLaunch {
              facts<Split>(maker, "fwd_kernel, split-KV"), fwd_merge_facts(row)}};
   }
 
-  // Of launch_unaligned().
+  // The facts of the kernel of launch_unaligned().
   static constexpr KernelFactsList<1> facts_unaligned(const char* row, const char* when) {
     return {{facts<Config<true>>(KernelFactsMaker{row, "mma.sync", when}, "fwd_kernel")}};
   }
 
-  // For the results of splits, which aligned calls may have.
+  // Bytes for the results of splits. Only aligned calls have several.
   static uint64_t workspace(const FwdProblem& call) {
     FwdProblem const problem = simplified(call);
     return KeySplitsWorkspace(problem, choose_splits(problem)).bytes;

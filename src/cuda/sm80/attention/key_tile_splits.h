@@ -1,5 +1,5 @@
-// Few key tiles: several blocks share one, each with a part of its query heads or query blocks, and
-// add their dK and dV to sums in the workspace. Host only.
+// Where key tiles are few, several blocks share one. Each has a part of its query heads or query
+// blocks, and adds its dK and dV to sums in the workspace. Host only.
 #pragma once
 #include <algorithm>
 #include <cstdint>

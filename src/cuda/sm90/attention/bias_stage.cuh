@@ -1,8 +1,8 @@
 // The bias of a warp's scores, staged in shared memory.
 //
-// A warp copies the elements of its own scores of the next step while the GEMMs of this step run:
-// asynchronously and without registers. No other warp reads them, so that the warp alone orders its
-// copies and reads.
+// While the GEMMs of a step run, each warp copies the bias of its own scores of the next step,
+// asynchronously and without registers. No other warp reads it, so that no barrier of several warps
+// is needed.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -19,16 +19,17 @@ namespace flashvar::sm90::attention {
 
 using namespace flashvar::attention;  // what all architectures share
 
-// How kColumns keys of each query lie in a stage. A unit is 8 elements: a row of an 8 x 8 matrix of
-// 16-bit elements, or what a quad of lanes reads of fp32 ones. Units are swizzled within lines of
-// 128 bytes: those that are read together, of up to 8 consecutive queries, lie in different banks.
+// The layout of kColumns keys of each query in a stage. A unit is 8 elements: a row of an 8 x 8
+// matrix of 16-bit elements, or the fp32 elements that a quad of lanes reads. Units are swizzled
+// within lines of 128 bytes, so that units which are read together, of up to 8 consecutive queries,
+// lie in different banks.
 template <class Element, int kColumns>
 struct BiasLayout {
   static constexpr int kElementBytes = sizeof(typename Element::Word);
   static constexpr int kUnitBytes = 8 * kElementBytes;
   static constexpr int kUnits = kColumns / 8;  // of a query
   static constexpr int kLineUnits = 128 / kUnitBytes;
-  // Queries whose units share a line of 128 bytes, and the number of different XOR patterns.
+  // The number of queries whose units share a line of 128 bytes; and of different XOR patterns.
   static constexpr int kLineQueries = kLineUnits > kUnits ? kLineUnits / kUnits : 1;
   static constexpr int kPatterns = kLineUnits < 8 / kLineQueries ? kLineUnits : 8 / kLineQueries;
 
@@ -114,8 +115,8 @@ struct BiasStage {
         });
   }
 
-  // Copies 16-bit elements of any alignment, through registers: the warp waits for them. cp.async
-  // takes at least 4 bytes.
+  // Copies 16-bit elements of any alignment through registers, for which the warp waits: cp.async
+  // copies at least 4 bytes.
   __device__ __forceinline__ void copy_elements(const Bias<Dtype>& bias, int32_t first_query,
                                                 int32_t first_key) const {
     for_each_piece<8, false, false>(

@@ -3,8 +3,8 @@
 // has a kernel of its own.
 //
 // Each consumer issues the first GEMM of the next step together with the second GEMM of this step.
-// P has two buffers (with a bias above head dim 192 one), so that the first consumer runs ahead by
-// its softmax, and the GEMMs of one overlap the element-wise work of the other.
+// P has two buffers (one with a bias above head dim 192). The first consumer can so run ahead by
+// its softmax, and the GEMMs of one consumer overlap the element-wise work of the other.
 #pragma once
 #include <cstdint>
 #include <type_traits>

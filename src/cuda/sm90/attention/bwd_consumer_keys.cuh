@@ -103,8 +103,8 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
         ptx::wgmma_fence_operand(rdV);
         ptx::mbarrier_arrive(smem.empty_grad_out(s));  // dV has read dO
         step.advance();
-        // For the compiler the base may change here, so that it does not compute descriptors ahead
-        // of the loop, for which there are no registers.
+        // Hides from the compiler that the base does not change. It would otherwise compute
+        // descriptors ahead of the loop, for which there are no registers.
         step.count = ptx::warp_uniform(step.count);
         smem.base = ptx::warp_uniform(smem.base);
         it.advance(args);
@@ -117,8 +117,8 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
           ptx::wgmma_fence_operand(rS);
         }
       };
-      // kSerial: step i without software pipelining. One instance of the code, because evaluating
-      // modifiers is long. Meanwhile the tensor cores run the other consumer's GEMMs.
+      // kSerial: step i without software pipelining. Meanwhile the tensor cores run the other
+      // consumer's GEMMs. The code has one instance, because that of modifiers is long.
       auto run_serial_step = [&] {
         uint32_t const s = step.stage(), head = it.number / args.query_tiles;
         int32_t const first_query = it.m * Config::kBlockQ;
@@ -151,8 +151,8 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
         float rdQ[Config::kGradQCols / 2];
         if constexpr (Config::kGradQ) {
           publish_ds(rdS, exchange);
-          // dS of both consumers is written. In the tile's first step there is none: the result is
-          // garbage and is dropped.
+          // dS of both consumers is written. In the tile's first step there is none yet: dQ is then
+          // garbage, and is dropped.
           if (puts_dq) ptx::mbarrier_wait(smem.full_exchange(previous.stage()), previous.phase());
           gemm_grad_q_part<Config>(rdQ, smem.ds(previous.stage()), smem.k(), warpgroup);
         }

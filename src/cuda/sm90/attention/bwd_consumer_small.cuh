@@ -66,7 +66,7 @@ __device__ __forceinline__ void bwd_small_step(const BwdArgs& args, const KeyTil
     differentiate_softmax<Config>(rS, rdP, smem.delta(s));
     Scores<Config>::pack(rdP, rdS);
   }
-  // dQ of the last step but one, which read this buffer, is complete in all warps: they have since
+  // dQ of the step before the last read this buffer. It is complete in all warps, which have since
   // met at the barrier of the last step.
   store_ds<Config>(ds, rdS);
   ptx::fence_async_proxy();                  // dS is visible to wgmma

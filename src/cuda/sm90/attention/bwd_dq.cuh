@@ -78,8 +78,8 @@ __device__ __forceinline__ void dq_produce(const BwdDqArgs& args,
   }
 }
 
-// Reads LSE and delta of the thread's two queries. Past the sequence's end they are such that P is
-// 0.
+// Reads LSE and delta of the thread's two queries. Past the sequence's end the LSE is +inf, so that
+// P is 0.
 template <class Config>
 __device__ __forceinline__ void read_row_values(const BwdDqArgs& args,
                                                 const QueryTile<Config>& tile, int32_t first_query,

@@ -66,20 +66,21 @@ struct DynamicKeyTile {
     int32_t const last = min(first_key + Config::kBlockKV, used) - 1;
     begin = mask.query_begin(first_key) / Config::kBlockQ;
     end = ceil_div(mask.query_end(last), Config::kBlockQ);
-    // This part's share of them. The products fit 31 bits (count_query_parts).
+    // The query blocks of this part. The products fit 31 bits (count_query_parts).
     int32_t const parts = args.splits.queries, part = static_cast<int32_t>(head - heads * parts);
     int32_t const count = max(end - begin, 0), first = begin;
     begin = first + count * part / args.splits.queries_divisor;
     end = first + count * (part + 1) / args.splits.queries_divisor;
   }
 
-  // As KeyTile's. Parts of the query blocks of the same heads have the same.
+  // As in KeyTile. It is the same for all parts of the query blocks of the same heads.
   __device__ __forceinline__ uint32_t part_of_heads() const { return heads; }
 
   // Always from the last query block to the first: the first keys, which have the most work under a
   // causal mask, start first.
   __device__ __forceinline__ static constexpr bool reversed() { return true; }
-  // Without dQ nothing but Q and dO is in use, and there are no registers for a second order.
+  // Not without dQ: then only Q and dO must be in L2, and there are no registers for a second
+  // order.
   __device__ __forceinline__ static bool heads_outermost(const BwdArgs& args) {
     return Config::kGradQ && args.heads_outermost;
   }
@@ -145,8 +146,8 @@ __device__ __forceinline__ void schedule_key_tiles(const BwdArgs& args,
     }
     __syncwarp();  // the first lane has filled the tile
     if (!exists) continue;
-    // The next unit is taken only when a load thread requests it: taken earlier, it might wait here
-    // while another CTA is idle.
+    // The next unit is taken only when a load thread requests it. If it were taken earlier, it
+    // might wait here while another CTA is idle.
     ptx::mbarrier_wait(smem.tile_request(), PipelineState<1>{slot.count}.phase());
     slot.advance();
   }

@@ -41,7 +41,7 @@ __device__ __forceinline__ void put_grad_q(const BwdArgs& args, const Tile& tile
       int32_t const m = static_cast<int32_t>(number - tile.query_tile(args, head, 0));
       int32_t const row = m * Config::kBlockQ + (Config::kSplitsRows ? warpgroup * 64 : 0);
       int32_t const column = kFirst + (Config::kSplitsRows ? 0 : warpgroup * Config::kGradQCols);
-      // With more keys max_seqlen_k was too small, and several tiles store dQ.
+      // With more keys max_seqlen_k was too small, and several tiles store dQ: the result is NaN.
       bool const right = tile.mask.seqlen_k <= Config::kBlockKV;
       float const scale = right ? args.problem.modifiers.scale : nanf("");
       Tensor columns = args.problem.grad_q;

@@ -23,8 +23,8 @@ struct BwdLaunch {
   }
 
  private:
-  // Enough for either family: callers ask once per shape, before addresses, and with them
-  // alignment, are known.
+  // Enough for either family: callers ask once per shape, before they know the addresses and so the
+  // alignment.
   static uint64_t workspace(const BwdProblem& problem) {
     uint64_t const size = MmaSync::workspace(for_mma_sync(problem));
     return Wgmma::unsupported(problem) == nullptr ? std::max(size, Wgmma::workspace(problem))
@@ -44,9 +44,9 @@ struct BwdLaunch {
     explain_wgmma(problem, unsupported, tensor_map_encoder() != nullptr, text);
   }
 
-  // Where the wgmma kernels do not sum dQ in the workspace, the fallback to the mma.sync kernels
-  // runs in deterministic mode, which does not either. Otherwise workspace(), which must suffice
-  // for both, would be much larger in every call, for the sake of a few with unaligned tensors.
+  // Where the wgmma kernels do not sum dQ in the workspace, the mma.sync kernels, to which
+  // unaligned calls fall back, run in deterministic mode, which does not sum it either. workspace()
+  // must suffice for both families: with sums it would be much larger in every call.
   static BwdProblem for_mma_sync(BwdProblem problem) {
     if (Wgmma::unsupported(problem) == nullptr && !Wgmma::sums_grad_q(problem)) {
       problem.deterministic = true;

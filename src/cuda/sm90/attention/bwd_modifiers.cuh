@@ -72,8 +72,8 @@ struct ModifierStep {
   float distance;    // ALiBi: of the first score
   DropoutRng rng;
   // Always 0, which ptxas does not know: the sign bits of packed P, in which cvt.relu leaves no
-  // negative number and no -0. Added to the Philox counter two fragments later, they are a false
-  // dependency; without it ptxas computes Philox of all fragments first and spills registers.
+  // negative number and no -0. They are added to the Philox counter two fragments later, as a false
+  // dependency. Without it ptxas computes Philox of all fragments first, and spills registers.
   uint32_t chain[2] = {0, 0};
   // Used with Config::kBias only; derivative and grad_bias with Modifier::kGradBias only.
   uint32_t bias;  // address of the warp's BiasStage

@@ -25,7 +25,7 @@ bool stores_grad_q(const BwdProblem& problem) {
   return Config::kStoresGradQ && problem.has_one_key_tile(Config::kBlockKV);
 }
 
-// Why a problem goes to the mma.sync kernels whatever its addresses; null: it does not.
+// Why the mma.sync kernels compute a problem, whatever its addresses; null: they need not.
 // `up_to_128`: whether the kernels' head dims are at most 128. Those have small tiles, which need
 // no sums for sequences of one key tile, and compute the gradient of a bias.
 inline const char* bwd_unsupported(const BwdProblem& problem, bool up_to_128) {
@@ -47,8 +47,8 @@ inline const char* bwd_unsupported(const BwdProblem& problem, bool up_to_128) {
 }
 
 // Whether the windows are at most half as long as the sequences. Key tiles then have equal work, so
-// that pairs of them are not needed, and tiles that run together see different queries: the varlen
-// kernel takes one head of a group after the other, so that what is in use at a time fits L2. The
+// that pairs of them are not needed. Tiles that run together see different queries: the varlen
+// kernel takes one head of a group after the other, so that the data in use at a time fit L2. The
 // dense kernel has no registers for this order.
 inline bool has_short_windows(const BwdProblem& problem) {
   return problem.window_left != kUnbounded && problem.window_right != kUnbounded &&

@@ -42,7 +42,7 @@ struct BwdVariants {
     constexpr int kMostKeys = 1024;
     static_assert(Small::kBlockKV == kSmallBlockKV);
     int32_t const keys = problem.keys.seqlen;
-    // Where dQ is stored, whatever the tiles, the ones that fit are best.
+    // Where sequences have one small key tile, so that it stores dQ, small tiles are best.
     if (stores_grad_q<Small>(problem)) return true;
     if (problem.has_one_key_tile(Dense::kBlockKV) || keys > kMostKeys || problem.deterministic)
       return false;

@@ -44,7 +44,8 @@ struct FwdVariants {
       bool const is_medium = prefers_medium(problem);
       int64_t const larger = is_medium ? time<Medium>(problem) : time<General>(problem);
       int64_t const small = time_small<Small>(problem), whole = std::min(small, larger);
-      // Few rows take small tiles, and large ones only where small ones would have one split.
+      // Calls of few rows prefer small tiles. They take large ones only where small ones would have
+      // one split.
       bool const fits_small = problem.queries.seqlen <= SmallSplit::kBlockQ;
       if (fits_small && prefers_split<SmallSplit>(problem, whole)) return use(SmallSplit{});
       if (prefers_split<Split>(problem, whole)) return use(Split{});

@@ -86,14 +86,15 @@ struct KeyTile {
     int32_t const count_k = problem.keys.seqlen;
     uint32_t const blocks = ceil_div(count_k, Config::kBlockKV);
     bool const in_tail = work.in_tail(args);
-    // One division for both. In the tail it gives a position and a row (PairTail::Part); before it,
-    // of a unit's number and the units of a row, the row and the pair or tile.
+    // One division for both. In the tail it gives a position and a row (PairTail::Part). Before the
+    // tail it divides the unit's number by the units of a row, and gives the row and the pair or
+    // tile in it.
     PairTail::Part part{work.unit(args), args.units_per_head, 0, 0};
     if (in_tail) part = args.pairs.tail.find(work.tail_tile(args), blocks);
     uint32_t const quotient = part.number / part.width, rest = part.number % part.width;
     uint32_t const row = in_tail ? part.row + rest : quotient;
     uint32_t block = in_tail ? part.block + quotient : rest;
-    // The middle one of an odd number of tiles has no partner: no second tile.
+    // The middle one of an odd number of tiles has no partner: its pair has no second tile.
     bool const exists = in_tail || !second || 2 * block + 1 != blocks;
     if (!in_tail && second) block = blocks - 1 - block;
     batch = row / heads;

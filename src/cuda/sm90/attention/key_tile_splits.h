@@ -1,7 +1,7 @@
 // Few key tiles: few kv heads (multi-query attention; grouped queries under tensor parallelism) or
-// short keys (cross attention), in small batches. A key tile's work, the query blocks of the heads
-// of its group, is then divided among `count` CTAs, each with its part of the sums dK and dV. These
-// parts go to the workspace, in fp32, for bwd_sum_kernel. A "split head" is numbered kv head *
+// short keys (cross attention), in small batches. The work of a key tile is the query blocks of the
+// heads of its group. It is then divided among `count` CTAs. Each computes its part of dK and dV,
+// and stores it in the workspace, in fp32, for bwd_sum_kernel. A "split head" is numbered kv head *
 // count + part. Host only, but for KeyTileSplits.
 #pragma once
 #include <algorithm>
@@ -32,7 +32,8 @@ struct SplitCounts {
   int32_t parts() const { return heads * queries; }
 };
 
-// A backward's key tiles, and the query blocks to which the first of a sequence is visible.
+// The key tiles of a backward, and how many query blocks the first tile of a sequence is visible
+// to.
 struct KeyTileWork {
   int64_t tiles;  // of all kv heads
   int64_t steps;  // query blocks of one head
@@ -84,7 +85,7 @@ inline int32_t count_query_parts(const KeyTileWork& work, int64_t tiles, int64_t
   return static_cast<int32_t>(ceil_div(work.steps, of_part));
 }
 
-// `divides_queries`: whether the kernel does, as those with a dynamic schedule.
+// `divides_queries`: whether the kernel divides query blocks, as those with a dynamic schedule do.
 inline SplitCounts count_key_tile_splits(const BwdProblem& problem, int block_q, int block_kv,
                                          int ctas_per_sm, bool divides_queries) {
   KeyTileWork const work(problem, block_q, block_kv);

@@ -50,9 +50,9 @@ struct QueryTile {
     }
   }
 
-  // With kSplits: the query of a row of the sequence. In the other variants rows are queries; they
-  // do not call it, because even a call that returns `row` changes their registers and the order of
-  // instructions.
+  // With kSplits: the query of a row of the sequence. In the other variants rows are queries. They
+  // do not call it, because even a call that returns `row` would change their registers and the
+  // order of their instructions.
   __device__ __forceinline__ int32_t query(int32_t row) const { return row >> row_shift; }
 
   // End of the key blocks visible to a warpgroup's rows. At least begin + 1, also where it has no
@@ -69,7 +69,7 @@ struct QueryTile {
     return max(first < mask.seqlen_q ? min(own, end) : begin, begin + 1);
   }
 
-  // The key block before whose load the load warp releases the work tile, and no earlier: with the
+  // The load warp releases the work tile before it loads this key block, and no earlier: with the
   // dynamic schedule the scheduler would take the next unit too soon, and another CTA might be
   // idle.
   __device__ __forceinline__ int32_t release_at() const {

@@ -58,8 +58,8 @@ struct QueryScheduler {
     if (paired && !varlen) ctas = PairSchedule::balanced_ctas(ctas, static_cast<uint32_t>(tiles));
     ctas = std::min(work_units, ctas);
     tail = {};
-    // Only where the last round would leave more than a fifteenth of all rounds idle: neighboring
-    // tiles of the tail share no keys.
+    // A tail only where the last round would leave more than a fifteenth of all rounds idle,
+    // because neighbouring tiles of the tail share no keys.
     uint32_t const rounds = ceil_div(work_units, std::max(ctas, 1u));
     if (paired && !varlen && int64_t{15} * work_units < int64_t{14} * rounds * ctas) {
       PairSchedule const pairs = PairSchedule::make(work_units, static_cast<uint32_t>(rows),
@@ -148,8 +148,9 @@ __device__ __forceinline__ void schedule_query_tiles(const Args& args,
           unit / args.units_per_head_divisor;  // recomputed: the warp has few registers
       count = problem.queries.span(coordinate.batch).count;
     }
-    // The last queries come first: under a causal mask they have the most work. Varlen has more
-    // units than tiles need, and the middle one of an odd number of tiles has no partner.
+    // The last queries come first: under a causal mask they have the most work. The tile may not
+    // exist: varlen has more units than tiles need, and the middle one of an odd number of tiles
+    // has no partner.
     int32_t const last = ceil_div(count, Config::kBlockQ) - 1 - tile;
     if (args.paired ? tile <= last : last >= 0) {
       work_tile.first_query = last * Config::kBlockQ;
