@@ -52,6 +52,20 @@ void reserved_of_tensors(const std::string& op, flashvar_status (*function)(cons
   say(op + " reserved of a result", function(&p));
 }
 
+// Parameters of a caller that knows one more field.
+struct Newer {
+  flashvar_merge_states_fwd_params known;
+  uint64_t field;
+};
+
+void newer_caller(const char* name, uint64_t field) {
+  Newer newer;
+  fill(newer.known);
+  newer.known.call.struct_size = sizeof(newer);
+  newer.field = field;
+  say(name, flashvar_merge_states_fwd(&newer.known));
+}
+
 int main() {
   using ConvFwd = flashvar_causal_conv1d_fwd_params;
   using ConvBwd = flashvar_causal_conv1d_bwd_params;
@@ -69,6 +83,8 @@ int main() {
   RESERVED_OF_RULE(gated_delta_rule_fwd);
   RESERVED_OF_RULE(gated_delta_rule_bwd);
   RESERVED_OF_RULE(gated_delta_rule_update);
+  newer_caller("a field of a newer caller", 5);
+  newer_caller("a field that a newer caller leaves 0", 0);
   call("end of the problem", flashvar_attention_bwd,
        [](flashvar_attention_bwd_params& p) { p.problem.reserved = 1; });
   call("grad_g.reserved", flashvar_gated_delta_rule_bwd,
@@ -113,6 +129,8 @@ EXPECTED: dict[str, str | None] = {
     "reserved of a convolution": "params.reserved must be 0, found 1",
     "reserved of its backward": "params.reserved must be 0, found 1",
     "grad_g.reserved": "grad_g.reserved must be 0, found 1",
+    "a field of a newer caller": "fields that this library is too old to know must be 0, found 5",
+    "a field that a newer caller leaves 0": "",
     "end of the problem": "problem.reserved must be 0, found 1: zero the struct",
 }
 

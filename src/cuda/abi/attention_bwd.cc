@@ -21,7 +21,8 @@ struct AttentionBwd {
     flashvar_status const status = check_attention(p.problem);
     if (status != FLASHVAR_OK) return status;
     if (p.grad_bias.data != nullptr && p.problem.bias.data == nullptr) {
-      return fail(FLASHVAR_INVALID_ARGUMENT, "grad_bias is the gradient of a bias, found no bias");
+      return fail(FLASHVAR_INVALID_ARGUMENT,
+                  "grad_bias is the gradient of a bias, found no bias: leave it NULL");
     }
     return find_kernel(kName, kAttentionBwdKernels, p.problem, kernel);
   }

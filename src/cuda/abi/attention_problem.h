@@ -44,26 +44,31 @@ inline int64_t key_rows(const flashvar_attention_problem& p) {
 
 inline flashvar_status check_modifiers(const flashvar_attention_problem& p) {
   if (p.bias.data != nullptr && (p.cu_seqlens_q != nullptr || p.cu_seqlens_k != nullptr)) {
-    return fail(FLASHVAR_INVALID_ARGUMENT, "a bias cannot be added to packed sequences");
+    return fail(FLASHVAR_INVALID_ARGUMENT,
+                "bias must be NULL with cu_seqlens_q or cu_seqlens_k, found its address: pass "
+                "sequences of one length, or no bias");
   }
   if (p.bias_dtype > 1) {
-    return fail(FLASHVAR_INVALID_ARGUMENT, "bias_dtype must be 0 or 1, found %u", p.bias_dtype);
+    return fail(FLASHVAR_INVALID_ARGUMENT, "bias_dtype must be 0 or 1, found %u: convert the bias",
+                p.bias_dtype);
   }
   if (!(p.dropout_p >= 0.f && p.dropout_p < 1.f) || (p.dropout_p > 0.f) != (p.rng != nullptr)) {
     return fail(FLASHVAR_INVALID_ARGUMENT,
                 "dropout_p must be at least 0 and below 1, with rng where it is not 0, found %g "
-                "%s rng",
+                "%s rng: pass both, or neither",
                 p.dropout_p, p.rng == nullptr ? "without" : "with");
   }
   if (!(p.softcap >= 0.f && p.softcap <= FLT_MAX)) {
-    return fail(FLASHVAR_INVALID_ARGUMENT, "softcap must be finite and not negative, found %g",
-                p.softcap);
+    return fail(FLASHVAR_INVALID_ARGUMENT,
+                "softcap must be finite and not negative, found %g: pass 0 for none", p.softcap);
   }
   if (!std::isfinite(p.scale)) {
-    return fail(FLASHVAR_INVALID_ARGUMENT, "scale must be finite, found %g", p.scale);
+    return fail(FLASHVAR_INVALID_ARGUMENT, "scale must be finite, found %g: pass a finite one",
+                p.scale);
   }
   if (p.sinks_dtype > FLASHVAR_FP32) {
-    return fail(FLASHVAR_INVALID_ARGUMENT, "sinks_dtype must be 0, 1 or 2, found %u",
+    return fail(FLASHVAR_INVALID_ARGUMENT,
+                "sinks_dtype must be 0, 1 or 2, found %u: set it to a flashvar_dtype",
                 p.sinks_dtype);
   }
   return FLASHVAR_OK;
@@ -72,8 +77,10 @@ inline flashvar_status check_modifiers(const flashvar_attention_problem& p) {
 inline flashvar_status check_mask(const flashvar_attention_problem& p) {
   if (((p.flags & FLASHVAR_WINDOW_LEFT) != 0 && p.window_left < 0) ||
       ((p.flags & FLASHVAR_WINDOW_RIGHT) != 0 && p.window_right < 0)) {
-    return fail(FLASHVAR_INVALID_ARGUMENT, "windows must not be negative, found %d and %d",
-                p.window_left, p.window_right);
+    return fail(
+        FLASHVAR_INVALID_ARGUMENT,
+        "windows must not be negative, found %d and %d: clear the flag of a side that has none",
+        p.window_left, p.window_right);
   }
   return FLASHVAR_OK;
 }
@@ -83,26 +90,29 @@ inline flashvar_status check_sizes(const flashvar_attention_problem& p) {
   if (!is_batch || !is_length(p.seqlen_q) || !is_length(p.seqlen_k)) {
     return fail(FLASHVAR_INVALID_ARGUMENT,
                 "batch must be 0 to 2^31 - 1 and sequence lengths 0 to %lld, found batch %lld, "
-                "seqlen_q %lld, seqlen_k %lld",
+                "seqlen_q %lld, seqlen_k %lld: split the call",
                 static_cast<long long>(kMaxSeqlen), static_cast<long long>(p.batch),
                 static_cast<long long>(p.seqlen_q), static_cast<long long>(p.seqlen_k));
   }
   if ((p.cu_seqlens_q != nullptr && !is_length(p.total_q)) ||
       (p.cu_seqlens_k != nullptr && !is_length(p.total_k))) {
-    return fail(FLASHVAR_INVALID_ARGUMENT,
-                "packed sequences must have 0 to %lld rows, found total_q %lld, total_k %lld",
-                static_cast<long long>(kMaxSeqlen), static_cast<long long>(p.total_q),
-                static_cast<long long>(p.total_k));
+    return fail(
+        FLASHVAR_INVALID_ARGUMENT,
+        "packed sequences must have 0 to %lld rows, found total_q %lld, total_k %lld: split "
+        "the call",
+        static_cast<long long>(kMaxSeqlen), static_cast<long long>(p.total_q),
+        static_cast<long long>(p.total_k));
   }
   if (p.heads_q <= 0 || p.heads_kv <= 0 || p.heads_q % p.heads_kv != 0) {
     return fail(FLASHVAR_INVALID_ARGUMENT,
-                "heads_q must be a positive multiple of heads_kv, found %d and %d", p.heads_q,
-                p.heads_kv);
+                "heads_q must be a positive multiple of heads_kv, found %d and %d: repeat kv heads",
+                p.heads_q, p.heads_kv);
   }
   if (!is_head_dim(p.head_dim) || !is_head_dim(head_dim_v(p))) {
-    return fail(FLASHVAR_INVALID_ARGUMENT,
-                "head_dim must be a positive multiple of 8, found %d and %d for values", p.head_dim,
-                head_dim_v(p));
+    return fail(
+        FLASHVAR_INVALID_ARGUMENT,
+        "head_dim must be a positive multiple of 8, found %d and %d for values: pad the tensors",
+        p.head_dim, head_dim_v(p));
   }
   return FLASHVAR_OK;
 }

@@ -67,10 +67,11 @@ flashvar_status read_params(const Params* caller, size_t first_size, Params& kno
   auto const* const bytes = reinterpret_cast<const unsigned char*>(caller);
   for (size_t i = sizeof(Params); i < size; ++i) {
     if (bytes[i] != 0) {
-      return fail(FLASHVAR_INVALID_ARGUMENT,
-                  "the caller asks for what this library is too old to know (byte %zu of its "
-                  "parameters); install the same version of both",
-                  i);
+      return fail(
+          FLASHVAR_INVALID_ARGUMENT,
+          "fields that this library is too old to know must be 0, found %u in byte %zu of the "
+          "parameters: install the same version of both",
+          bytes[i], i);
     }
   }
   return FLASHVAR_OK;

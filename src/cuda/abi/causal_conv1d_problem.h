@@ -50,7 +50,7 @@ inline flashvar_status check_causal_conv1d(const flashvar_causal_conv1d_problem&
       final_columns < 0) {
     return fail(FLASHVAR_INVALID_ARGUMENT,
                 "sizes must be at least 0, found batch %lld, seqlen %lld, dim %lld, sequences "
-                "%lld, columns %d, final_columns %d",
+                "%lld, columns %d, final_columns %d: pass the sizes of the tensors",
                 static_cast<long long>(p.batch), static_cast<long long>(p.seqlen),
                 static_cast<long long>(p.dim), static_cast<long long>(p.sequences), p.columns,
                 final_columns);
@@ -63,12 +63,14 @@ inline flashvar_status check_causal_conv1d(const flashvar_causal_conv1d_problem&
       __builtin_mul_overflow(states, columns, &states)) {
     return fail(FLASHVAR_INVALID_ARGUMENT,
                 "tensors must have less than 2^63 elements, found batch %lld, seqlen %lld, dim "
-                "%lld, sequences %lld",
+                "%lld, sequences %lld: split the call",
                 static_cast<long long>(p.batch), static_cast<long long>(p.seqlen),
                 static_cast<long long>(p.dim), static_cast<long long>(p.sequences));
   }
   if (p.width < 2 || p.width > 4) {
-    return fail(FLASHVAR_INVALID_ARGUMENT, "width must be 2 to 4, found %d", p.width);
+    return fail(FLASHVAR_INVALID_ARGUMENT,
+                "width must be 2 to 4, found %d: pad a narrower weight with zeros in front",
+                p.width);
   }
   if (p.cu_seqlens != nullptr && p.batch != 1) {
     return fail(FLASHVAR_INVALID_ARGUMENT,
@@ -85,9 +87,10 @@ inline flashvar_status check_causal_conv1d(const flashvar_causal_conv1d_problem&
 // Without cu_seqlens, `sequences` must be the batch.
 inline flashvar_status check_sequences(const flashvar_causal_conv1d_problem& p) {
   if (p.cu_seqlens != nullptr || p.sequences == p.batch) return FLASHVAR_OK;
-  return fail(FLASHVAR_INVALID_ARGUMENT,
-              "sequences must be the batch without cu_seqlens, found %lld and %lld",
-              static_cast<long long>(p.sequences), static_cast<long long>(p.batch));
+  return fail(
+      FLASHVAR_INVALID_ARGUMENT,
+      "sequences must be the batch without cu_seqlens, found %lld and %lld: set it to the batch",
+      static_cast<long long>(p.sequences), static_cast<long long>(p.batch));
 }
 
 inline void translate(const flashvar_causal_conv1d_problem& p, causal_conv1d::Problem& to) {

@@ -55,9 +55,10 @@ struct CausalConv1dUpdate {
                   p.problem.cu_seqlens);
     }
     if (p.problem.columns < p.problem.width - 1) {
-      return fail(FLASHVAR_INVALID_ARGUMENT,
-                  "a state must have width - 1 columns or more, found %d of width %d",
-                  p.problem.columns, p.problem.width);
+      return fail(
+          FLASHVAR_INVALID_ARGUMENT,
+          "a state must have width - 1 columns or more, found %d of width %d: lengthen the states",
+          p.problem.columns, p.problem.width);
     }
     return FLASHVAR_OK;
   }

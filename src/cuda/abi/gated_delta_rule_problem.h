@@ -42,8 +42,9 @@ inline flashvar_status check_gated_delta_rule(const flashvar_gated_delta_rule_pr
                 static_cast<long long>(p.sequences), static_cast<long long>(p.seqlen));
   }
   if (p.heads_qk < 1 || p.heads < 0 || p.heads % p.heads_qk != 0) {
-    return fail(FLASHVAR_INVALID_ARGUMENT, "heads must be a multiple of heads_qk, found %d and %d",
-                p.heads, p.heads_qk);
+    return fail(FLASHVAR_INVALID_ARGUMENT,
+                "heads must be a multiple of heads_qk, found %d and %d: repeat heads of v", p.heads,
+                p.heads_qk);
   }
   if (p.head_dim < 1 || p.head_dim % step != 0 || p.head_dim_v < 0 || p.head_dim_v % step != 0) {
     return fail(FLASHVAR_INVALID_ARGUMENT,
@@ -51,7 +52,8 @@ inline flashvar_status check_gated_delta_rule(const flashvar_gated_delta_rule_pr
                 p.head_dim, p.head_dim_v);
   }
   if (!std::isfinite(p.scale)) {
-    return fail(FLASHVAR_INVALID_ARGUMENT, "scale must be finite, found %g", p.scale);
+    return fail(FLASHVAR_INVALID_ARGUMENT, "scale must be finite, found %g: pass a finite one",
+                p.scale);
   }
   if (p.dt_bias.data != nullptr && p.a_log.data == nullptr) {
     return fail(FLASHVAR_INVALID_ARGUMENT,

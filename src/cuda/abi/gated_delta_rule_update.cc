@@ -45,12 +45,15 @@ struct GatedDeltaRuleUpdate : GatedDeltaRuleOut<flashvar_gated_delta_rule_update
     }
     bool const indexed = p.state_indices != nullptr;
     if (indexed ? p.index_bytes != 4 && p.index_bytes != 8 : p.index_bytes != 0) {
-      return fail(FLASHVAR_INVALID_ARGUMENT,
-                  "index_bytes must be 4 or 8 with state_indices and 0 without, found %u",
-                  p.index_bytes);
+      return fail(
+          FLASHVAR_INVALID_ARGUMENT,
+          "index_bytes must be 4 or 8 with state_indices and 0 without, found %u: set it to the "
+          "size of an index",
+          p.index_bytes);
     }
     if (p.states < 0) {
-      return fail(FLASHVAR_INVALID_ARGUMENT, "states must be at least 0, found %lld",
+      return fail(FLASHVAR_INVALID_ARGUMENT,
+                  "states must be at least 0, found %lld: pass the size of the pool",
                   static_cast<long long>(p.states));
     }
     return FLASHVAR_OK;

@@ -20,19 +20,21 @@ inline flashvar_status check_merge_states(const flashvar_merge_states_problem& p
   auto is_count = [](int64_t count) { return 0 <= count && count <= INT32_MAX; };
   if (!is_count(p.batch) || !is_count(p.seqlen) || p.heads < 0 || p.head_dim < 0) {
     return fail(FLASHVAR_INVALID_ARGUMENT,
-                "sizes must be 0 to 2^31 - 1, found batch %lld, seqlen %lld, heads %d, head_dim %d",
+                "sizes must be 0 to 2^31 - 1, found batch %lld, seqlen %lld, heads %d, head_dim "
+                "%d: split the call",
                 static_cast<long long>(p.batch), static_cast<long long>(p.seqlen), p.heads,
                 p.head_dim);
   }
   int64_t rows = 0;
   if (__builtin_mul_overflow(p.batch * p.seqlen, int64_t{p.heads}, &rows)) {
-    return fail(FLASHVAR_INVALID_ARGUMENT, "rows must be below 2^63, found %lld * %lld * %d",
+    return fail(FLASHVAR_INVALID_ARGUMENT,
+                "rows must be below 2^63, found %lld * %lld * %d: split the call",
                 static_cast<long long>(p.batch), static_cast<long long>(p.seqlen), p.heads);
   }
   bool const listed = p.out_parts != nullptr || p.lse_parts != nullptr;
   if (p.parts < 1 || (listed && p.parts > merge_states::kMaxAddresses)) {
     return fail(FLASHVAR_INVALID_ARGUMENT,
-                "parts must be at least 1, and at most %d where they are addresses, found %d; "
+                "parts must be at least 1, and at most %d where they are addresses, found %d: "
                 "stack more than that",
                 merge_states::kMaxAddresses, p.parts);
   }
