@@ -191,7 +191,7 @@ void translate(const Params& params, float* lse, attention::Problem& to) {
 }
 
 template <class Kernel>
-flashvar_status fail_no_kernel(const char* op, const Kernel* const* table,
+flashvar_status fail_no_kernel(const char* function, const Kernel* const* table,
                                const flashvar_attention_problem& p) {
   char held[512] = "nothing";
   int length = 0;
@@ -201,14 +201,14 @@ flashvar_status fail_no_kernel(const char* op, const Kernel* const* table,
                             (*table)->head_dim_v);
   }
   return fail(FLASHVAR_NO_KERNEL,
-              "no %s kernel for dtype %u, head_dim %d / %d; this binary holds %s", op, p.dtype,
-              p.head_dim, head_dim_v(p), held);
+              "no %s kernel for dtype %u, head_dim %d / %d; this binary holds %s", function,
+              p.dtype, p.head_dim, head_dim_v(p), held);
 }
 
 // Finds the kernel with the smallest head dims that are at least the call's. `table` ends with
 // null.
 template <class Kernel>
-flashvar_status find_kernel(const char* op, const Kernel* const* table,
+flashvar_status find_kernel(const char* function, const Kernel* const* table,
                             const flashvar_attention_problem& p, const Kernel*& found) {
   int const dim = p.head_dim, dim_v = head_dim_v(p);
   found = nullptr;
@@ -220,7 +220,7 @@ flashvar_status find_kernel(const char* op, const Kernel* const* table,
       found = &kernel;
     }
   }
-  return found != nullptr ? FLASHVAR_OK : fail_no_kernel(op, table, p);
+  return found != nullptr ? FLASHVAR_OK : fail_no_kernel(function, table, p);
 }
 
 }  // namespace flashvar

@@ -2,7 +2,7 @@
 // older or newer version than this library's, check them, and launch, size the workspace or
 // explain.
 //
-// `Op` is a function of an op, such as <op>_fwd, as a struct with
+// `Function` is a function of an op, such as <op>_fwd, as a struct with
 //   Params, Kernel               its parameter struct, and the row type of its kernel table
 //   kName                        its name in messages
 //   kFirstSize                   bytes of Params in its first version
@@ -86,18 +86,19 @@ struct Pointer {
 };
 
 template <class Pointers>
-flashvar_status check_pointers(const char* op, const Pointers& required) {
+flashvar_status check_pointers(const char* function, const Pointers& required) {
   for (const Pointer& one : required) {
     if (one.needed && one.address == nullptr) {
       return fail(FLASHVAR_INVALID_ARGUMENT,
                   "%s needs the address of %s, found NULL: set it to memory of the call's device",
-                  op, one.name);
+                  function, one.name);
     }
   }
   return FLASHVAR_OK;
 }
 
-inline flashvar_status check_workspace(const char* op, const flashvar_call& call, uint64_t wanted) {
+inline flashvar_status check_workspace(const char* function, const flashvar_call& call,
+                                       uint64_t wanted) {
   constexpr uintptr_t kAlignment = 256;  // bytes, as flashvar_call promises
   bool const is_there = wanted == 0 || call.workspace != nullptr;
   if (is_there && call.workspace_size >= wanted &&
@@ -108,7 +109,7 @@ inline flashvar_status check_workspace(const char* op, const flashvar_call& call
               "workspace must have %llu bytes, aligned to %llu, found %llu bytes at %p; "
               "flashvar_%s_workspace says how many",
               static_cast<unsigned long long>(wanted), static_cast<unsigned long long>(kAlignment),
-              static_cast<unsigned long long>(call.workspace_size), call.workspace, op);
+              static_cast<unsigned long long>(call.workspace_size), call.workspace, function);
 }
 
 // The kernel of a dtype, for functions whose kernels differ in nothing else. `table` ends with
@@ -124,28 +125,28 @@ flashvar_status find_kernel_of_dtype(const char* function, const Kernel* const* 
 }
 
 // The parameters of a call as this library knows them, and the kernel that supports them.
-template <class Op>
+template <class Function>
 struct Prepared {
-  typename Op::Params params;
-  const typename Op::Kernel* kernel = nullptr;
+  typename Function::Params params;
+  const typename Function::Kernel* kernel = nullptr;
   flashvar_status status;
 
-  explicit Prepared(const typename Op::Params* caller)
-      : status(read_params(caller, Op::kFirstSize, params)) {
-    if (status == FLASHVAR_OK) status = Op::prepare(params, kernel);
+  explicit Prepared(const typename Function::Params* caller)
+      : status(read_params(caller, Function::kFirstSize, params)) {
+    if (status == FLASHVAR_OK) status = Function::prepare(params, kernel);
   }
 };
 
 // flashvar_<function>: launches on the call's device and stream.
-template <class Op>
-flashvar_status launch(const typename Op::Params* caller) {
-  Prepared<Op> const call(caller);
-  if (call.status != FLASHVAR_OK || Op::is_empty(call.params)) return call.status;
+template <class Function>
+flashvar_status launch(const typename Function::Params* caller) {
+  Prepared<Function> const call(caller);
+  if (call.status != FLASHVAR_OK || Function::is_empty(call.params)) return call.status;
   const flashvar_call& head = call.params.call;
-  flashvar_status status = check_pointers(Op::kName, Op::required(call.params));
+  flashvar_status status = check_pointers(Function::kName, Function::required(call.params));
   if (status != FLASHVAR_OK) return status;
-  auto const problem = Op::problem(call.params);
-  status = check_workspace(Op::kName, head, call.kernel->launcher.workspace(problem));
+  auto const problem = Function::problem(call.params);
+  status = check_workspace(Function::kName, head, call.kernel->launcher.workspace(problem));
   if (status != FLASHVAR_OK) return status;
   DeviceGuard const guard(head.device);
   if (guard.status() != FLASHVAR_OK) return guard.status();
@@ -153,28 +154,30 @@ flashvar_status launch(const typename Op::Params* caller) {
       call.kernel->launcher.launch(problem, head.device, static_cast<cudaStream_t>(head.stream));
   if (error == cudaSuccess) return FLASHVAR_OK;
   cudaGetLastError();  // clears the error: the next caller must not see it
-  return fail(FLASHVAR_CUDA_ERROR, "%s did not launch on device %d: %s (%d)", Op::kName,
+  return fail(FLASHVAR_CUDA_ERROR, "%s did not launch on device %d: %s (%d)", Function::kName,
               head.device, cudaGetErrorString(error), error);
 }
 
 // flashvar_<function>_workspace.
-template <class Op>
-flashvar_status workspace(const typename Op::Params* caller, uint64_t* size) {
-  Prepared<Op> const call(caller);
+template <class Function>
+flashvar_status workspace(const typename Function::Params* caller, uint64_t* size) {
+  Prepared<Function> const call(caller);
   if (call.status != FLASHVAR_OK) return call.status;
   if (size == nullptr) {
     return fail(FLASHVAR_INVALID_ARGUMENT,
                 "size must point to where the bytes of workspace are written, found NULL: pass the "
                 "address of a uint64_t");
   }
-  *size = Op::is_empty(call.params) ? 0 : call.kernel->launcher.workspace(Op::problem(call.params));
+  *size = Function::is_empty(call.params)
+              ? 0
+              : call.kernel->launcher.workspace(Function::problem(call.params));
   return FLASHVAR_OK;
 }
 
 // flashvar_<function>_explain.
-template <class Op>
-flashvar_status explain(const typename Op::Params* caller, char* buffer, uint64_t size) {
-  Prepared<Op> const call(caller);
+template <class Function>
+flashvar_status explain(const typename Function::Params* caller, char* buffer, uint64_t size) {
+  Prepared<Function> const call(caller);
   if (call.status != FLASHVAR_OK) return call.status;
   if (buffer == nullptr && size > 0) {
     return fail(FLASHVAR_INVALID_ARGUMENT,
@@ -182,23 +185,23 @@ flashvar_status explain(const typename Op::Params* caller, char* buffer, uint64_
                 static_cast<unsigned long long>(size));
   }
   Text text(buffer, size);
-  call.kernel->launcher.explain(Op::problem(call.params), text);
+  call.kernel->launcher.explain(Function::problem(call.params), text);
   return FLASHVAR_OK;
 }
 
 }  // namespace flashvar
 
-// Defines the three C functions of <function>, whose steps are those of flashvar::<Op>. The op's
-// header declares them.
-#define FLASHVAR_DEFINE_C_FUNCTIONS(function, Op)                                             \
-  flashvar_status flashvar_##function(const flashvar_##function##_params* params) {           \
-    return flashvar::launch<flashvar::Op>(params);                                            \
-  }                                                                                           \
-  flashvar_status flashvar_##function##_workspace(const flashvar_##function##_params* params, \
-                                                  uint64_t* size) {                           \
-    return flashvar::workspace<flashvar::Op>(params, size);                                   \
-  }                                                                                           \
-  flashvar_status flashvar_##function##_explain(const flashvar_##function##_params* params,   \
-                                                char* text, uint64_t size) {                  \
-    return flashvar::explain<flashvar::Op>(params, text, size);                               \
+// Defines the three C functions flashvar_<name>, whose steps are those of flashvar::<Function>. The
+// op's header declares them.
+#define FLASHVAR_DEFINE_C_FUNCTIONS(name, Function)                                             \
+  flashvar_status flashvar_##name(const flashvar_##name##_params* params) {                     \
+    return flashvar::launch<flashvar::Function>(params);                                        \
+  }                                                                                             \
+  flashvar_status flashvar_##name##_workspace(const flashvar_##name##_params* params,           \
+                                              uint64_t* size) {                                 \
+    return flashvar::workspace<flashvar::Function>(params, size);                               \
+  }                                                                                             \
+  flashvar_status flashvar_##name##_explain(const flashvar_##name##_params* params, char* text, \
+                                            uint64_t size) {                                    \
+    return flashvar::explain<flashvar::Function>(params, text, size);                           \
   }

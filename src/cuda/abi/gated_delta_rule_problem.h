@@ -107,7 +107,7 @@ Problem gated_delta_rule_problem(const flashvar_gated_delta_rule_problem& p,
   return problem;
 }
 
-// Members of Op (call.h) that the functions which write `out` share.
+// Members of Function (call.h) that the functions which write `out` share.
 template <class Params_>
 struct GatedDeltaRuleOut {
   using Params = Params_;

@@ -201,8 +201,8 @@ using KeyTiles =
 // microseconds, in which the scheduler warp locates it.
 inline constexpr int32_t kStepsAhead = 4;
 
-// The operands of a load thread. kKeys: K and Q; kValues: V, dO, LSE and delta.
-enum class Operand { kKeys, kValues };
+// The two load threads, by what they load. kKeys: K and Q; kValues: V, dO, LSE and delta.
+enum class LoadThread { kKeys, kValues };
 
 // Zeros the column blocks that the GEMMs read beyond a call's smaller head dim. Called by all
 // threads, before any load.
@@ -238,7 +238,7 @@ __device__ __forceinline__ void load_clipped_tile(uint32_t smem, const CUtensorM
 
 // One of the two load threads. Two, because setmaxnreg leaves one thread too few registers for all
 // operands.
-template <class Config, Operand kOperand>
+template <class Config, LoadThread kThread>
 __device__ __forceinline__ void bwd_load_operand(const BwdArgs& args,
                                                  const KeyTileSmem<Config>& smem) {
   const BwdProblem& problem = args.problem;
@@ -250,7 +250,7 @@ __device__ __forceinline__ void bwd_load_operand(const BwdArgs& args,
     // one's last load, or at once if it has fewer.
     int32_t left = max(problem.group * (tile.end - tile.begin), 0) + 1;
     auto request_next = [&](bool due) {
-      if (kOperand == Operand::kKeys && due) {
+      if (kThread == LoadThread::kKeys && due) {
         ptx::mbarrier_arrive(smem.tile_request());
       }
     };
@@ -262,7 +262,7 @@ __device__ __forceinline__ void bwd_load_operand(const BwdArgs& args,
       // The previous tile has released K and V.
       ptx::mbarrier_wait(smem.empty_kv(), kv.phase() ^ 1);
       kv.advance();
-      if constexpr (kOperand == Operand::kKeys) {
+      if constexpr (kThread == LoadThread::kKeys) {
         load_clipped_tile<Config::kColBlocksK, Config::kColBlockBytesKV>(
             smem.k(), &args.k, smem.full_k(), problem.head_dim, tile.keys, 0,
             tile.split_head / args.splits.count_divisor);
@@ -276,7 +276,7 @@ __device__ __forceinline__ void bwd_load_operand(const BwdArgs& args,
     for_each_step(args, tile, [&](uint32_t head, int32_t m) {
       uint32_t const s = step.stage();
       request_next(--left == kStepsAhead);
-      if constexpr (kOperand == Operand::kKeys) {
+      if constexpr (kThread == LoadThread::kKeys) {
         // dK, which read this stage, is complete.
         ptx::mbarrier_wait(smem.empty_q(s), step.phase() ^ 1);
         load_clipped_tile<Config::kColBlocks, Config::kColBlockBytesQ>(
@@ -304,9 +304,9 @@ __device__ __forceinline__ void bwd_produce_dynamic(const BwdArgs& args,
   // The preprocess kernel is complete: LSE and delta are written, the counter is zeroed.
   ptx::griddepcontrol_wait();
   if (threadIdx.x == 0) {
-    bwd_load_operand<Config, Operand::kKeys>(args, smem);
+    bwd_load_operand<Config, LoadThread::kKeys>(args, smem);
   } else if (threadIdx.x == 32) {
-    bwd_load_operand<Config, Operand::kValues>(args, smem);
+    bwd_load_operand<Config, LoadThread::kValues>(args, smem);
   } else if (threadIdx.x / 32 == 2) {
     schedule_key_tiles<Config>(args, smem);
   }
