@@ -191,8 +191,9 @@ flashvar_status explain(const typename Function::Params* caller, char* buffer, u
 
 }  // namespace flashvar
 
-// Defines the three C functions flashvar_<name>, whose steps are those of flashvar::<Function>. The
-// op's header declares them.
+// Defines the three C functions of the function <name>, whose steps are those of
+// flashvar::<Function>. The op's header declares them. A macro, because each has an exported name
+// of its own.
 #define FLASHVAR_DEFINE_C_FUNCTIONS(name, Function)                                             \
   flashvar_status flashvar_##name(const flashvar_##name##_params* params) {                     \
     return flashvar::launch<flashvar::Function>(params);                                        \

@@ -1,4 +1,4 @@
-// Checks the parameters that all causal_conv1d ops share, and converts them to
+// Checks the parameters that all functions of causal_conv1d share, and converts them to
 // causal_conv1d::Problem.
 #pragma once
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Checks the parameters that all gated_delta_rule ops share, and converts them to
+// Checks the parameters that all functions of gated_delta_rule share, and converts them to
 // gated_delta_rule::Problem.
 #pragma once
 #include <array>

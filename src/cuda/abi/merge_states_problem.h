@@ -1,4 +1,4 @@
-// Checks the parameters that both merge_states ops share, and converts them to
+// Checks the parameters that both functions of merge_states share, and converts them to
 // merge_states::Problem.
 #pragma once
 #include <cstdint>

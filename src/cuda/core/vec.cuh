@@ -9,7 +9,7 @@
 
 namespace flashvar {
 
-// kElements: a power of two of no more than 16 bytes.
+// kElements: a power of two; they have at most 16 bytes.
 template <class Dtype, int kElements_ = 16 / sizeof(typename Dtype::Word)>
 struct Vec {
   using Word = typename Dtype::Word;
@@ -18,7 +18,7 @@ struct Vec {
 
   uint32_t words[(kBytes + 3) / 4];
 
-  // Loads the elements at `from`. kAligned: `from` is aligned to their size, and all of them are
+  // Loads the elements at `from`. kAligned: `from` is aligned to the size of all of them, which are
   // read at once if `count` > 0, with the hint that they are not read again. Otherwise the first
   // `count` elements are read one by one. Elements that are not read become 0.
   template <bool kAligned>
@@ -39,7 +39,8 @@ struct Vec {
     }
   }
 
-  // Stores likewise: all of them if `count` > 0, or the first `count` elements.
+  // Stores the elements to `to`. kAligned: all of them if `count` > 0; otherwise the first `count`,
+  // one by one.
   template <bool kAligned>
   __device__ __forceinline__ void store(Word* to, int count) const {
     if constexpr (!kAligned) {

@@ -1,6 +1,6 @@
 // The backward. With c_i = grad_out . outs[i] and delta = sum_i w_i c_i,
-//   grad_outs[i] = w_i grad_out,  grad_lses[i] = w_i (c_i - delta + grad_lse):
-// so that the merged out is not read, and its rounding does not add to the error. outs are read for
+//   grad_outs[i] = w_i grad_out,  grad_lses[i] = w_i (c_i - delta + grad_lse).
+// The merged out is not read, so that its rounding does not add to the error. outs are read for
 // grad_lses only.
 #pragma once
 #include <cstdint>

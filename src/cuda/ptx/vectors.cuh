@@ -69,9 +69,9 @@ __device__ __forceinline__ float4 shared_load4(uint32_t smem) {
   return x;
 }
 
-// Without a memory clobber, unlike the loads above, and on purpose: the compiler may move other
-// accesses of memory across it, though not the load itself across other volatile asm. Value: float,
-// uint32_t or uint16_t.
+// Unlike the loads above it has no memory clobber: the compiler may move other accesses of memory
+// across it, though not the load itself across other volatile asm. Value: float, uint32_t or
+// uint16_t.
 template <class Value>
 __device__ __forceinline__ Value shared_load_unordered(uint32_t smem) {
   Value x;
