@@ -101,6 +101,10 @@ extern "C" int schedule(uint32_t rows, uint32_t tiles, uint32_t ctas_, int32_t* 
   return made.rounds;
 }
 
+extern "C" uint32_t balanced_ctas(uint32_t most, uint32_t tiles_per_row) {
+  return PairSchedule::balanced_ctas(most, tiles_per_row);
+}
+
 constexpr int STORES = 100;
 
 template <int kHeadDim>
@@ -171,7 +175,11 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         (128, (32, 1, 4096, 32, 4, -1), _SMALL),  # 256 tiles, two for each SM
         (256, (1, 1, 8192, 8, 8, -1), _SPLIT),
         (256, (2, 4096, 4096, 16, 2, 0), _GENERAL),
-        (64, (1, 4096, 4096, 12, 1, 0), _MEDIUM),  # half of the blocks are hidden
+        (64, (1, 2048, 2048, 8, 1, 0), _SMALL),  # 256 tiles instead of 64
+        (64, (4, 8192, 8192, 16, 1, 0), _MEDIUM),
+        (64, (4, 1024, 1024, 16, 1, -1), _MEDIUM),  # two waves of larger tiles would be three
+        (128, (1, 512, 512, 16, 1, 0), _SMALL),
+        (128, (1, 8192, 8192, 16, 1, 0), _GENERAL),
     ],
 )
 def test_the_forward_takes_the_tiles_that_waste_least(
@@ -266,6 +274,22 @@ def test_every_tile_is_taken_once(rows: int, tiles: int, ctas: int, library: cty
     pairs = rows * ((tiles + 1) // 2)
     if pairs % min(ctas, pairs) == 0:
         assert rounds == pairs // min(ctas, pairs)
+
+
+@pytest.mark.parametrize("resident", [132, 264, 396])
+@pytest.mark.parametrize("tiles", [1, 3, 5, 7, 8, 11, 23])
+def test_no_cta_has_only_tiles_without_a_partner(
+    tiles: int, resident: int, library: ctypes.CDLL
+) -> None:
+    """A pair's work is that of tiles + 1 key blocks, the middle tile's that of half as many."""
+    rows, pairs = 1000, (tiles + 1) // 2
+    ctas = library.balanced_ctas(resident, tiles)
+    assert resident - 2 <= ctas <= resident
+    work = [0] * ctas
+    for unit in range(rows * pairs):
+        first = unit % pairs
+        work[unit % ctas] += 1 if 2 * first + 1 == tiles else 2
+    assert max(work) <= min(work) + 4
 
 
 _STORES = 100  # key tiles store dQ

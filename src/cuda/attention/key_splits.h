@@ -119,6 +119,22 @@ inline int64_t visible_keys(const FwdProblem& problem, int32_t block_q) {
   return std::min(keys, int64_t{problem.window_left} + diagonals + after);
 }
 
+// What a call's query tiles have to do.
+struct TileWork {
+  int64_t tiles;       // of all heads
+  int64_t most, mean;  // key blocks of a tile; under a causal mask the mean one sees fewer
+  bool causal;
+
+  static TileWork make(const FwdProblem& problem, int32_t block_q, int32_t block_kv) {
+    bool const causal = problem.window_right != kUnbounded && problem.window_left == kUnbounded;
+    int64_t const most = ceil_div(visible_keys(problem, block_q), block_kv);
+    int32_t const queries = problem.queries.seqlen >> problem.splits.row_shift;
+    int64_t const hidden = std::min(queries, problem.keys.seqlen) / (2 * block_kv);
+    return {problem.queries.tiles(problem.batch, block_q) * problem.heads_q, most,
+            causal ? std::max(most - hidden, int64_t{1}) : most, causal};
+  }
+};
+
 // Cost model for the number of splits. Unit: the time that a CTA alone on its SM takes for one key
 // block. A CTA costs its key blocks and kStart, and up to kStore more if it writes a split's
 // results. fwd_merge_kernel costs kMerge, plus half a unit per kMergeSplits splits. n CTAs that
@@ -135,20 +151,15 @@ struct SplitChoice {
   static SplitChoice make(const FwdProblem& problem, int32_t block_q, int32_t block_kv,
                           int64_t blocks_per_sm, int64_t most = kMaxSplits) {
     int64_t const slots = kMultiprocessors * blocks_per_sm;
-    int64_t const units = problem.queries.tiles(problem.batch, block_q) * problem.heads_q;
-    int64_t const blocks = ceil_div(visible_keys(problem, block_q), block_kv);
-    // Under a causal mask the mean tile sees fewer blocks than the last one.
-    bool const causal = problem.window_right != kUnbounded && problem.window_left == kUnbounded;
-    int32_t const queries = problem.queries.seqlen >> problem.splits.row_shift;
-    int64_t const hidden = std::min(queries, problem.keys.seqlen) / (2 * block_kv);
-    int64_t const mean = causal ? std::max(blocks - hidden, int64_t{1}) : blocks;
+    TileWork const work = TileWork::make(problem, block_q, block_kv);
+    int64_t const units = work.tiles, blocks = work.most;
     int64_t const store = ceil_div(kStore * std::min(problem.queries.seqlen, block_q), block_q);
     auto const time = [&](int64_t count) {
       int64_t const start = count == 1 ? kStart : kStart + store;
       int64_t const longest = ceil_div(blocks, count) + start, all = units * count;
       int64_t const merge = count == 1 ? 0 : 2 * kMerge + count / kMergeSplits;
       // Under a causal mask tiles with much work come first, so that blocks end together.
-      int64_t const of_block = causal ? ceil_div(mean, count) + start : longest;
+      int64_t const of_block = work.causal ? ceil_div(work.mean, count) + start : longest;
       int64_t const load = ceil_div(all, kMultiprocessors), rest = load % blocks_per_sm;
       int64_t const waves = load / blocks_per_sm * (blocks_per_sm + 1) + (rest > 0 ? rest + 1 : 0);
       return std::max(2 * longest, waves * of_block) + merge;  // waves: in halves

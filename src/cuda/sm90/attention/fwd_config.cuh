@@ -12,7 +12,7 @@ namespace flashvar::sm90::attention {
 // Variants of the kernel, each with tiles of its own.
 enum class FwdVariant {
   kGeneral,
-  kMedium,      // a mask, or sizes for which larger tiles waste more work (fwd_variants.h)
+  kMedium,      // a left window, or sizes for which larger tiles waste more work (fwd_variants.h)
   kSmall,       // few steps per tile: several blocks share an SM, so that their latencies overlap
   kSplit,       // split-KV and PackGQA (KeySplits); no modifiers
   kSmallSplit,  // likewise, in small tiles
@@ -24,40 +24,41 @@ struct FwdTile {
   FwdVariant variant;  // rows of kGeneral also serve the other variants
   int max_head_dim;    // of q and k
   int max_head_dim_v;
-  int block_kv;    // keys of one main-loop step
-  int consumers;   // warpgroups of 64 query rows each
-  int cost = 100;  // time per score in percent, relative to other variants of the head dims
-  // kMedium: calls with a right window alone take it up to this many keys; above head dim 64 those
-  // of at most 512 keys go by the estimated times, and calls with a left window always take it.
-  int max_keys_right_window = 0;
+  int block_kv;           // keys of one main-loop step
+  int consumers;          // warpgroups of 64 query rows each
   int blocks_per_sm = 1;  // CTAs that the register limit is set for (kOneCtaPerSM: one runs)
+  // Costs: times per score, in percent, relative to other variants of the head dims.
+  int cost = 100;           // where CTAs have all SMs
+  int cost_alone = 0;       // at least, of a CTA that has an SM for itself, where several fit
+  int cost_alone_rows = 0;  // likewise, in calls of one small tile: keys come from memory
+  int start = 2;            // steps that take as long as a tile's first loads and its results
+  int cost_causal = 0;      // `cost` under a causal mask, where it differs
 };
 
 // The first row whose variant and head dims fit is used. Measured on an H200
 // (docs/hopper-ledger.md).
 // clang-format off
 inline constexpr FwdTile kFwdTiles[] = {
-    // variant, max_head_dim, max_head_dim_v, block_kv, consumers, cost, max_keys_right_window,
-    // blocks_per_sm
+    // variant, max_head_dim, max_head_dim_v, block_kv, consumers, blocks_per_sm, cost, cost_alone,
+    // cost_alone_rows, start, cost_causal
     {FwdVariant::kModifiers,       64,  64,  64, 4},
     {FwdVariant::kModifiers,      128, 128,  64, 3},
     {FwdVariant::kModifiers,      256, 256,  64, 2},
-    {FwdVariant::kSmallModifiers,  64,  64,  64, 1, 170, 0, 3},
-    {FwdVariant::kSmallModifiers, 128, 128,  64, 1, 170, 0, 2},
-    {FwdVariant::kSplit,           64,  64, 128, 2, 125},
+    {FwdVariant::kSmallModifiers,  64,  64,  64, 1, 3, 120, 200, 340},
+    {FwdVariant::kSmallModifiers, 128, 128,  64, 1, 2, 128, 140, 255},
+    {FwdVariant::kSplit,           64,  64, 128, 2, 1, 125},
     {FwdVariant::kSplit,          128, 128, 128, 2},
-    {FwdVariant::kSmallSplit,      64,  64, 128, 1, 250, 0, 2},
-    {FwdVariant::kSmallSplit,     128, 128,  64, 1, 230, 0, 2},
-    {FwdVariant::kSmall,           64,  64,  64, 1, 150, 0, 3},
-    {FwdVariant::kSmall,           96,  96,  64, 1, 190, 0, 2},
-    {FwdVariant::kSmall,          128, 128,  64, 1, 163, 0, 2},
-    {FwdVariant::kMedium,          64,  64,  64, 4, 107, INT32_MAX},
-    {FwdVariant::kMedium,          96,  96, 128, 2, 105, 2048},
-    {FwdVariant::kMedium,         112, 112, 128, 2, 100, 2048},
-    {FwdVariant::kMedium,         128, 128, 128, 2, 100, INT32_MAX},
-    {FwdVariant::kGeneral,         64,  64, 128, 3,  95},
-    {FwdVariant::kGeneral,         96,  96, 112, 3,  95},
-    {FwdVariant::kGeneral,        128, 128,  80, 3,  95},
+    {FwdVariant::kSmallSplit,      64,  64, 128, 1, 2, 250},
+    {FwdVariant::kSmallSplit,     128, 128,  64, 1, 2, 230},
+    {FwdVariant::kSmall,           64,  64,  64, 1, 3, 119, 175, 300},
+    {FwdVariant::kSmall,           96,  96,  64, 1, 2, 143, 155, 285},
+    {FwdVariant::kSmall,          128, 128,  64, 1, 2, 123, 133, 245},
+    {FwdVariant::kMedium,          64,  64,  64, 4, 1, 107, 0, 0, 3},
+    {FwdVariant::kMedium,          96,  96, 128, 2, 1, 105},
+    {FwdVariant::kMedium,         128, 128, 128, 2},
+    {FwdVariant::kGeneral,         64,  64, 128, 3, 1,  94, 0, 0, 3, 107},
+    {FwdVariant::kGeneral,         96,  96, 112, 3, 1,  95, 0, 0, 3},
+    {FwdVariant::kGeneral,        128, 128,  80, 3, 1,  84, 0, 0, 5},
     {FwdVariant::kGeneral,        192, 128, 128, 2},
     {FwdVariant::kGeneral,        192, 192,  96, 2},
     {FwdVariant::kGeneral,        256, 256,  80, 2},

@@ -37,15 +37,14 @@ struct FwdVariants {
   static auto with_config(const FwdProblem& problem, Use&& use) {
     if constexpr (kHasSmaller) {
       if (problem.has_modifiers()) {
-        return time_small<SmallModifiers>(problem) < time<Modifiers>(problem)
+        return time_whole<SmallModifiers>(problem) < time_whole<Modifiers>(problem)
                    ? use(SmallModifiers{})
                    : use(Modifiers{});
       }
       bool const is_medium = prefers_medium(problem);
-      int64_t const larger = is_medium ? time<Medium>(problem) : time<General>(problem);
-      int64_t const small = time_small<Small>(problem), whole = std::min(small, larger);
-      // Calls of few rows prefer small tiles. They take large ones only where small ones would have
-      // one split.
+      int64_t const larger = is_medium ? time_whole<Medium>(problem) : time_whole<General>(problem);
+      int64_t const small = time_whole<Small>(problem), whole = std::min(small, larger);
+      // Few rows take small tiles, and large ones only where small ones would have one split.
       bool const fits_small = problem.queries.seqlen <= SmallSplit::kBlockQ;
       if (fits_small && prefers_split<SmallSplit>(problem, whole)) return use(SmallSplit{});
       if (prefers_split<Split>(problem, whole)) return use(Split{});
@@ -53,56 +52,52 @@ struct FwdVariants {
       return is_medium ? use(Medium{}) : use(General{});
     } else {
       if (problem.has_modifiers()) return use(Modifiers{});
-      return prefers_split<Split>(problem, time<General>(problem)) ? use(Split{}) : use(General{});
+      return prefers_split<Split>(problem, time_whole<General>(problem)) ? use(Split{})
+                                                                         : use(General{});
     }
   }
 
   // Rather than kGeneral. Larger tiles have more rows beyond the last query, more hidden keys under
   // a mask, and may leave more SMs idle in the last round.
   static bool prefers_medium(const FwdProblem& problem) {
-    // Causal calls with at most so many keys go by the estimated times, as calls without a mask do.
-    constexpr int kEstimated = kHeadDim <= 64 ? 0 : 512;
     if (problem.window_left != kUnbounded) return true;
-    if (problem.window_right != kUnbounded && problem.keys.seqlen > kEstimated) {
-      return problem.keys.seqlen <= Medium::kTile.max_keys_right_window;
-    }
-    return time<Medium>(problem) <= time<General>(problem);
+    return time_whole<Medium>(problem) <= time_whole<General>(problem);
   }
 
   // `time_whole`: with one split.
   template <class C>
   static bool prefers_split(const FwdProblem& problem, int64_t time_whole) {
     SplitChoice const choice = choose_splits<C>(problem);
-    return needs_merge(problem) || (choice.count > 1 && time<C>(problem) < time_whole);
+    return needs_merge(problem) ||
+           (choice.count > 1 && choice.time * area<C>() * C::kTile.cost < time_whole);
   }
 
-  // Estimated time. Unit: 1/200 of the time for one score (query x key) in a tile of cost 100.
+  // Estimated times. Unit: 1/200 of the time for one score (query x key) in a tile of cost 100.
+  // With one split:
   template <class C>
-  static int64_t time(const FwdProblem& problem) {
-    return choose_splits<C>(problem).time * area_cost<C>();
+  static int64_t time_whole(const FwdProblem& problem) {
+    TileWork const work = TileWork::make(problem, C::kBlockQ, C::kBlockKV);
+    // Lower bound: the latencies of a CTA that is alone on its SM are not overlapped. Not applied
+    // to calls of one tile whose V may have a tail that must be zeroed: there larger tiles lose
+    // time too, with warpgroups without rows (fwd_consume).
+    bool const one_tile = problem.queries.seqlen <= 64;
+    int64_t const alone = !one_tile                    ? C::kTile.cost_alone
+                          : problem.has_foreign_tail() ? 0
+                                                       : C::kTile.cost_alone_rows;
+    int64_t const cost =
+        work.causal && C::kTile.cost_causal > 0 ? C::kTile.cost_causal : C::kTile.cost;
+    int64_t const tiles_per_sm = ceil_div(work.tiles, kMultiprocessors);
+    int64_t const longest = work.most + C::kTile.start;
+    // In one wave the longest tile decides. In more, tiles with much work come first, so that SMs
+    // end together.
+    int64_t const mean = tiles_per_sm <= C::kBlocksPerSM ? longest : work.mean + C::kTile.start;
+    return 2 * area<C>() * std::max(longest * alone, tiles_per_sm * mean * cost);
   }
 
-  // Of a variant of which several blocks share an SM. A block reads K and V for the queries of its
-  // tile alone: with more queries and keys the L2 cache would be the limit.
+  // Scores of a step.
   template <class C>
-  static int64_t time_small(const FwdProblem& problem) {
-    constexpr int64_t kMostKeys = 1024;
-    int64_t const keys = visible_keys(problem, C::kBlockQ);
-    bool const one_tile = problem.queries.seqlen <= C::kBlockQ;
-    if (!one_tile && keys > kMostKeys) return INT64_MAX;
-    // Lower bound: a CTA that is alone on its SM takes as long as kBlocksPerSM that share it,
-    // because its latencies are not overlapped. Not applied to calls of one tile whose V may have a
-    // tail that must be zeroed: there larger tiles lose time too, with warpgroups without rows
-    // (fwd_consume).
-    int64_t const steps = ceil_div(keys, C::kBlockKV) + SplitChoice::kStart;
-    int64_t const alone =
-        one_tile && problem.has_foreign_tail() ? 0 : (C::kBlocksPerSM + 1) * steps;
-    return std::max(choose_splits<C>(problem).time, alone) * area_cost<C>();
-  }
-
-  template <class C>
-  static constexpr int64_t area_cost() {
-    return int64_t{C::kBlockQ} * C::kBlockKV * C::kTile.cost;
+  static constexpr int64_t area() {
+    return int64_t{C::kBlockQ} * C::kBlockKV;
   }
 
   template <class C>
