@@ -44,6 +44,16 @@ def test_odd_and_even_numbers_of_tiles(
     check_gradients(call, backend)
 
 
+@DIMS
+@pytest.mark.parametrize("length", [384, 640, 896], ids=lambda n: f"s{n}")
+def test_odd_numbers_of_tiles_on_all_sms(length: int, head_dim: int, backend: str) -> None:
+    """The middle tile of a head has no partner; a block takes pairs and such tiles in turn."""
+    heads = (SMS + 1, SMS + 1)
+    call = dense(head_dim, torch.bfloat16, (length, length), heads=heads, batch=1, causal=True)
+    check(call, backend)
+    check_gradients(call, backend)
+
+
 @pytest.mark.parametrize(
     ("head_dim", "options"),
     [
