@@ -8,7 +8,6 @@ from typing import Any
 import host_program
 import pytest
 import torch
-import torch.nn.functional as F
 from host_causal_conv1d import CHOSEN, HostLibrary
 
 from flashvar.backends.cuda import causal_conv1d as cuda
@@ -421,7 +420,7 @@ def test_a_gradient_in_another_order(
     wide = wide._replace(cu_seqlens=conv.cu_seqlens)
     ordered = {
         "tokens": partial(laid_out, kind="tokens"),
-        "odd": lambda grad: F.pad(grad.mT, (0, 1))[..., :-1].mT,  # rows of 71 tokens
+        "odd": lambda grad: torch.nn.functional.pad(grad.mT, (0, 1))[..., :-1].mT,  # rows of 71 tokens
         "neither": partial(laid_out, kind="neither"),
         "expanded": lambda grad: grad[..., :1].expand_as(grad),
     }
