@@ -420,7 +420,8 @@ def test_a_gradient_in_another_order(
     wide = wide._replace(cu_seqlens=conv.cu_seqlens)
     ordered = {
         "tokens": partial(laid_out, kind="tokens"),
-        "odd": lambda grad: torch.nn.functional.pad(grad.mT, (0, 1))[..., :-1].mT,  # rows of 71 tokens
+        # Rows of 71 tokens.
+        "odd": lambda grad: torch.nn.functional.pad(grad.mT, (0, 1))[..., :-1].mT,
         "neither": partial(laid_out, kind="neither"),
         "expanded": lambda grad: grad[..., :1].expand_as(grad),
     }
