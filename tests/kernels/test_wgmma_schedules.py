@@ -179,7 +179,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         (64, (4, 8192, 8192, 16, 1, 0), _MEDIUM),
         (64, (4, 1024, 1024, 16, 1, -1), _MEDIUM),  # two waves of larger tiles would be three
         (128, (1, 512, 512, 16, 1, 0), _SMALL),
-        (128, (1, 8192, 8192, 16, 1, 0), _GENERAL),
+        (128, (4, 3072, 3072, 16, 1, 0), _GENERAL),  # 16 tiles of 192 rows, none partly filled
+        (128, (16, 128, 4096, 16, 1, -1), _MEDIUM),  # small tiles would load all keys twice
     ],
 )
 def test_the_forward_takes_the_tiles_that_waste_least(

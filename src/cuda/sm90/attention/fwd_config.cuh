@@ -58,7 +58,7 @@ inline constexpr FwdTile kFwdTiles[] = {
     {FwdVariant::kMedium,         128, 128, 128, 2},
     {FwdVariant::kGeneral,         64,  64, 128, 3, 1,  94, 0, 0, 3, 107},
     {FwdVariant::kGeneral,         96,  96, 112, 3, 1,  95, 0, 0, 3},
-    {FwdVariant::kGeneral,        128, 128,  80, 3, 1,  84, 0, 0, 5},
+    {FwdVariant::kGeneral,        128, 128,  80, 3, 1,  92, 0, 0, 3},
     {FwdVariant::kGeneral,        192, 128, 128, 2},
     {FwdVariant::kGeneral,        192, 192,  96, 2},
     {FwdVariant::kGeneral,        256, 256,  80, 2},

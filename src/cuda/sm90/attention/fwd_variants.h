@@ -43,7 +43,8 @@ struct FwdVariants {
       }
       bool const is_medium = prefers_medium(problem);
       int64_t const larger = is_medium ? time_whole<Medium>(problem) : time_whole<General>(problem);
-      int64_t const small = time_whole<Small>(problem), whole = std::min(small, larger);
+      int64_t const small = reads_keys_again(problem) ? INT64_MAX : time_whole<Small>(problem);
+      int64_t const whole = std::min(small, larger);
       // Few rows take small tiles, and large ones only where small ones would have one split.
       bool const fits_small = problem.queries.seqlen <= SmallSplit::kBlockQ;
       if (fits_small && prefers_split<SmallSplit>(problem, whole)) return use(SmallSplit{});
@@ -62,6 +63,15 @@ struct FwdVariants {
   static bool prefers_medium(const FwdProblem& problem) {
     if (problem.window_left != kUnbounded) return true;
     return time_whole<Medium>(problem) <= time_whole<General>(problem);
+  }
+
+  // Whether several small tiles would load the many keys that one larger tile loads once: from
+  // memory, where no other tile has use for them.
+  static bool reads_keys_again(const FwdProblem& problem) {
+    constexpr int64_t kManyKeys = 1024;
+    int32_t const queries = problem.queries.seqlen;
+    return queries > Small::kBlockQ && queries <= General::kBlockQ &&
+           visible_keys(problem, Small::kBlockQ) > kManyKeys;
   }
 
   // `time_whole`: with one split.
