@@ -6,6 +6,7 @@
 * `*` in the navigation stands for the pages that are there.
 * Marks behind the language of a fenced block, which say who runs it (tests/documented.py), are
   not shown.
+* Inline code breaks between the words of a name (line_breaks.py); the search index has no breaks.
 * A built page that would load anything from another host is an error.
 """
 
@@ -23,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "src" / "python"), str(Path(__file__).parent)]
 
 import context_parallel  # noqa: E402
+import line_breaks  # noqa: E402
 import op_rates  # noqa: E402
 import pages  # noqa: E402
 import pictures  # noqa: E402
@@ -133,6 +135,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return SIZES.sub(r"&nbsp;\1&nbsp;", text) if name in UNBROKEN else text
 
     return MARKED_FENCE.sub(r"\1", MARKER.sub(made, markdown))
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Say where inline code breaks."""
+    return line_breaks.in_code(output)
 
 
 def on_post_build(config: Any) -> None:

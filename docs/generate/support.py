@@ -252,13 +252,13 @@ def versions(root: Path) -> str:
 
 
 def _of_part(one: Record) -> str:
-    """The ops whose tests ran, or the files if some are of no op."""
+    """The ops whose tests ran, then the files that are of no op."""
     if not one.chosen:
         return ""
-    of = [_op_of(Path(word).stem) for word in one.chosen]
-    if None not in of:
-        return f", only tests of {_listed(dict.fromkeys(f'`{op}`' for op in of))}"
-    return f", only {_listed(f'`{Path(word).name}`' for word in one.chosen)}"
+    of = {Path(word).name: _op_of(Path(word).stem) for word in one.chosen}
+    ran = dict.fromkeys(f"`{op}`" for op in of.values() if op)
+    others = [f"`{name}`" for name, op in of.items() if not op]
+    return f", only tests of {_listed([*ran, *others])}"
 
 
 def skipped(root: Path) -> str:

@@ -79,7 +79,7 @@ def test_a_gpu_is_named_only_for_what_ran_on_it(tmp_path: Path) -> None:
     [
         (["test_merge_states"], "only tests of `merge_states`"),
         (["test_attention_bias", "test_attention_cache"], "only tests of `attention`"),
-        (["test_layers", "test_merge_states"], "only `test_layers.py` and `test_merge_states.py`"),
+        (["test_layers", "test_merge_states"], "only tests of `merge_states` and `test_layers.py`"),
     ],
 )
 def test_a_record_of_a_part_is_not_one_of_the_binary(

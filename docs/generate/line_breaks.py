@@ -1,0 +1,35 @@
+"""Where a line may break within inline code: after a part of a long name, never in an option."""
+
+from __future__ import annotations
+
+import re
+
+CODE = re.compile(r"<pre\b.*?</pre>|(<code\b[^>]*>)(.*?)(?=</code>)", re.DOTALL)
+BEFORE_BRACKET = re.compile(r"(?<=</code>)\s+(?=\))")  # which mkdocstrings writes there
+WORD = re.compile(r"<[^>]*>|[^\s<]+")  # a tag, or text without a space
+LONG = 17  # shorter words fit a column of a table on a phone
+PARTS = re.compile(
+    r"(?<=/)(?=.)"  # folders
+    r"|(?<=\.)(?=\w{5})"  # modules, but no suffix of a file
+    r"|(?<=[^\W_]_)(?=[^\W_]{3})|(?<=;_)(?=[^\W_]{3})"  # words of a name
+    r"|(?<=[=(])(?=[^)])"  # arguments
+    r"|(?<=[a-z])(?=[A-Z][a-z])"  # words of a class
+)
+
+
+def in_code(html: str) -> str:
+    """The page with these breaks; blocks of code stay as they are."""
+    return CODE.sub(_broken, BEFORE_BRACKET.sub("", html))
+
+
+def _broken(found: re.Match[str]) -> str:
+    if found[1] is None:
+        return found[0]
+    return found[1] + WORD.sub(_word, found[2])
+
+
+def _word(found: re.Match[str]) -> str:
+    word = found[0]
+    if re.fullmatch(r"-[\w-]+", word):
+        return f'<span class="option">{word}</span>'
+    return word if word.startswith("<") or len(word) < LONG else PARTS.sub("<wbr>", word)
