@@ -1,4 +1,4 @@
-"""Where a line may break within inline code: after a part of a long name, never in an option."""
+"""Where a line may break within inline code: between parts of a long name, never in an option."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import re
 CODE = re.compile(r"<pre\b.*?</pre>|(<code\b[^>]*>)(.*?)(?=</code>)", re.DOTALL)
 BEFORE_BRACKET = re.compile(r"(?<=</code>)\s+(?=\))")  # which mkdocstrings writes there
 WORD = re.compile(r"<[^>]*>|[^\s<]+")  # a tag, or text without a space
-LONG = 17  # shorter words fit a column of a table on a phone
+# The lengths from which a word may break: in a column of a table on a phone, and anywhere.
+IN_A_COLUMN, ANYWHERE = 17, 38
 PARTS = re.compile(
     r"(?<=/)(?=.)"  # folders
     r"|(?<=\.)(?=\w{5})"  # modules, but no suffix of a file
@@ -32,4 +33,6 @@ def _word(found: re.Match[str]) -> str:
     word = found[0]
     if re.fullmatch(r"-[\w-]+", word):
         return f'<span class="option">{word}</span>'
-    return word if word.startswith("<") or len(word) < LONG else PARTS.sub("<wbr>", word)
+    if word.startswith("<") or len(word) < IN_A_COLUMN:
+        return word
+    return PARTS.sub("<wbr>" if len(word) >= ANYWHERE else '<wbr class="column">', word)

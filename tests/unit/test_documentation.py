@@ -137,6 +137,16 @@ def test_what_the_reference_says_of_layers_is_imported_from_one_place() -> None:
     assert {*listed, *members.split(", ")} == set(layers.__all__)
 
 
+def test_the_signatures_of_readme_are_those_of_the_functions() -> None:
+    (block,) = [one.text for one in blocks(ROOT / "README.md") if one.language == "text"]
+    shown = re.sub(r"\s+", " ", block.replace('"', "'")).replace("( ", "(")
+    bare = inspect.Parameter.empty
+    for name in ("attention", "attention_varlen"):
+        signature = inspect.signature(getattr(flashvar, name))
+        plain = [one.replace(annotation=bare) for one in signature.parameters.values()]
+        assert f"{name}{inspect.Signature(plain)}" in shown
+
+
 def test_files_of_tests_are_there() -> None:
     """Those that sentences name; a pattern or a placeholder is no file."""
     named = re.compile(r"(?<![\w/])tests/(?:unit|kernels|packaging|gpu)/[\w/]+\.py")

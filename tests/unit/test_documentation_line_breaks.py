@@ -25,6 +25,8 @@ ROOT = Path(__file__).parents[2]
         ("nox -s wheels -- sm89", 'nox <span class="option">-s</span> wheels '
          '<span class="option">--</span> sm89'),
         ("width - 1", "width - 1"),
+        ("torch.nn.functional.scaled_dot_product_attention",
+         "torch.nn.<wbr>functional.<wbr>scaled_<wbr>dot_<wbr>product_<wbr>attention"),
         ('<a href="a_long_address_of_a_page">short</a>',
          '<a href="a_long_address_of_a_page">short</a>'),
     ],
@@ -32,6 +34,8 @@ ROOT = Path(__file__).parents[2]
 def test_where_code_breaks(code: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "generate"))
     in_code = import_module("line_breaks").in_code
+    if len(code) < 38:  # breaks in a column of a table only
+        expected = expected.replace("<wbr>", '<wbr class="column">')
     assert in_code(f"<p>{code}<code>{code}</code></p>") == f"<p>{code}<code>{expected}</code></p>"
     block = f"<pre><code>{code}</code></pre>"
     assert in_code(block) == block

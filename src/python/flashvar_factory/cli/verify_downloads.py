@@ -28,7 +28,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--publisher",
         metavar="OWNER/REPOSITORY:WORKFLOW.yml",
-        help="who must have attested each file, in FILE.publish.attestation next to it",
+        help="who must have attested each file, in FILE.publish.attestation or FILE.provenance "
+        "next to it",
     )
     parser.add_argument(
         "--require",
