@@ -48,7 +48,7 @@ def tile_iterator() -> Drawing:
     drawing.words(495, 222, "stay in registers from the first tile")
     drawing.words(495, 238, "to the last; then O / l and m + log l")
     drawing.words(495, 254, "are written, once")
-    drawing.words(92, 284, "teal: every query sees every key · mask: some do · grey: never touched")
+    drawing.words(92, 284, "teal: every query sees every key · mask: some do · gray: never touched")
     return drawing
 
 
