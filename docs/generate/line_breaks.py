@@ -31,8 +31,8 @@ def _broken(found: re.Match[str]) -> str:
 
 def _word(found: re.Match[str]) -> str:
     word = found[0]
-    if re.fullmatch(r"-[\w-]+", word):
-        return f'<span class="option">{word}</span>'
-    if word.startswith("<") or len(word) < IN_A_COLUMN:
+    if word.startswith("<") or word == "-":
         return word
+    if word.startswith("-") or len(word) < IN_A_COLUMN:
+        return f'<span class="whole">{word}</span>' if "-" in word else word
     return PARTS.sub("<wbr>" if len(word) >= ANYWHERE else '<wbr class="column">', word)

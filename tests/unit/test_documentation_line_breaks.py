@@ -1,4 +1,4 @@
-"""Inline code of the site: a long name breaks between its words, an option nowhere."""
+"""Inline code of the site: a long name breaks between its words, a short one nowhere."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ ROOT = Path(__file__).parents[2]
         ("flashvar.compat.fla.install()", "flashvar.<wbr>compat.fla.<wbr>install()"),
         ("CrossToolchainError", "Cross<wbr>Toolchain<wbr>Error"),
         ("&lt;function&gt;_kernels.inc", "&lt;function&gt;_<wbr>kernels.inc"),
-        ("flashvar doctor --verify", 'flashvar doctor <span class="option">--verify</span>'),
-        ("nox -s wheels -- sm89", 'nox <span class="option">-s</span> wheels '
-         '<span class="option">--</span> sm89'),
+        ("flashvar doctor --verify", 'flashvar doctor <span class="whole">--verify</span>'),
+        ("nox -s wheels -- sm89", 'nox <span class="whole">-s</span> wheels '
+         '<span class="whole">--</span> sm89'),
         ("width - 1", "width - 1"),
+        ('"bhsd-&gt;bshd"', '<span class="whole">"bhsd-&gt;bshd"</span>'),
         ("torch.nn.functional.scaled_dot_product_attention",
          "torch.nn.<wbr>functional.<wbr>scaled_<wbr>dot_<wbr>product_<wbr>attention"),
         ('<a href="a_long_address_of_a_page">short</a>',
