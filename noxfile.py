@@ -37,7 +37,8 @@ WITH_SOURCES = {"PYTHONPATH": str(SOURCES)}
 LOCKED = ["audit", "binary", "build", "ci", "cibuildwheel", "release", "smoke", "toolchain"]
 # The benchmarks that need the environment that build-dev makes.
 IN_DEV_ENVIRONMENT = {
-    *("attention", "audit", "build", "host", "integrations", "layers", "models", "ops", "shapes"),
+    *("attention", "audit", "build", "host", "integrations", "layers", "models", "ops"),
+    *("random", "shapes"),
 }
 # With these settings an example takes seconds on a CPU.
 SMALL_EXAMPLES = {

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 from typing import Any, Final
 
 if sys.version_info >= (3, 11):
@@ -17,6 +18,8 @@ _FILE: Final = Path(__file__).with_name("cases.toml")
 # Matrix products of one attention call, each 2 * heads * seqlen^2 * head_dim operations a sequence.
 _PRODUCTS: Final = {"forward": 2, "backward": 5}
 DIRECTIONS: Final = tuple(_PRODUCTS)
+# Kinds of random calls that training has too.
+_TRAINED: Final = ("self-", "causal-", "cross-")
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,47 @@ def models() -> list[Cell]:
         )
         for name, cell in table["cells"].items()
         for direction in (DIRECTIONS if cell["seqlen"] > 1 else DIRECTIONS[:1])
+    ]
+
+
+def random_calls() -> list[Cell]:
+    """Calls of sizes that are drawn at random: both directions, of few queries the forward.
+
+    The order of what is drawn is that of the file, so a run with another seed has other calls.
+    """
+    table = _table("random")
+    draw = Random(table["seed"])
+    calls: dict[str, Cell] = {}
+    while len(calls) < table["calls"]:
+        kind = draw.choice(list(table["kinds"]))
+        sizes = {name: draw.choice(values) for name, values in table["kinds"][kind].items()}
+        dtype, head_dim, heads_kv, group, batch = (
+            draw.choice(table[name]) for name in ("dtype", "head_dim", "heads_kv", "group", "batch")
+        )
+        made = Cell(
+            name="",
+            direction="forward",
+            dtype=dtype,
+            batch=batch,
+            heads=heads_kv * group,
+            heads_kv=heads_kv,
+            head_dim=head_dim,
+            causal=kind == "causal",
+            **sizes,
+        )
+        rows = 2 * made.batch * (made.heads * made.seqlen + made.heads_kv * made.keys)
+        limited = {
+            "most_operations": made.operations,
+            "most_elements": rows * made.head_dim,
+            "most_heads": made.heads,
+        }
+        if all(found <= table[limit] for limit, found in limited.items()):
+            name = f"{kind}-{batch}x{made.seqlen}" + (f"-{made.seqlen_k}" * bool(made.seqlen_k))
+            calls[f"{name}-{made.heads}h{heads_kv}-hdim{head_dim}-{dtype}"] = made
+    return [
+        replace(made, name=f"{name}-{direction}", direction=direction)
+        for name, made in calls.items()
+        for direction in (DIRECTIONS if name.startswith(_TRAINED) else DIRECTIONS[:1])
     ]
 
 

@@ -1,13 +1,13 @@
 """The one runner: `python benchmarks/run.py attention --json OUT`; models, host, ... likewise.
 
-Needs nothing but Python, and torch (with triton) for the first seven; flashvar is imported from
+Needs nothing but Python, and torch (with triton) for the first eight; flashvar is imported from
 where Python finds it, so from a working tree:
 
     PYTHONPATH=src/python python benchmarks/run.py attention --json out.json --only hdim64
 
 `--prepare N` compiles what Triton and torch compile in N processes at once, and then measures.
-An interrupted run of attention, models, shapes, ops or layers writes what it has measured to
-OUT.partial.json and ends with 130. Tables are printed last; `draw.py` draws pictures from the
+An interrupted run of attention, models, random, shapes, ops or layers writes what it has measured
+to OUT.partial.json and ends with 130. Tables are printed last; `draw.py` draws pictures from the
 files; `--compare` sets two side by side.
 The JSON file, schema 2, here as `result_file.read` gives it:
 
@@ -42,6 +42,7 @@ The JSON file, schema 2, here as `result_file.read` gives it:
                8192, timed beside the long forwards), and clocks under load: sm_mhz,
                memory_mhz, power_w, power_limit_w, temperature_c; or skipped: why it did not run
     models     as attention
+    random     as attention
     shapes     cell, contender, shape (gqa or mha, packed or padded, a feature or "without", a head
                dim or the next that is compiled); the rest as attention; ratio to the plain call: of
                rates (to_plain) and of times (faster)
@@ -89,6 +90,7 @@ from benchmarks.report import SCHEMA, BenchmarkError, Options, Report
 _MODULES: Final = {
     "attention": "attention",
     "models": "models",
+    "random": "random_calls",
     "shapes": "shapes",
     "ops": "ops",
     "layers": "layers",
@@ -101,9 +103,9 @@ _MODULES: Final = {
     "index": "index",
     "audit": "audit",
 }
-_ON_DEVICE: Final = ("attention", "models", "shapes", "ops", "layers", "host")
+_ON_DEVICE: Final = ("attention", "models", "random", "shapes", "ops", "layers", "host")
 # Who takes an option that not everybody takes.
-_WITH_CONTENDERS: Final = ("attention", "models", "shapes")
+_WITH_CONTENDERS: Final = ("attention", "models", "random", "shapes")
 _TAKEN_BY: Final = {
     "contender": (*_WITH_CONTENDERS, "ops", "layers"),
     "seconds": (*_WITH_CONTENDERS, "ops", "layers", "integrations"),
@@ -242,23 +244,24 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="attention, models, shapes, ops, layers: who runs, e.g. flex or flashvar-smXY; may be "
-        "repeated",
+        help="attention, models, random, shapes, ops, layers: who runs, e.g. flex or "
+        "flashvar-smXY; may be repeated",
     )
     parser.add_argument(
         "--seconds",
         type=_positive,
         default=0.25,
-        help="attention, models, shapes, ops, layers: device time of a contender in a case; "
-        "integrations: of each way (%(default)s)",
+        help="attention, models, random, shapes, ops, layers: device time of a contender in a "
+        "case; integrations: of each way (%(default)s)",
     )
     parser.add_argument(
         "--prepare",
         type=int,
         default=0,
         metavar="N",
-        help="attention, models, shapes, ops: N processes first prepare the cases at the same "
-        "time, then measure one after the other (0: one process does both; needs the least memory)",
+        help="attention, models, random, shapes, ops: N processes first prepare the cases at the "
+        "same time, then measure one after the other (0: one process does both; needs the least "
+        "memory)",
     )
     parser.add_argument(
         "--compare",

@@ -28,6 +28,7 @@ import line_breaks  # noqa: E402
 import op_rates  # noqa: E402
 import pages  # noqa: E402
 import pictures  # noqa: E402
+import random_calls  # noqa: E402
 import rates  # noqa: E402
 import sentences  # noqa: E402
 import support  # noqa: E402
@@ -58,6 +59,7 @@ GENERATED = {
     "tiles for 99 KiB": sentences.tiles_for_99_kib,
     "builds": rates.builds,
     "models": rates.models,
+    "random calls": random_calls.random_calls,
     "packed and grouped": rates.packed_and_grouped,
     "layers": rates.layers,
     "sizes": rates.sizes,
@@ -79,6 +81,7 @@ GENERATED = {
 # Tables whose cells have sizes, which are not broken over lines.
 UNBROKEN = {
     "models",
+    "random calls",
     "packed and grouped",
     *(f"rates of {name}" for name in timed_ops()),
 }

@@ -304,7 +304,7 @@ def models(root: Path) -> str:
             call = next(iter(by.values()))
             rates = [_rate(by[name]["tflops"]) if name in by else NONE for name in names]
             model = cell.removesuffix(f"-{call['direction']}")
-            rows.append((MODELS.get(model, model), call["direction"], _call(call), *rates))
+            rows.append((MODELS.get(model, model), call["direction"], sizes_of(call), *rates))
         measured = caption(file, document["environment"])
         headings = (
             "layer of",
@@ -327,7 +327,9 @@ def packed_and_grouped(root: Path) -> str:
         names = list(dict.fromkeys(name for by in cells.values() for name in by))
         rows = []
         for (cell, direction), by in cells.items():
-            call = PACKED.get(cell.removesuffix(f"-{direction}")) or _call(next(iter(by.values())))
+            call = PACKED.get(cell.removesuffix(f"-{direction}")) or sizes_of(
+                next(iter(by.values()))
+            )
             rates = [_rate(by[name]["tflops"]) if name in by else NONE for name in names]
             rows.append((call, direction, *rates))
         headings = ("call", "direction", *(_SHORT.get(one, contender(one)) for one in names))
@@ -340,8 +342,8 @@ def _rate(tflops: float) -> str:
     return f"{tflops:.0f}" if tflops >= 10 else f"{tflops:.1f}"
 
 
-def _call(row: Mapping[str, Any]) -> str:
-    """Sizes of a call: batch x queries / keys, heads / heads of k and v, head dim."""
+def sizes_of(row: Mapping[str, Any]) -> str:
+    """The sizes of a call: batch x queries / keys, heads / heads of k and v, head dim."""
     keys = f" / {row['seqlen_k']:,}" if row.get("seqlen_k") else ""
     heads, of_keys = row["heads"], row["heads_kv"]
     shared = f" / {of_keys}" if of_keys != heads else ""

@@ -56,6 +56,24 @@ def test_models_are_named_cells() -> None:
     assert cells["bert-base-forward"].heads_kv == cells["bert-base-forward"].heads == 12
 
 
+def test_random_calls_are_the_same_in_every_run() -> None:
+    cases = import_module("benchmarks.cases")
+    cells = cases.random_calls()
+    assert cells == cases.random_calls()
+    assert len({cell.name for cell in cells}) == len(cells)
+    forwards = [cell for cell in cells if cell.direction == "forward"]
+    assert len(forwards) == 120
+    kinds = {cell.name.partition("-")[0] for cell in cells}
+    assert kinds == {"self", "causal", "cross", "prompt", "decode"}
+    trained = {cell.name.partition("-")[0] for cell in cells if cell.direction == "backward"}
+    assert trained == {"self", "causal", "cross"}
+    for cell in cells:
+        assert cell.heads % cell.heads_kv == 0
+        assert cell.batch * cell.keys * cell.heads_kv * cell.head_dim <= 5e8
+        assert cell.causal == cell.name.startswith("causal-")
+        assert not cell.causal or cell.keys == cell.seqlen  # masks of peers agree on these alone
+
+
 def test_forms_differ_in_their_form_alone() -> None:
     for name, pair in import_module("benchmarks.cases").shapes():
         special, plain = pair.values()

@@ -29,11 +29,11 @@ def bench(*words: str) -> subprocess.CompletedProcess[str]:
         (["--compare", "a", "b", "--threshold", "-1"], "expected a number above 0, found -1"),
         (
             ["import", "--seconds", "9"],
-            "--seconds goes with attention, models, shapes, ops, layers, integrations",
+            "--seconds goes with attention, models, random, shapes, ops, layers, integrations",
         ),
         (
             ["host", "--contender", "flex"],
-            "--contender goes with attention, models, shapes, ops, layers, not",
+            "--contender goes with attention, models, random, shapes, ops, layers, not",
         ),
         (["size", "--threshold", "1"], "--threshold goes with --compare, not with size"),
         (["attention", "--seconds", "0"], "expected a number above 0, found 0"),

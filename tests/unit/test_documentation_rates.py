@@ -222,3 +222,31 @@ def test_every_model_has_a_name_for_readers() -> None:
     assert "| Llama 3 8B | backward | 2 x 8,192, 32 / 8 x 128, causal | " in said
     assert not [name for name in names if f"| {name} |" in said]
     assert "| 0 |" not in said  # a rate below 1 has a digit after the point
+
+
+def test_random_calls_begin_with_the_slowest(tmp_path: Path) -> None:
+    folder = tmp_path / "benchmarks" / "results"
+    folder.mkdir(parents=True)
+    of_peers = {
+        "sdpa-cudnn": (100.0, 100.0),
+        "sdpa-flash": (50.0, 400.0),
+        "flashvar-triton": (900.0, 900.0),  # no other package
+    }
+    rows = [
+        {
+            **row(who, seqlen, tflops=rate, batch=2, heads=8, heads_kv=2),
+            "cell": f"causal-2x{seqlen}-forward",
+        }
+        for who, rates in {"flashvar-cuda": (120.0, 200.0), **of_peers}.items()
+        for seqlen, rate in zip((640, 4096), rates, strict=True)
+    ]
+    document = {"benchmark": "random", "environment": ENVIRONMENT, "rows": rows}
+    result_file.write(folder / "made.json", document)
+    said = import_module("random_calls").random_calls(tmp_path)
+    assert "| forward | 0.775 | 0.500 to 1.20 | 1 of 2 |" in said
+    slowest = said[said.index("slowest calls") :].splitlines()[2:]
+    assert slowest == [
+        "| 2 x 4,096, 8 / 2 x 64, causal | forward | 0.50 | SDPA FlashAttention-2 |",
+        "| 2 x 640, 8 / 2 x 64, causal | forward | 1.20 | SDPA cuDNN |",
+    ]
+    assert import_module("random_calls").random_calls(tmp_path / "nothing") == ""
