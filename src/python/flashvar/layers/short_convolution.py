@@ -122,7 +122,7 @@ class ShortConvolution(nn.Conv1d):  # type: ignore[misc]
                 )
             x = x * mask.unsqueeze(-1).to(x.dtype)
         weight = self.weight.squeeze(1)
-        one_token = x.shape[1] == 1 and cu_seqlens is None and seq_idx is None
+        one_token = cu_seqlens is None and seq_idx is None and x.shape[1] == 1
         if one_token and cache is not None and not torch.is_grad_enabled():
             return self.step(x, residual, cache, bool(output_final_state))
         width = self.kernel_size[0] if output_final_state and cache is None else None
