@@ -63,7 +63,7 @@ def expected(
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("silu", [False, True], ids=["plain", "silu"])
-@pytest.mark.parametrize("width", [2, 3, 4])
+@pytest.mark.parametrize("width", [2, 3, 4, 7])
 @pytest.mark.parametrize("ends", [None, ENDS], ids=["batch", "packed"])
 @pytest.mark.parametrize("wanting", [(), ("bias", "residual"), ("initial_state",)], ids=str)
 def test_values(
@@ -232,7 +232,7 @@ def test_autocast_casts_nothing() -> None:
 
 
 @FORWARD_MODE
-@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize("width", [2, 4, 5])
 @pytest.mark.parametrize("ends", [None, [0, 0, 2, 6]], ids=["batch", "packed"])
 @pytest.mark.parametrize("silu", [False, True], ids=["plain", "silu"])
 def test_gradcheck(silu: bool, ends: list[int] | None, width: int) -> None:

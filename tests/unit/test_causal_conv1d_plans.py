@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from flashvar import causal_conv1d, causal_conv1d_update
-from flashvar.errors import InvalidInputError
+from flashvar.errors import BackendUnavailableError, InvalidInputError
+from flashvar.ops import backend_choice
 from flashvar.ops.causal_conv1d import api, run
 from flashvar.ops.plans import Plans
+from flashvar.selection import resolve
+from flashvar.selection.candidates import CandidateResult
 
 
 class Text(str):
@@ -170,3 +173,24 @@ def test_what_a_plan_depends_on() -> None:
         plans.append(len(run._plans))
     # The number of columns by default is that of another call.
     assert plans == [1, 2, 3, 4, 5, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("function", [run.FORWARD, run.BACKWARD, run.UPDATE])
+@pytest.mark.parametrize("kernels", ["cuda", "triton"])
+def test_filters_that_no_kernel_has(
+    kernels: str, function: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(resolve, "_logged", set())
+    results = {
+        "auto": CandidateResult(kernels, kernels, True, ""),
+        kernels: CandidateResult(kernels, kernels, True, "", explicit=True),
+        "reference": CandidateResult("reference", "reference", True, "", explicit=True),
+    }
+    monkeypatch.setattr(backend_choice, "choose", lambda request, backend: results[backend])
+    x, wide = torch.randn(2, 6, 8), torch.randn(8, 5)
+    assert run._choose(function, x, wide[:, 1:], kernels)[0].backend == kernels
+    assert not caplog.records
+    assert run._choose(function, x, wide, "auto")[0].backend == "reference"
+    assert "2 to 4 taps, not 5" in caplog.text
+    with pytest.raises(BackendUnavailableError, match="2 to 4 taps, not 5"):
+        run._choose(function, x, wide, kernels)

@@ -21,13 +21,17 @@ def _seed() -> None:
 
 
 def made(
-    batch: int = 3, seqlen: int = 1, columns: int = 3, dtype: torch.dtype = torch.float64
+    batch: int = 3,
+    seqlen: int = 1,
+    columns: int = 3,
+    dtype: torch.dtype = torch.float64,
+    width: int = 4,
 ) -> dict[str, torch.Tensor]:
-    """Of width 4, with 5 channels and as many states as sequences."""
+    """With 5 channels and as many states as sequences."""
     shapes = {
         "x": (batch, seqlen, 5),
         "state": (batch, 5, columns),
-        "weight": (5, 4),
+        "weight": (5, width),
         "bias": (5,),
         "residual": (batch, seqlen, 5),
     }
@@ -35,10 +39,10 @@ def made(
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("columns", [3, 4, 9])
+@pytest.mark.parametrize(("width", "columns"), [(4, 3), (4, 4), (4, 9), (7, 6), (7, 7)])
 @pytest.mark.parametrize("seqlen", [1, 2, 7])
-def test_values(seqlen: int, columns: int, dtype: torch.dtype) -> None:
-    given = made(seqlen=seqlen, columns=columns, dtype=dtype)
+def test_values(seqlen: int, width: int, columns: int, dtype: torch.dtype) -> None:
+    given = made(seqlen=seqlen, columns=columns, dtype=dtype, width=width)
     before = given["state"].clone()
     y = causal_conv1d_update(**given, activation="silu")
     eps = torch.finfo(dtype).eps

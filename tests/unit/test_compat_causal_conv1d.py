@@ -306,7 +306,7 @@ def test_update_below_autograd() -> None:
     assert torch.equal(pool, other)
 
 
-@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize("width", [2, 4, 5])
 @pytest.mark.parametrize("activation", [None, "swish"])
 def test_written_out(activation: str | None, width: int) -> None:
     """What tests of the package compare with: another computation, the same results."""

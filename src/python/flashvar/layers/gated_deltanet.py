@@ -37,7 +37,7 @@ class GatedDeltaNet(nn.Module):  # type: ignore[misc]
         use_gate: Gate the output.
         use_short_conv: Convolve q, k and v; without it they only pass the activation.
         allow_neg_eigval: Let beta range to 2 instead of 1.
-        conv_size: The width of the convolutions, 2 to 4.
+        conv_size: The width of the convolutions, at least 2; kernels have 2 to 4.
         conv_bias: Give the convolutions a bias.
         layer_idx: The index of the layer's states in a cache.
         norm_eps: The epsilon of the output's norm.

@@ -32,7 +32,7 @@ class ShortConvolution(nn.Conv1d):  # type: ignore[misc]
 
     Args:
         hidden_size: The number of channels.
-        kernel_size: The width of the filter, 2 to 4.
+        kernel_size: The width of the filter, at least 2; kernels have 2 to 4.
         bias: Add a bias.
         activation: "silu", "swish" or None.
         backend: Not used: flashvar chooses.

@@ -119,7 +119,8 @@ def causal_conv1d(
     Args:
         x: [batch, seqlen, dim]; packed with cu_seqlens: [1, total, dim] or [total, dim]. bfloat16,
             float16 or float32; on the CPU also float64. Any strides.
-        weight: [dim, width], with a width from 2 to 4; the last column applies to the token itself.
+        weight: [dim, width]; the last column applies to the token itself. Kernels have widths from
+            2 to 4; wider filters run in plain torch operations, with backend="auto" too.
             Weight, bias, residual and initial_state may be bfloat16, float16 or float32 whatever
             the dtype of x; if x is float64 they must be too.
         bias: [dim].

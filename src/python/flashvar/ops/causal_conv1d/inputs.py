@@ -23,7 +23,7 @@ Layout = Literal["btd", "bdt"]
 LAYOUTS: Final[tuple[Layout, ...]] = get_args(Layout)
 Activation = Literal["silu", "swish"] | None
 ACTIVATIONS: Final = (None, "silu", "swish")
-WIDTHS: Final = (2, 3, 4)
+WIDTHS: Final = (2, 3, 4)  # those of kernels; the reference takes any from 2
 
 
 def check_kinds(tensors: dict[str, Any], activation: Any, layout: Any, backend: Any) -> None:
@@ -125,10 +125,10 @@ def check_channels(
             f"weight must be [dim, width] with dim {dim} for x {given}, found "
             f"{tuple(weight.shape)}: {fix}"
         )
-    if weight.shape[1] not in WIDTHS:
+    if weight.shape[1] < WIDTHS[0]:
         raise ShapeError(
-            f"weight must have a width from {WIDTHS[0]} to {WIDTHS[-1]}, found {weight.shape[1]}: "
-            "use torch.nn.functional.conv1d for other widths"
+            f"weight must have a width of at least {WIDTHS[0]}, found {weight.shape[1]}: multiply "
+            "x by a filter of one tap"
         )
     if bias is not None and differ(bias.shape, (dim,)):
         raise ShapeError(

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import torch
 
-from flashvar.ops.backend_choice import choose_backend
+from flashvar.ops.backend_choice import BackendFallback, choose_backend
 from flashvar.ops.causal_conv1d.inputs import (
+    WIDTHS,
     channels,
     check,
     check_kinds,
@@ -264,7 +266,7 @@ def _make(
     y, final_state = like_forward(x, state, cu_seqlens, columns, layout)
     launch, by_address = None, False
     if (y.numel() or final_state.numel()) and not x.is_meta:
-        chosen, implementation = _choose(FORWARD, x, backend)
+        chosen, implementation = _choose(FORWARD, x, weight, backend)
         conv = convolution(x, weight, bias, state, cu_seqlens, silu, layout)
         of_residual = None if residual is None else rows_first(residual, layout)
         of_y = rows_first(y, layout)
@@ -337,7 +339,7 @@ def _make_backward(
     )
     launch = None
     if (x.numel() or (of_state is not None and of_state.numel())) and not x.is_meta:
-        chosen, implementation = _choose(BACKWARD, x, backend)
+        chosen, implementation = _choose(BACKWARD, x, weight, backend)
         conv = convolution(x, weight, bias, state, cu_seqlens, silu, layout)
         grads = Gradients(rows_first(of_x, layout), of_weight, of_bias, of_state)
         launch = implementation.prepare_backward(
@@ -373,7 +375,7 @@ def _make_update(
     check_own_memory("state", state)
     y, launch, by_address = torch.empty_like(x), None, False
     if x.numel() and not x.is_meta:
-        chosen, implementation = _choose(UPDATE, x, backend)
+        chosen, implementation = _choose(UPDATE, x, weight, backend)
         conv, of_residual, of_y = _update_views(x, state, weight, bias, residual, y, silu, layout)
         launch = implementation.prepare_update(
             chosen, conv, of_residual, state_indices, state_positions, of_y
@@ -424,5 +426,17 @@ def like_backward(
     )
 
 
-def _choose(function: str, x: torch.Tensor, backend: str) -> tuple[CandidateResult, Backend]:
-    return cast("tuple[CandidateResult, Backend]", choose_backend(function, x, backend))
+def _choose(
+    function: str, x: torch.Tensor, weight: torch.Tensor, backend: str
+) -> tuple[CandidateResult, Backend]:
+    """The backend that runs a call, and how it was chosen."""
+    found = choose_backend(function, x, backend, fallback=partial(_fallback, weight.shape[1]))
+    return cast("tuple[CandidateResult, Backend]", found)
+
+
+def _fallback(width: int, chosen: str) -> BackendFallback | None:
+    """What runs a call in place of the chosen backend; None where that runs it."""
+    if chosen == "reference" or width in WIDTHS:
+        return None
+    reason = f"kernels take filters of {WIDTHS[0]} to {WIDTHS[-1]} taps, not {width}"
+    return BackendFallback("reference", reason, "shorten the filters")

@@ -69,8 +69,8 @@ def kinds(chosen: argparse.Namespace) -> list[Kind]:
     for width in widths:
         if width not in _WIDTHS:
             raise ConfigurationError(
-                f"--width: expected 2 to 4, found {width}: leave it out, other widths run only "
-                'with backend="reference"'
+                f"--width: expected 2 to 4, found {width}: leave it out, other widths have no "
+                "kernel"
             )
     return [
         Kind(dtype, width, chosen.bias, chosen.varlen, gradients)
