@@ -96,13 +96,19 @@ def test_gradients_of_calls_that_repeat(checked: list[int]) -> None:
 
 
 def test_gradients_of_other_addresses() -> None:
-    """Rows that start elsewhere are another plan, as the workspace depends on them."""
+    """Rows of x, or of the gradient, that start elsewhere are another plan: of its workspace."""
     x, weight = torch.randn(2, 6, 8), torch.randn(8, 4)
     room = torch.empty(x.numel() + 1)
     shifted = room[1:].view(x.shape).copy_(x)
-    grads = [run.gradients((one, None, x, weight, None, None, None), (True, "btd", "auto"))
-             for one in (x, x, shifted)]  # fmt: skip
-    assert len(run._backward_plans) == 2
+    pairs = [(x, x), (x, x), (shifted, x), (x, shifted), (shifted, x), (shifted, shifted)]
+    grads, plans = [], []
+    for grad_y, of in pairs:
+        given = (grad_y, None, of, weight, None, None, None)
+        grads.append(run.gradients(given, (True, "btd", "auto")))
+        plans.append(run.known_backward(given, (True, "btd", "auto")))
+    assert len(run._backward_plans) == 4
+    assert plans[0] is plans[1] is not plans[2] is plans[4] is not plans[3] is not plans[5]
+    assert None not in plans
     for one in grads:
         assert one[2] is one[3] is None
         torch.testing.assert_close(one[:2], grads[0][:2])

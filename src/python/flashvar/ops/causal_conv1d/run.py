@@ -84,7 +84,7 @@ class BackwardPlan:
     """The plan of backwards of one kind."""
 
     launch: BackwardLaunch | None  # None: there are no tokens and no states
-    alignment: int  # of x and the gradient of y
+    alignment: tuple[int, int]  # of x and the gradient of y
     options: tuple[bool, str]  # silu, layout
     makers: tuple[Maker, Maker, Maker | None, Maker | None]
 
@@ -175,7 +175,7 @@ def _plan(
     names: tuple[str, ...],
     given: tuple[Any, ...],
     *options: Any,
-    alignment: int = 0,
+    alignment: tuple[int, int] = (0, 0),
 ) -> _P:
     """The plan of calls with such tensors and options, the last of which are layout and backend."""
     try:
@@ -309,15 +309,14 @@ def known_backward(given: tuple[Any, ...], options: tuple[Any, ...]) -> Backward
     if recent is None:
         return None
     plan, records = recent
-    if records or plan.alignment != _alignment(given[0], given[2]):
+    if records or plan.alignment != _alignment(given[2], given[0]):
         return None
     return plan
 
 
-def _alignment(x: torch.Tensor, grad_y: torch.Tensor) -> int:
-    """The low bits of the addresses, on which the workspace depends; 0: multiples of 16 bytes."""
-    bits: int = x.data_ptr() | grad_y.data_ptr()
-    return bits % 16
+def _alignment(x: torch.Tensor, grad_y: torch.Tensor) -> tuple[int, int]:
+    """Distances of the addresses from multiples of 16 bytes, on which the workspace depends."""
+    return x.data_ptr() % 16, grad_y.data_ptr() % 16
 
 
 def _make_backward(
