@@ -23,7 +23,7 @@ CHOSEN = CandidateResult("cuda", "cuda", True, "", binary=cast("Binary", object(
 _LIMITS = {
     "kBlocks": ("causal_conv1d/tiles.h", "256"),
     "kFewTiles": ("causal_conv1d/tiles.h", "8"),
-    "kCopied": ("causal_conv1d/bwd_plan.h", "1 << 20"),
+    "kFewestCopied": ("causal_conv1d/bwd_plan.h", "1 << 20"),
 }
 _PROGRAM = """
 #include "device.h"

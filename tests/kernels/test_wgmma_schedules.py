@@ -101,8 +101,8 @@ extern "C" int schedule(uint32_t rows, uint32_t tiles, uint32_t ctas_, int32_t* 
   return made.rounds;
 }
 
-extern "C" uint32_t balanced_ctas(uint32_t most, uint32_t tiles_per_row) {
-  return PairSchedule::balanced_ctas(most, tiles_per_row);
+extern "C" uint32_t balanced_ctas(uint32_t rows, uint32_t tiles, uint32_t most) {
+  return PairSchedule::balanced_ctas(rows * ((tiles + 1) / 2), rows, tiles, most);
 }
 
 constexpr int STORES = 100;
@@ -181,6 +181,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         (128, (1, 512, 512, 16, 1, 0), _SMALL),
         (128, (4, 3072, 3072, 16, 1, 0), _GENERAL),  # 16 tiles of 192 rows, none partly filled
         (128, (16, 128, 4096, 16, 1, -1), _MEDIUM),  # small tiles would load all keys twice
+        (64, (17, 256, 4096, 16, 1, -1), _MEDIUM),
     ],
 )
 def test_the_forward_takes_the_tiles_that_waste_least(
@@ -277,20 +278,33 @@ def test_every_tile_is_taken_once(rows: int, tiles: int, ctas: int, library: cty
         assert rounds == pairs // min(ctas, pairs)
 
 
-@pytest.mark.parametrize("resident", [132, 264, 396])
 @pytest.mark.parametrize("tiles", [1, 3, 5, 7, 8, 11, 23])
-def test_no_cta_has_only_tiles_without_a_partner(
-    tiles: int, resident: int, library: ctypes.CDLL
-) -> None:
+def test_no_cta_has_only_tiles_without_a_partner(tiles: int, library: ctypes.CDLL) -> None:
     """A pair's work is that of tiles + 1 key blocks, the middle tile's that of half as many."""
     rows, pairs = 1000, (tiles + 1) // 2
-    ctas = library.balanced_ctas(resident, tiles)
-    assert resident - 2 <= ctas <= resident
+    ctas = library.balanced_ctas(rows, tiles, 132)
+    assert 130 <= ctas <= 132
     work = [0] * ctas
     for unit in range(rows * pairs):
         first = unit % pairs
         work[unit % ctas] += 1 if 2 * first + 1 == tiles else 2
     assert max(work) <= min(work) + 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "tiles", "ctas"),
+    [
+        (88, 3, 132),  # 264 tiles, taken one by one: two for each CTA
+        (154, 3, 132),
+        (1000, 8, 132),  # all in pairs
+        (20, 5, 60),  # one pair for each
+        (400, 5, 131),
+    ],
+)
+def test_all_sms_work_where_no_rounds_of_pairs_must_be_balanced(
+    rows: int, tiles: int, ctas: int, library: ctypes.CDLL
+) -> None:
+    assert library.balanced_ctas(rows, tiles, 132) == ctas
 
 
 _STORES = 100  # key tiles store dQ

@@ -103,7 +103,9 @@ FLASHVAR_API flashvar_status
 flashvar_causal_conv1d_update(const flashvar_causal_conv1d_update_params* params);
 
 /* Writes to `size` the bytes of workspace that a call needs: of a backward a few percent of those
- * of x if sequences are long, more if they are short; else 0. */
+ * of x if sequences are long, more if they are short, and as many as grad_y has where it alone has
+ * another order of dimensions; else 0. They depend on sizes, strides, and the distances of
+ * addresses from multiples of 16 bytes. */
 FLASHVAR_API flashvar_status flashvar_causal_conv1d_fwd_workspace(
     const flashvar_causal_conv1d_fwd_params* params, uint64_t* size);
 FLASHVAR_API flashvar_status flashvar_causal_conv1d_bwd_workspace(

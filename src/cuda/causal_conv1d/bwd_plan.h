@@ -12,8 +12,8 @@
 
 namespace flashvar::causal_conv1d {
 
-// Elements of grad_y from which a copy of it takes less time than to load one at a time.
-inline constexpr int64_t kCopied = 1 << 20;
+// The fewest elements of grad_y of which a copy takes less time than to load one at a time.
+inline constexpr int64_t kFewestCopied = 1 << 20;
 
 template <class Dtype>
 struct BwdPlan {
@@ -39,8 +39,9 @@ struct BwdPlan {
     Operand const grad_x{"grad_x", problem.grad_x}, x{"x", problem.x};
     plan.layout = layout_of(problem, {grad_x, x, {"grad_y", problem.grad_y}});
     Layout const others = layout_of(problem, {grad_x, x});
-    if (others.vectorized && !others.tokens_inner && problem.grad_y.strides[2] != 1 &&
-        problem.grad_y.dtype == Dtype::kAbi && elements >= kCopied) {
+    // A tile of the copy has this many tokens: of shorter sequences most of it would be empty.
+    bool const copied = elements >= kFewestCopied && problem.seqlen >= kCopyTile;
+    if (copied && others.vectorized && !others.tokens_inner && problem.grad_y.strides[2] != 1) {
       plan.layout = others;
       plan.copy_bytes = elements * kWordBytes;
     }

@@ -12,9 +12,6 @@
 
 namespace flashvar::causal_conv1d {
 
-// Tokens and channels of a block.
-inline constexpr int kCopyTile = 64;
-
 struct ChannelRowsArgs {
   Tensor from;  // [batch, seqlen, dim]
   void* to;     // likewise, contiguous; dim is a multiple of the elements of 4 bytes
@@ -22,9 +19,9 @@ struct ChannelRowsArgs {
   bool whole_words;  // `from` can be read 4 bytes at a time
 
   static ChannelRowsArgs make(const Problem& problem, const Tensor& from, void* to,
-                              int word_bytes) {
+                              int element_bytes) {
     auto const address = reinterpret_cast<uintptr_t>(from.data);
-    int const per_word = 4 / word_bytes;
+    int const per_word = 4 / element_bytes;
     bool const aligned = from.strides[1] == 1 && address % 4 == 0 &&
                          from.strides[0] % per_word == 0 && from.strides[2] % per_word == 0;
     return {from,
@@ -48,14 +45,15 @@ __global__ void __launch_bounds__(kThreads)
   using Element = std::conditional_t<kElementBytes == 2, uint16_t, uint32_t>;
   constexpr int kPerWord = 4 / kElementBytes, kWords = kCopyTile / kPerWord;
   constexpr int kRowsAtOnce = kThreads / kWords, kRows = kCopyTile / kRowsAtOnce;
-  __shared__ uint32_t tile[kCopyTile][kWords + 1];  // one more, so that columns are in all banks
+  // Rows of an odd number of words, so that words of a column are in different banks.
+  __shared__ uint32_t tile[kCopyTile][kWords + 1];
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();  // the preceding kernel has written the tensor
   int const word = threadIdx.x % kWords, row = threadIdx.x / kWords;
-  int64_t const block = blockIdx.x, tile_of_batch = block / args.channel_tiles;
-  int64_t const batch = tile_of_batch / args.token_tiles;
-  int64_t const channel = (block - tile_of_batch * args.channel_tiles) * kCopyTile;
-  int64_t const token = (tile_of_batch - batch * args.token_tiles) * kCopyTile;
+  int64_t const block = blockIdx.x, token_tile = block / args.channel_tiles;
+  int64_t const batch = token_tile / args.token_tiles;
+  int64_t const channel = (block - token_tile * args.channel_tiles) * kCopyTile;
+  int64_t const token = (token_tile - batch * args.token_tiles) * kCopyTile;
 
   // All loads are issued before the first store to shared memory, which could be to the same place
   // as far as the compiler knows.
@@ -81,7 +79,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = 0; i < kRows; ++i) tile[row + i * kRowsAtOnce][word] = loaded[i];
   __syncthreads();  // the tile is loaded
 
-  // Here `word` counts channels, `row` words of tokens.
+  // A thread writes words of channels: `word` is one of a row of `to`, `i` a word of tokens.
   if (channel + word * kPerWord >= args.dim) return;
   auto* const to = static_cast<uint32_t*>(args.to) + (channel / kPerWord + word);
   int64_t const row_words = args.dim / kPerWord;

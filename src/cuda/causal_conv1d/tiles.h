@@ -16,6 +16,8 @@
 namespace flashvar::causal_conv1d {
 
 inline constexpr int kThreads = 256;
+// Tokens, and channels, of a block of channel_rows_kernel.
+inline constexpr int kCopyTile = 64;
 // Blocks that keep a device busy: in launches with fewer, threads get less work each. Not more,
 // because a block also reads rows of its neighbors, and in the backward leaves partial sums.
 inline constexpr int64_t kBlocks = 256;

@@ -18,7 +18,7 @@ cudaError_t make_dq_args(BwdDqArgs& args, const BwdArgs& bwd_args, uint32_t* cou
   args.lse_log2 = bwd_args.lse_log2;
   args.delta = bwd_args.delta;
   args.query_tiles = bwd_args.query_tiles;
-  if (!args.init(problem, Config::kBlockQ, multiprocessors, counter)) {
+  if (!args.init(problem, Config::kBlockQ, multiprocessors, 1, counter)) {
     return cudaErrorInvalidConfiguration;
   }
   TensorMapEncoder const encoder{problem, tensor_map_type<typename Config::Dtype>()};

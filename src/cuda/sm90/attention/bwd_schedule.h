@@ -28,12 +28,13 @@ std::optional<int64_t> init_key_schedule(BwdArgs& args, int multiprocessors) {
   args.units_per_head = static_cast<uint32_t>(units_per_head);
   args.work_units = static_cast<uint32_t>(heads * units_per_head);
   auto const most = static_cast<uint32_t>(Config::kBlocksPerSM * multiprocessors);
-  auto const tiles_per_row = static_cast<uint32_t>(tiles);
-  uint32_t const ctas = std::min(
-      args.work_units, args.paired ? PairSchedule::balanced_ctas(most, tiles_per_row) : most);
+  auto const rows = static_cast<uint32_t>(heads), tiles_per_row = static_cast<uint32_t>(tiles);
+  uint32_t ctas = std::min(args.work_units, most);
   if (args.paired) {
-    args.pairs =
-        PairSchedule::make(args.work_units, static_cast<uint32_t>(heads), tiles_per_row, ctas);
+    if (Config::kBlocksPerSM == 1) {
+      ctas = PairSchedule::balanced_ctas(args.work_units, rows, tiles_per_row, most);
+    }
+    args.pairs = PairSchedule::make(args.work_units, rows, tiles_per_row, ctas);
   }
   return ctas;
 }

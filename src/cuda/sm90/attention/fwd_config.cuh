@@ -27,38 +27,38 @@ struct FwdTile {
   int block_kv;           // keys of one main-loop step
   int consumers;          // warpgroups of 64 query rows each
   int blocks_per_sm = 1;  // CTAs that the register limit is set for (kOneCtaPerSM: one runs)
-  // Costs: times per score, in percent, relative to other variants of the head dims.
-  int cost = 100;           // where CTAs have all SMs
-  int cost_alone = 0;       // at least, of a CTA that has an SM for itself, where several fit
-  int cost_alone_rows = 0;  // likewise, in calls of one small tile: keys come from memory
-  int start = 2;            // steps that take as long as a tile's first loads and its results
-  int cost_causal = 0;      // `cost` under a causal mask, where it differs
+  // For estimates of time (fwd_variants.h). A cost is the time per score in percent, relative to
+  // other variants of the head dims.
+  int cost = 100;         // where tiles fill all SMs
+  int start = 2;          // a tile's first loads and its results, in steps of the main loop
+  int cost_causal = 0;    // under a causal mask, where it differs
+  int cost_alone = 0;     // the least for a CTA that has an SM for itself, where several fit
+  int cost_one_tile = 0;  // likewise, in calls of one small tile: keys come from memory
 };
 
 // The first row whose variant and head dims fit is used. Measured on an H200
 // (docs/hopper-ledger.md).
 // clang-format off
 inline constexpr FwdTile kFwdTiles[] = {
-    // variant, max_head_dim, max_head_dim_v, block_kv, consumers, blocks_per_sm, cost, cost_alone,
-    // cost_alone_rows, start, cost_causal
+    // variant, head_dim, head_dim_v, block_kv, consumers, per SM; cost, start, causal, alone, one tile
     {FwdVariant::kModifiers,       64,  64,  64, 4},
     {FwdVariant::kModifiers,      128, 128,  64, 3},
     {FwdVariant::kModifiers,      256, 256,  64, 2},
-    {FwdVariant::kSmallModifiers,  64,  64,  64, 1, 3, 120, 200, 340},
-    {FwdVariant::kSmallModifiers, 128, 128,  64, 1, 2, 128, 140, 255},
+    {FwdVariant::kSmallModifiers,  64,  64,  64, 1, 3, 120, 2,   0, 200, 340},
+    {FwdVariant::kSmallModifiers, 128, 128,  64, 1, 2, 128, 2,   0, 140, 255},
     {FwdVariant::kSplit,           64,  64, 128, 2, 1, 125},
     {FwdVariant::kSplit,          128, 128, 128, 2},
     {FwdVariant::kSmallSplit,      64,  64, 128, 1, 2, 250},
     {FwdVariant::kSmallSplit,     128, 128,  64, 1, 2, 230},
-    {FwdVariant::kSmall,           64,  64,  64, 1, 3, 119, 175, 300},
-    {FwdVariant::kSmall,           96,  96,  64, 1, 2, 143, 155, 285},
-    {FwdVariant::kSmall,          128, 128,  64, 1, 2, 123, 133, 245},
-    {FwdVariant::kMedium,          64,  64,  64, 4, 1, 107, 0, 0, 3},
+    {FwdVariant::kSmall,           64,  64,  64, 1, 3, 119, 2,   0, 175, 300},
+    {FwdVariant::kSmall,           96,  96,  64, 1, 2, 143, 2,   0, 155, 285},
+    {FwdVariant::kSmall,          128, 128,  64, 1, 2, 123, 2,   0, 133, 245},
+    {FwdVariant::kMedium,          64,  64,  64, 4, 1, 107, 3},
     {FwdVariant::kMedium,          96,  96, 128, 2, 1, 105},
     {FwdVariant::kMedium,         128, 128, 128, 2},
-    {FwdVariant::kGeneral,         64,  64, 128, 3, 1,  94, 0, 0, 3, 107},
-    {FwdVariant::kGeneral,         96,  96, 112, 3, 1,  95, 0, 0, 3},
-    {FwdVariant::kGeneral,        128, 128,  80, 3, 1,  92, 0, 0, 3},
+    {FwdVariant::kGeneral,         64,  64, 128, 3, 1,  94, 3, 107},
+    {FwdVariant::kGeneral,         96,  96, 112, 3, 1,  95, 3},
+    {FwdVariant::kGeneral,        128, 128,  80, 3, 1,  92, 3},
     {FwdVariant::kGeneral,        192, 128, 128, 2},
     {FwdVariant::kGeneral,        192, 192,  96, 2},
     {FwdVariant::kGeneral,        256, 256,  80, 2},

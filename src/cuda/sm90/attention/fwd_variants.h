@@ -24,6 +24,7 @@ struct FwdVariants {
   using SmallSplit = Config<FwdVariant::kSmallSplit>;
   using Modifiers = Config<FwdVariant::kModifiers>;
   using SmallModifiers = Config<FwdVariant::kSmallModifiers>;
+  static constexpr int kSmallRows = 64;  // queries of a small tile
   static constexpr bool has_tile(FwdVariant variant) {
     return fwd_tile(variant, kHeadDim, kHeadDimV).variant == variant;
   }
@@ -37,7 +38,8 @@ struct FwdVariants {
   static auto with_config(const FwdProblem& problem, Use&& use) {
     if constexpr (kHasSmaller) {
       if (problem.has_modifiers()) {
-        return time_whole<SmallModifiers>(problem) < time_whole<Modifiers>(problem)
+        return !reads_keys_again(problem) &&
+                       time_whole<SmallModifiers>(problem) < time_whole<Modifiers>(problem)
                    ? use(SmallModifiers{})
                    : use(Modifiers{});
       }
@@ -46,7 +48,7 @@ struct FwdVariants {
       int64_t const small = reads_keys_again(problem) ? INT64_MAX : time_whole<Small>(problem);
       int64_t const whole = std::min(small, larger);
       // Few rows take small tiles, and large ones only where small ones would have one split.
-      bool const fits_small = problem.queries.seqlen <= SmallSplit::kBlockQ;
+      bool const fits_small = problem.queries.seqlen <= kSmallRows;
       if (fits_small && prefers_split<SmallSplit>(problem, whole)) return use(SmallSplit{});
       if (prefers_split<Split>(problem, whole)) return use(Split{});
       if (small < larger) return use(Small{});
@@ -62,24 +64,30 @@ struct FwdVariants {
   // a mask, and may leave more SMs idle in the last round.
   static bool prefers_medium(const FwdProblem& problem) {
     if (problem.window_left != kUnbounded) return true;
+    // The lengths of packed sequences are not known here. Medium tiles lose little on long ones,
+    // except at these head dims.
+    constexpr bool kLoses = 64 < kHeadDim && kHeadDim <= 112;
+    bool const packed = problem.queries.offsets != nullptr;
+    if (packed && problem.window_right != kUnbounded && !kLoses) return true;
     return time_whole<Medium>(problem) <= time_whole<General>(problem);
   }
 
   // Whether several small tiles would load the many keys that one larger tile loads once: from
-  // memory, where no other tile has use for them.
+  // memory, where no other tile has use for them. Packed sequences may be that short.
   static bool reads_keys_again(const FwdProblem& problem) {
     constexpr int64_t kManyKeys = 1024;
     int32_t const queries = problem.queries.seqlen;
-    return queries > Small::kBlockQ && queries <= General::kBlockQ &&
-           visible_keys(problem, Small::kBlockQ) > kManyKeys;
+    bool const few = queries <= std::max(Medium::kBlockQ, General::kBlockQ);
+    return queries > kSmallRows && (few || problem.queries.offsets != nullptr) &&
+           visible_keys(problem, kSmallRows) > kManyKeys;
   }
 
-  // `time_whole`: with one split.
+  // `whole`: time with one split.
   template <class C>
-  static bool prefers_split(const FwdProblem& problem, int64_t time_whole) {
+  static bool prefers_split(const FwdProblem& problem, int64_t whole) {
     SplitChoice const choice = choose_splits<C>(problem);
     return needs_merge(problem) ||
-           (choice.count > 1 && choice.time * area<C>() * C::kTile.cost < time_whole);
+           (choice.count > 1 && choice.time * area<C>() * C::kTile.cost < whole);
   }
 
   // Estimated times. Unit: 1/200 of the time for one score (query x key) in a tile of cost 100.
@@ -90,10 +98,10 @@ struct FwdVariants {
     // Lower bound: the latencies of a CTA that is alone on its SM are not overlapped. Not applied
     // to calls of one tile whose V may have a tail that must be zeroed: there larger tiles lose
     // time too, with warpgroups without rows (fwd_consume).
-    bool const one_tile = problem.queries.seqlen <= 64;
+    bool const one_tile = problem.queries.seqlen <= kSmallRows;
     int64_t const alone = !one_tile                    ? C::kTile.cost_alone
                           : problem.has_foreign_tail() ? 0
-                                                       : C::kTile.cost_alone_rows;
+                                                       : C::kTile.cost_one_tile;
     int64_t const cost =
         work.causal && C::kTile.cost_causal > 0 ? C::kTile.cost_causal : C::kTile.cost;
     int64_t const tiles_per_sm = ceil_div(work.tiles, kMultiprocessors);

@@ -101,7 +101,7 @@ struct FwdWgmmaLaunch {
       error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     }
     if (error != cudaSuccess) return error;
-    if (!args.init(problem, C::kBlockQ, multiprocessors * C::kBlocksPerSM,
+    if (!args.init(problem, C::kBlockQ, multiprocessors, C::kBlocksPerSM,
                    reinterpret_cast<uint32_t*>(problem.workspace))) {
       return cudaErrorInvalidConfiguration;
     }

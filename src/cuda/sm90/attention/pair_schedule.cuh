@@ -55,22 +55,24 @@ struct PairSchedule {
   uint32_t rounds;  // in which each CTA takes a pair
   PairTail tail;
 
-  // How many of `most` CTAs take pairs. A CTA takes every n-th, where n is their number. The middle
-  // one of an odd number of tiles has no partner, and about half of a pair's work. If n had a
-  // factor in common with the pairs of a row, some CTAs would take many such tiles, others none.
-  // Host only.
-  static uint32_t balanced_ctas(uint32_t most, uint32_t tiles_per_row) {
-    uint32_t const pairs_per_row = (tiles_per_row + 1) / 2;
-    uint32_t ctas = most;
-    while (tiles_per_row % 2 != 0 && std::gcd(ctas, pairs_per_row) > 1) --ctas;
-    return ctas;
-  }
-
   // `pairs`: in all rows. Host only.
   static PairSchedule make(uint32_t pairs, uint32_t rows, uint32_t tiles_per_row, uint32_t ctas) {
     uint32_t const all = ceil_div(pairs, ctas);
     uint32_t const rounds = pairs % ctas == 0 ? all : all > 2 ? all - 2 : 0;
     return {rounds, PairTail::make(std::min(rounds * ctas, pairs), rows, tiles_per_row)};
+  }
+
+  // How many of `most` CTAs, each on an SM of its own, take pairs: a CTA takes every n-th, where n
+  // is their number. The middle one of an odd number of tiles has no partner, and about half of a
+  // pair's work. If n had a factor in common with the pairs of a row, some CTAs would take many
+  // such tiles, others none. Host only.
+  static uint32_t balanced_ctas(uint32_t pairs, uint32_t rows, uint32_t tiles_per_row,
+                                uint32_t most) {
+    bool const several_rounds = pairs > most && make(pairs, rows, tiles_per_row, most).rounds > 1;
+    if (tiles_per_row % 2 == 0 || !several_rounds) return std::min(pairs, most);
+    uint32_t ctas = most;
+    while (std::gcd(ctas, (tiles_per_row + 1) / 2) > 1) --ctas;
+    return ctas;
   }
 
   // The CTA's tile of a round of the tail; it need not exist.

@@ -38,10 +38,11 @@ struct QueryScheduler {
   // schedule.
   uint32_t* counter;
 
-  // Returns false where unit numbers do not fit 31 bits. `resident_ctas`: how many run at a time.
-  // `counter_` may be null; it is used only for varlen queries with more units than CTAs. Host
-  // only.
-  bool init(const Problem& problem, int block_q, int resident_ctas, uint32_t* counter_) {
+  // Returns false where unit numbers do not fit 31 bits. `counter_` may be null; it is used only for
+  // varlen queries with more units than CTAs. Host only.
+  bool init(const Problem& problem, int block_q, int multiprocessors, int blocks_per_sm,
+            uint32_t* counter_) {
+    int const resident_ctas = multiprocessors * blocks_per_sm;
     bool const varlen = problem.queries.offsets != nullptr;
     heads = static_cast<uint32_t>(problem.heads_q * problem.splits.count);
     // A row of units: one head of one sequence; varlen: one head of all sequences.
@@ -54,9 +55,11 @@ struct QueryScheduler {
     if (rows * units > INT32_MAX) return false;
     units_per_head = static_cast<uint32_t>(units);
     work_units = static_cast<uint32_t>(rows * units);
-    ctas = static_cast<uint32_t>(resident_ctas);
-    if (paired && !varlen) ctas = PairSchedule::balanced_ctas(ctas, static_cast<uint32_t>(tiles));
-    ctas = std::min(work_units, ctas);
+    auto const most = static_cast<uint32_t>(resident_ctas);
+    ctas = paired && !varlen && blocks_per_sm == 1
+               ? PairSchedule::balanced_ctas(work_units, static_cast<uint32_t>(rows),
+                                             static_cast<uint32_t>(tiles), most)
+               : std::min(work_units, most);
     tail = {};
     // A tail only where the last round would leave more than a fifteenth of all rounds idle,
     // because neighbouring tiles of the tail share no keys.
