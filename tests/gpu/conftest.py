@@ -66,6 +66,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="leave out tests of the other backend's kernels; the record counts for this one",
     )
     group.addoption("--seed", type=int, default=None, help="of all random inputs; fresh by default")
+    group.addoption(
+        "--without", metavar="FILE", help="leave out the cases that this record has: run the others"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -123,6 +126,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     own = [item for item in items if item.path.is_relative_to(_HERE)]
     if backend := config.getoption("--backend"):
         wanted = [item for item in own if _backend(item) in (backend, "other")]
+        _deselect(config, items, set(own).difference(wanted))
+        own = wanted
+    if record := config.getoption("--without"):
+        from benchmarks import result_file
+
+        known = {case["case"] for case in result_file.read(Path(record))["cases"]}
+        wanted = [item for item in own if item.nodeid not in known]
         _deselect(config, items, set(own).difference(wanted))
         own = wanted
     others = set(own) - _part(own, int(index) - 1, int(count))

@@ -72,8 +72,8 @@ def failures(record: Record) -> str:
     return "\n".join(paragraphs)
 
 
-def merge(target: Path, parts: list[Path]) -> dict[str, Any]:
-    """One document of the shards of one run; returns it.
+def merge(parts: list[Path]) -> dict[str, Any]:
+    """One document of the shards of one run.
 
     Raises:
         ValueError: the shards ran other binaries or on different systems.
@@ -84,16 +84,31 @@ def merge(target: Path, parts: list[Path]) -> dict[str, Any]:
     record = sorted(
         (case for document in documents for case in document["cases"]), key=lambda c: c["case"]
     )
-    merged = {
+    return {
         **documents[0],
         "shard": f"{len(documents)} together",
         "left_to_other_shards": 0,
         "ended_early": any(document["ended_early"] for document in documents),
         **summary(record),
+        "cases": record,
     }
-    merged["cases"] = record
-    result_file.write(target, merged)
-    return merged
+
+
+def complete(before: Mapping[str, Any], rest: Mapping[str, Any]) -> dict[str, Any]:
+    """The document of an interrupted run and of one that ran what it had not.
+
+    Raises:
+        ValueError: the two runs are of other binaries, another system or other tests.
+    """
+    _check_equal(before, rest, "chosen")
+    record = sorted([*before["cases"], *rest["cases"]], key=lambda case: case["case"])
+    return {
+        **before,
+        "runs": before.get("runs", 1) + 1,
+        "ended_early": rest["ended_early"],
+        **summary(record),
+        "cases": record,
+    }
 
 
 def failed_files(record: Record) -> list[str]:
@@ -128,9 +143,9 @@ def _file(case: Mapping[str, Any]) -> str:
     return str(case["case"]).partition("::")[0]
 
 
-def _check_equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-    """Raises ValueError where two runs are of other binaries or another system."""
-    for name in ("binaries", "system", "forced_architecture"):
+def _check_equal(one: Mapping[str, Any], other: Mapping[str, Any], *names: str) -> None:
+    """Raises ValueError where two runs are of other binaries or systems, or differ by `names`."""
+    for name in ("binaries", "system", "forced_architecture", *names):
         expected, found = (_compared(run[name]) for run in (one, other))
         if expected != found:
             raise ValueError(f"{name}: expected {expected} as recorded, found {found}")

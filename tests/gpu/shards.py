@@ -12,6 +12,11 @@ pytest; files of tests/gpu among them limit the run to these files. Ends with 1 
 
 After a failure was fixed in Python: run the files in which a case failed once more, on the same
 binaries and inputs. The record keeps the other files' cases and lists what had failed.
+
+    python tests/gpu/shards.py -j 14 --results results.json --rest
+
+After an interruption, which leaves results.partial.json: run the cases that it lacks, on the same
+binaries and inputs, with the same arguments for pytest.
 """
 
 from __future__ import annotations
@@ -26,8 +31,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
-from record import failed_files, failures, merge, replace_failed
+from record import complete, failed_files, failures, merge, replace_failed
 
 sys.path.append(str(Path(__file__).parents[2]))
 
@@ -54,23 +60,19 @@ def main() -> int:
     )
     parser.add_argument("--results", type=Path, metavar="FILE", help="the record of all, as JSON")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
-    parser.add_argument("--again", action="store_true", help="run the failed files of the record")
+    more = parser.add_mutually_exclusive_group()
+    more.add_argument("--again", action="store_true", help="run the failed files of the record")
+    more.add_argument("--rest", action="store_true", help="run what an interrupted run has not")
     parser.add_argument("pytest", nargs="*", help="arguments of pytest")
     options = parser.parse_args()
-    paths, before = [str(_HERE)], None
-    if options.again:
-        if options.results is None:
-            parser.error("--again expects a record: name it by --results")
-        before = result_file.read(options.results)
-        options.seed = before["seed"]
-        paths = [str(_ROOT / file) for file in failed_files(before["cases"])]
-        if not paths:
-            parser.error(f"--again: no case of {options.results} failed")
+    paths, before = _begun(options, parser)
     devices = _devices(options.devices)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         count = options.processes + 1
         given = [f"--seed={options.seed}", *options.pytest]
+        if options.rest:
+            given.append(f"--without={_partial(options.results)}")
 
         def start(part: int) -> subprocess.Popen[str]:
             words = [*paths, f"--shard={part}/{count}", *given]
@@ -85,6 +87,8 @@ def main() -> int:
             running[count] = start(count)  # the tests marked large, alone on the device
             codes.append(running[count].wait())
         except KeyboardInterrupt:
+            for process in running.values():
+                process.terminate()
             for part, process in running.items():
                 if not _ended(process):
                     print(f"process {part} had not ended:", *_log(folder, part)[-1:])
@@ -92,33 +96,74 @@ def main() -> int:
         for part, code in enumerate(codes, start=1):
             if code not in (0, _FAILED, _NO_TESTS, _INTERRUPTED):
                 print(f"--- process {part}: exit code {code}", *_log(folder, part)[-40:], sep="\n")
-        # What an interrupted run leaves is shown, and is no record.
-        whole = options.results is not None and _INTERRUPTED not in codes
-        target = options.results if whole else Path(folder, "all.json")
+        interrupted = _INTERRUPTED in codes
         parts = sorted(Path(folder).glob("*.json"))
-        run = Path(folder, "all.json") if before else target
         try:
-            merged = merge(run, parts) if parts else {"cases": [], "counts": {}}
+            merged = merge(parts) if parts else {"cases": [], "counts": {}}
+            if parts and options.results:
+                _write(options, before, merged, interrupted)
         except ValueError as error:
             apart = Path(tempfile.mkdtemp(prefix="shards-"))
             shutil.copytree(folder, apart, dirs_exist_ok=True)
-            print(f"the shards cannot be merged: {error}; their records are in {apart}")
+            print(f"these are no parts of one run: {error}; their records are in {apart}")
             return 1
-        if before and target == options.results:
-            try:
-                merged = replace_failed(before, merged)
-            except ValueError as error:
-                print(f"{error}; {target} stays as it is, run all of its tests again")
-                return 1
-            result_file.write(target, merged)
     print(failures(merged["cases"]))
     print(f"--seed {options.seed}: {merged['counts']} in {time.monotonic() - began:.0f} s")
     return 0 if all(code in (0, _NO_TESTS) for code in codes) else 1
 
 
+def _begun(
+    options: argparse.Namespace, parser: argparse.ArgumentParser
+) -> tuple[list[str], dict[str, Any] | None]:
+    """What to run, and the record that it belongs to, whose seed it has; None: one of its own."""
+    if not (options.again or options.rest):
+        return [str(_HERE)], None
+    word = "--again" if options.again else "--rest"
+    if options.results is None:
+        parser.error(f"{word} expects a record: name it by --results")
+    file = options.results if options.again else _partial(options.results)
+    if not file.is_file():
+        parser.error(f"{word}: expected the record {file}, found none: run all tests")
+    before = result_file.read(file)
+    options.seed = before["seed"]
+    if options.rest:
+        return [str(_HERE)], before
+    paths = [str(_ROOT / one) for one in failed_files(before["cases"])]
+    if not paths:
+        parser.error(f"--again: no case of {file} failed")
+    return paths, before
+
+
+def _partial(results: Path) -> Path:
+    """Where an interrupted run writes what it has: no record, but what --rest goes on from."""
+    return results.with_suffix(".partial.json")
+
+
+def _write(
+    options: argparse.Namespace,
+    before: dict[str, Any] | None,
+    merged: dict[str, Any],
+    interrupted: bool,
+) -> None:
+    """Write a record, or the part of one; a run of failed files that was interrupted is neither.
+
+    Raises:
+        ValueError: what ran is of other binaries, another system or other tests than `before`.
+    """
+    if options.again and interrupted:
+        return
+    if before:
+        merged.update((replace_failed if options.again else complete)(before, merged))
+    if interrupted:
+        print(f"what has run is in {_partial(options.results)}; --rest runs the others")
+        result_file.write(_partial(options.results), merged)
+    else:
+        result_file.write(options.results, merged)
+        _partial(options.results).unlink(missing_ok=True)
+
+
 def _ended(process: subprocess.Popen[str]) -> bool:
-    """Ends a process, which has some seconds to write what it has of its record."""
-    process.terminate()
+    """Whether a process that was terminated ends; it has some seconds to write its record."""
     try:
         return process.wait(_TIME_TO_WRITE) >= 0
     except subprocess.TimeoutExpired:

@@ -140,6 +140,40 @@ def test_files_that_failed_run_again(recorded: dict[str, Any], tmp_path: Path, p
     assert result_file.read(target)["cases"] == [failed]
 
 
+def test_the_rest_of_a_run_that_was_interrupted(
+    recorded: dict[str, Any], tmp_path: Path, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "terminated.py").write_text(TERMINATED, encoding="utf-8")
+    target, partial = tmp_path / "all.json", tmp_path / "all.partial.json"
+    words = ("-j", "2", "--results", str(target))
+    with monkeypatch.context() as patch:
+        patch.setitem(NO_DEVICE, "PYTHONPATH", str(tmp_path))
+        patch.setitem(NO_DEVICE, "PYTEST_ADDOPTS", "-p terminated")
+        done = run_shards(python, *words, "--seed", "5", *CHOSEN)
+    assert done.returncode == 1
+    assert f"what has run is in {partial}" in done.stdout
+    assert not target.exists()
+    before = result_file.read(partial)
+    assert before["ended_early"] is True
+    assert 3 <= len(before["cases"]) < len(recorded["cases"])
+    # Other tests are not its rest.
+    other = ("--", "-k", "test_forward and d64", CHOSEN[-1])
+    done = run_shards(python, *words, "--rest", *other)
+    assert done.returncode == 1
+    assert "chosen: expected ['-k test_forward and d40'" in done.stdout
+    assert not target.exists()
+    done = run_shards(python, *words, "--rest", *CHOSEN)
+    assert done.returncode == 0, done.stdout
+    assert not partial.exists()
+    document = result_file.read(target)
+    assert document["runs"] == 2
+    for name in ("cases", "counts", "seed", "chosen", "ended_early"):
+        assert document[name] == recorded[name], name
+    done = run_shards(python, *words, "--rest", *CHOSEN)
+    assert done.returncode == 2
+    assert f"--rest: expected the record {partial}, found none" in done.stderr
+
+
 class Device(NamedTuple):
     """A device of a name."""
 
@@ -194,7 +228,7 @@ def test_shards_of_different_systems_are_not_merged(tmp_path: Path) -> None:
         document = {"binaries": [], "system": system, "forced_architecture": None}
         result_file.write(part, {**document, "cases": [], "ended_early": False})
     with pytest.raises(ValueError, match=r"system: expected .*2\.10.*, found .*2\.11"):
-        merge(tmp_path / "all.json", parts)
+        merge(parts)
 
 
 def test_shares_take_equally_long() -> None:
