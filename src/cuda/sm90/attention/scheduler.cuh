@@ -38,8 +38,8 @@ struct QueryScheduler {
   // schedule.
   uint32_t* counter;
 
-  // Returns false where unit numbers do not fit 31 bits. `counter_` may be null; it is used only for
-  // varlen queries with more units than CTAs. Host only.
+  // Returns false where unit numbers do not fit 31 bits. `counter_` may be null; it is used only
+  // for varlen queries with more units than CTAs. Host only.
   bool init(const Problem& problem, int block_q, int multiprocessors, int blocks_per_sm,
             uint32_t* counter_) {
     int const resident_ctas = multiprocessors * blocks_per_sm;
