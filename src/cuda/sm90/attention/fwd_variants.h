@@ -90,9 +90,9 @@ struct FwdVariants {
            (choice.count > 1 && choice.time * area<C>() * C::kTile.cost < whole);
   }
 
-  // Estimated times. Unit: 1/200 of the time for one score (query x key) in a tile of cost 100. That
-  // of one split is this; those of several are SplitChoice's, which has the same unit, and whose
-  // start is 2 as the default of `start`.
+  // Estimated times. Unit: 1/200 of the time for one score (query x key) in a tile of cost 100.
+  // Those of several splits are SplitChoice's, whose start is 2, as the default of `start`. That of
+  // one split:
   template <class C>
   static int64_t time_whole(const FwdProblem& problem) {
     TileWork const work = TileWork::make(problem, C::kBlockQ, C::kBlockKV);
