@@ -137,8 +137,9 @@ def random_calls() -> list[Cell]:
             "most_heads": made.heads,
         }
         if all(found <= table[limit] for limit, found in limited.items()):
-            name = f"{kind}-{batch}x{made.seqlen}" + (f"-{made.seqlen_k}" * bool(made.seqlen_k))
-            calls[f"{name}-{made.heads}h{heads_kv}-hdim{head_dim}-{dtype}"] = made
+            keys = f"-{made.seqlen_k}" if made.seqlen_k else ""
+            heads = f"{made.heads}h{heads_kv}-hdim{head_dim}"
+            calls[f"{kind}-{batch}x{made.seqlen}{keys}-{heads}-{dtype}"] = made
     return [
         replace(made, name=f"{name}-{direction}", direction=direction)
         for name, made in calls.items()

@@ -105,7 +105,7 @@ def main() -> int:
         except ValueError as error:
             apart = Path(tempfile.mkdtemp(prefix="shards-"))
             shutil.copytree(folder, apart, dirs_exist_ok=True)
-            print(f"these are no parts of one run: {error}; their records are in {apart}")
+            print(f"{error}; no record was changed, these are in {apart}: run all tests again")
             return 1
     print(failures(merged["cases"]))
     print(f"--seed {options.seed}: {merged['counts']} in {time.monotonic() - began:.0f} s")
@@ -151,6 +151,7 @@ def _write(
         ValueError: what ran is of other binaries, another system or other tests than `before`.
     """
     if options.again and interrupted:
+        print(f"{options.results} stays as it is; --again runs its failed files from the start")
         return
     if before:
         merged.update((replace_failed if options.again else complete)(before, merged))

@@ -39,7 +39,7 @@ struct BwdPlan {
     Operand const grad_x{"grad_x", problem.grad_x}, x{"x", problem.x};
     plan.layout = layout_of(problem, {grad_x, x, {"grad_y", problem.grad_y}});
     Layout const others = layout_of(problem, {grad_x, x});
-    // A tile of the copy has this many tokens: of shorter sequences most of it would be empty.
+    // With fewer tokens than a tile of the copy has, most of it would be empty.
     bool const copied = elements >= kFewestCopied && problem.seqlen >= kCopyTile;
     if (copied && others.vectorized && !others.tokens_inner && problem.grad_y.strides[2] != 1) {
       plan.layout = others;

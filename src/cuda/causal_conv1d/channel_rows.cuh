@@ -14,7 +14,7 @@ namespace flashvar::causal_conv1d {
 
 struct ChannelRowsArgs {
   Tensor from;  // [batch, seqlen, dim]
-  void* to;     // likewise, contiguous; dim is a multiple of the elements of 4 bytes
+  void* to;     // likewise, contiguous; dim is a multiple of the elements in 4 bytes
   int64_t seqlen, dim, token_tiles, channel_tiles;
   bool whole_words;  // `from` can be read 4 bytes at a time
 

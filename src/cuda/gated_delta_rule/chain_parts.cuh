@@ -290,7 +290,7 @@ __device__ __forceinline__ void for_each_row_element(const Lane& lane, uint32_t 
   }
 }
 
-// 1 / sqrt(sum of squares + 1e-6) of a row; 1 where rows are not normalised.
+// 1 / sqrt(sum of squares + 1e-6) of a row; 1 where rows are not normalized.
 template <class Dtype, int kDim>
 __device__ __forceinline__ float norm_of(const FwdProblem& problem, const Lane& lane, uint32_t tile,
                                          int token) {

@@ -9,7 +9,7 @@
 //   U = (T o D) diag(beta) W          the tokens' updates of the state
 //   out = diag(c) Q S + P U           c_i = scale exp(G_i), P = scale (Q K^T o D)
 //   S' = decay S + K^T diag(b) U      b_i = exp(G_last - G_i), decay = exp(G_last)
-// Where q and k are normalised, A, P, a, b and c contain the rows' factors: no normalised copy of q
+// Where q and k are normalized, A, P, a, b and c contain the rows' factors: no normalized copy of q
 // or k is stored.
 //
 // In these and all formulas of this op's sources o is the elementwise product. With a vector, a

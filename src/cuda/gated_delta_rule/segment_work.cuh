@@ -201,7 +201,7 @@ __device__ __forceinline__ void store_state_after(const FwdProblem& problem,
                       [&](int i, float2* to) { *to = {state[i], state[i + 1]}; });
 }
 
-// Pass 1: initialises a segment's state, or its transition (the identity).
+// Pass 1: initializes a segment's state, or its transition (the identity).
 template <int kDim>
 __device__ __forceinline__ void load_first_state(const FwdProblem& problem, const Pass1Work& work,
                                                  int32_t column, float (&state)[kDim / 2]) {

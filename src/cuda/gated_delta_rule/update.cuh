@@ -62,7 +62,7 @@ struct UpdateArgs {
   bool initial_aligned, final_aligned;
 };
 
-// A token's inputs to the columns of a block, in fp32: k and q, normalised if the call normalises
+// A token's inputs to the columns of a block, in fp32: k and q, normalized if the call normalizes
 // rows, q scaled, and v.
 template <class C>
 struct UpdateToken {

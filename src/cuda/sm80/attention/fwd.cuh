@@ -130,7 +130,7 @@ __device__ __forceinline__ void softmax_step(Softmax<Config>& softmax, Scores<Co
   }
 }
 
-// Normalises the warp's rows of a split's output, and stores them and their LSE in fp32 for
+// Normalizes the warp's rows of a split's output, and stores them and their LSE in fp32 for
 // fwd_merge_kernel.
 template <class Config>
 __device__ __forceinline__ void store_split(const FwdProblem& problem, Softmax<Config>& softmax,
@@ -160,7 +160,7 @@ __device__ __forceinline__ void store_split(const FwdProblem& problem, Softmax<C
   }
 }
 
-// Normalises the warp's rows of the output and stores them and their LSE. The output goes through
+// Normalizes the warp's rows of the output and stores them and their LSE. The output goes through
 // the warp's rows of the shared tile sO, so that global stores are 16 bytes wide.
 template <class Config, bool kAligned>
 __device__ __forceinline__ void store_output(const FwdProblem& problem, Softmax<Config>& softmax,

@@ -32,7 +32,7 @@ struct HeadVectors {
 // Shared memory of the prepare kernel after the tiles.
 struct PrepareSmem {
   KeyProducts products;
-  float norm_q[kChunk], norm_k[kChunk];  // factors of rows: 1 where they are not normalised
+  float norm_q[kChunk], norm_k[kChunk];  // factors of rows: 1 where they are not normalized
   HeadVectors heads[kHeadsAtOnce];
   // Sums of absolute values of the first matrix's rows, within the blocks on the diagonal.
   float totals[kHeadsAtOnce][kChunk];

@@ -314,7 +314,7 @@ __device__ __forceinline__ void store_rows(const Acc& d, uint16_t* to, int64_t s
   }
 }
 
-// Gradient of the normalisation of rows: removes the component along the row, d -= (x d) x / |x|^2.
+// Gradient of the normalization of rows: removes the component along the row, d -= (x d) x / |x|^2.
 // `along`: x d of rows g and g + 8.
 template <class Config, class Acc>
 __device__ __forceinline__ void subtract_along(Acc& d, uint32_t tile, const float* norm,

@@ -143,7 +143,7 @@ __device__ __forceinline__ float multiply_states(StateProducts<Config>& products
 }
 
 // Computes dQ and dK of an item, or of a part of their columns, by a block; before the gradient of
-// the normalisation. The steps that make dQK and dKK are written out: as a function they spill more
+// the normalization. The steps that make dQK and dKK are written out: as a function they spill more
 // registers.
 template <class Config>
 __device__ __forceinline__ void add_heads(RowsAccumulator<Config>& dq, RowsAccumulator<Config>& dk,
@@ -221,7 +221,7 @@ __device__ __forceinline__ void store_both(const RowsAccumulator<Config>& dq,
   put(dk, problem.grad_k);
 }
 
-// make_rows() in parts. The gradient of the normalisation needs sums over all columns: until then
+// make_rows() in parts. The gradient of the normalization needs sums over all columns: until then
 // the block's dQ and dK are in the workspace, in fp32.
 template <class Config>
 __device__ __forceinline__ void make_parts(RowsLoads<Config>& loads, const RowsItem& item) {

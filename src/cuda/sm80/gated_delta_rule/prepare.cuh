@@ -29,7 +29,7 @@ struct PrepareArgs {
   uint32_t group_blocks;  // blocks per group of heads of v, kHeadsAtOnce heads in each
 };
 
-// Record_: ChunkRecord or GradRecord, for which Solution is specialised.
+// Record_: ChunkRecord or GradRecord, for which Solution is specialized.
 template <class Dtype_, int kDim_, class Record_ = ChunkRecord>
 struct PrepareConfig {
   using Dtype = Dtype_;
@@ -60,7 +60,7 @@ __device__ __forceinline__ FragmentAddress<Layout> rows_address(uint32_t tile) {
 
 using SquareRows = Accumulator<16, kChunk>;
 
-// The warp's 16 rows of products of Q and K, before they are normalised.
+// The warp's 16 rows of products of Q and K, before they are normalized.
 struct RowProducts {
   SquareRows qk, kk;
   Accumulator<16, 16> qq;  // q . q of its rows: the squared norms are on the diagonal
@@ -99,7 +99,7 @@ struct RowProducts {
   }
 };
 
-// Writes the normalisation factors of the warp's rows, 1 / sqrt(sum of squares + 1e-6).
+// Writes the normalization factors of the warp's rows, 1 / sqrt(sum of squares + 1e-6).
 __device__ __forceinline__ void compute_norms(const RowProducts& products, PrepareSmem& smem) {
   Lane const lane;
   if (lane.t != lane.g / 2) return;  // not a lane that holds diagonal elements
@@ -119,7 +119,7 @@ __device__ __forceinline__ void compute_norms(const RowProducts& products, Prepa
   }
 }
 
-// Stores the warp's 16 rows of N: K K^T, of normalised rows.
+// Stores the warp's 16 rows of N: K K^T, of normalized rows.
 __device__ __forceinline__ void store_products(const SquareRows& kk, PrepareSmem& smem) {
   Lane const lane;
   float2 norms[kChunk / 8];

@@ -99,7 +99,7 @@ struct BiasStage {
   }
 
  private:
-  // Copies pieces of kBytes: lanes that are neighbours copy neighbouring pieces of a query. kWhole:
+  // Copies pieces of kBytes: lanes that are neighbors copy neighboring pieces of a query. kWhole:
   // all elements are in the tensor.
   template <int kBytes, bool kWhole, class Element>
   __device__ __forceinline__ void copy(const Bias<Element>& bias, int32_t first_query,

@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   // The next kernel may start now; it executes griddepcontrol.wait before it reads this one's
   // results.
   ptx::griddepcontrol_launch_dependents();
-  __syncthreads();  // mbarriers are initialised, zeros are written
+  __syncthreads();  // mbarriers are initialized, zeros are written
   if (threadIdx.x < 128) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
     if constexpr (Config::kDynamic) {

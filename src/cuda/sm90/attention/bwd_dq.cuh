@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
   // The kernels before this one are complete: LSE and delta are written, the counter is zeroed.
   ptx::griddepcontrol_wait();
-  __syncthreads();  // mbarriers are initialised
+  __syncthreads();  // mbarriers are initialized
   if (threadIdx.x < 128) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
     if (threadIdx.x < 32) {

@@ -13,7 +13,7 @@
 
 namespace flashvar::sm90::attention {
 
-// Specialisations of the element-wise loop. Most calls have exactly one modifier; its loop then has
+// Specializations of the element-wise loop. Most calls have exactly one modifier; its loop then has
 // no branches and no registers for the others. kBias, kBiasFp32: a bias of q's dtype or fp32, whose
 // gradient is not wanted; kGradBias: a bias whose gradient is wanted.
 enum class Modifier { kSoftcap, kAlibi, kDropout, kSeveral, kBias, kBiasFp32, kGradBias };

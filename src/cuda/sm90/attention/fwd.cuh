@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSM)
   // early: any kernel may follow, whose CTAs would pile up on the SMs that become free first
   // (fwd_wgmma_launch.cuh).
   if constexpr (Config::kSplits) ptx::griddepcontrol_launch_dependents();
-  __syncthreads();  // mbarriers are initialised
+  __syncthreads();  // mbarriers are initialized
   if (threadIdx.x < 128) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
     if (threadIdx.x < 32) {

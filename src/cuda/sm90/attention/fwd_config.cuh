@@ -32,15 +32,16 @@ struct FwdTile {
   int cost = 100;         // where tiles fill all SMs
   int start = 2;          // a tile's first loads and its results, in steps of the main loop
   int cost_causal = 0;    // under a causal mask, where it differs
-  int cost_alone = 0;     // the least for a CTA that has an SM for itself, where several fit
-  int cost_one_tile = 0;  // likewise, in calls of one small tile: keys come from memory
+  int cost_alone = 0;     // lower bound, for a CTA that is alone on an SM on which several fit
+  int cost_one_tile = 0;  // likewise, if one small tile has all queries: keys come from memory
 };
 
 // The first row whose variant and head dims fit is used. Measured on an H200
 // (docs/hopper-ledger.md).
 // clang-format off
 inline constexpr FwdTile kFwdTiles[] = {
-    // variant, head_dim, head_dim_v, block_kv, consumers, per SM; cost, start, causal, alone, one tile
+    // variant, max head dims, block_kv, consumers, blocks_per_sm; cost, start, and costs: causal,
+    // alone, one tile
     {FwdVariant::kModifiers,       64,  64,  64, 4},
     {FwdVariant::kModifiers,      128, 128,  64, 3},
     {FwdVariant::kModifiers,      256, 256,  64, 2},

@@ -161,7 +161,7 @@ struct FwdConsumer {
   }
 
  private:
-  // Normalises the warpgroup's rows of the output and stores them and their LSE.
+  // Normalizes the warpgroup's rows of the output and stores them and their LSE.
   __device__ __forceinline__ void store_output(const FwdProblem& problem,
                                                const QueryTile<Config>& tile, uint32_t warpgroup) {
     // Special registers are read again here: hoisted addresses would take registers of the main

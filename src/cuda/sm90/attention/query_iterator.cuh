@@ -12,7 +12,7 @@ namespace flashvar::sm90::attention {
 // start at the same time and visit queries in descending order; the second tiles end at the same
 // time and visit queries in ascending order. So CTAs of one kv head are at the same queries at any
 // time, and find Q, dO and the sums of dQ in L2. In short windows, CTAs that run at the same time
-// have neighbouring key tiles, which see different queries: there queries vary fastest, so that the
+// have neighboring key tiles, which see different queries: there queries vary fastest, so that the
 // data in use at a time belong to one head.
 //
 // For producers, which need heads. QueryIterator has the same order in other variables, for which

@@ -62,7 +62,7 @@ struct QueryScheduler {
                : std::min(work_units, most);
     tail = {};
     // A tail only where the last round would leave more than a fifteenth of all rounds idle,
-    // because neighbouring tiles of the tail share no keys.
+    // because neighboring tiles of the tail share no keys.
     uint32_t const rounds = ceil_div(work_units, std::max(ctas, 1u));
     if (paired && !varlen && int64_t{15} * work_units < int64_t{14} * rounds * ctas) {
       PairSchedule const pairs = PairSchedule::make(work_units, static_cast<uint32_t>(rows),

@@ -1,5 +1,5 @@
 // The second kernel of the forward: carries the state through the chunks of a sequence, with wgmma
-// and TMA. Warp-specialised: a state warpgroup holds 64 columns of the state of one head in
+// and TMA. Warp-specialized: a state warpgroup holds 64 columns of the state of one head in
 // registers (gated_delta_rule/chain_parts.cuh). For each chunk it passes the state before the
 // chunk, and the chunk's updates, in 16 bits through shared memory to the output warpgroup, which
 // computes out: the chain from state to state, which is sequential, does not wait for it. Two warps
@@ -266,7 +266,7 @@ __device__ __forceinline__ void run_segment(const FwdArgs& args, const SegmentWo
   for (uint32_t i = 0; i < Config::kOutStages; ++i) {
     ScoresTile::zero(smem.out_stage(i) + Config::kScores);
   }
-  // Visible after it: the initialised mbarriers, and the zeros of column blocks that are never
+  // Visible after it: the initialized mbarriers, and the zeros of column blocks that are never
   // loaded and of P above the diagonal.
   __syncthreads();
   uint32_t const warpgroup = ptx::warp_uniform(threadIdx.x / 128);

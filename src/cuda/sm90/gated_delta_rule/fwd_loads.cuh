@@ -118,7 +118,7 @@ struct FwdSmem {
     return barriers(Config::kStateStages + Config::kOutStages + 1);
   }
 
-  // Initialises the mbarriers; called by one thread.
+  // Initializes the mbarriers; called by one thread.
   __device__ __forceinline__ void init() const {
     constexpr uint32_t kStateWarps = 4 * Config::kWarpgroups, kOutWarps = 4;
     for (uint32_t i = 0; i < Config::kStateStages; ++i)

@@ -35,7 +35,7 @@ __device__ __forceinline__ void run_chain(const ChainArgs& args,
   if (threadIdx.x == 0) chain.init();
   GradLoads const loads(args, work, is_transition ? 0 : static_cast<int32_t>(warpgroups));
   if (loads.keys < Chain::kColBlocks || is_transition) zero_shared(chain.base, Chain::kVectors);
-  __syncthreads();  // mbarriers are initialised, column blocks that are never loaded are zeroed
+  __syncthreads();  // mbarriers are initialized, column blocks that are never loaded are zeroed
   uint32_t const warpgroup = ptx::warp_uniform(threadIdx.x / kStateThreads);
   if (warpgroup < warpgroups) {
     if constexpr (kSplitsRegisters<Chain>) {

@@ -231,7 +231,7 @@ __device__ __forceinline__ void add_square_products(float (&dq)[Config::kColumns
   ptx::wgmma_fence_operand(dk);
 }
 
-// Gradient of the normalisation of rows: removes the component along the row, d -= (x d) x / |x|^2.
+// Gradient of the normalization of rows: removes the component along the row, d -= (x d) x / |x|^2.
 // `along`: x d, summed over each half of the columns.
 template <class Config>
 __device__ __forceinline__ void project(float (&d)[Config::kColumns / 2], uint32_t tile,

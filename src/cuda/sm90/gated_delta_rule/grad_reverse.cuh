@@ -77,7 +77,7 @@ struct ReverseChain {
     return operands(kStages + kBuffers + buffer);
   }
 
-  // Initialises the mbarriers; called by one thread.
+  // Initializes the mbarriers; called by one thread.
   __device__ __forceinline__ void init() const {
     for (uint32_t i = 0; i < kPairs; ++i) operands(i).init(1, kStateWarps * warpgroups);
     ptx::mbarrier_init_fence();

@@ -179,7 +179,7 @@ struct RowGradients {
     to.columns[token] = columns;
   }
 
-  // Gradient of the normalisation of rows of q and k (project).
+  // Gradient of the normalization of rows of q and k (project).
   __device__ __forceinline__ void project_rows(const RecordVectors& vectors) {
     Lane const lane;
     int const row = 16 * lane.warp + lane.g;
@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (col_blocks_of(args.problem.head_dim) < Config::kColBlocks) {
     zero_shared(smem.base, Config::kSlots);
   }
-  __syncthreads();  // mbarriers are initialised, column blocks that are never loaded are zeroed
+  __syncthreads();  // mbarriers are initialized, column blocks that are never loaded are zeroed
   uint32_t const warp = ptx::warp_uniform(threadIdx.x / 32);
   if (warp < 4) {
     ptx::setmaxnreg_dec<Config::kLoadRegisters>();

@@ -87,7 +87,7 @@ struct RowsSmem {
     return barriers(Config::kSlotCount + 4);
   }
 
-  // Initialises the mbarriers; called by one thread.
+  // Initializes the mbarriers; called by one thread.
   __device__ __forceinline__ void init() const {
     constexpr uint32_t kRowsWarps = 8, kStatesWarps = 2;
     for (uint32_t i = 0; i < Config::kSlotCount; ++i) {

@@ -50,7 +50,7 @@ struct StatesChain {
     return {base + kBarriers + 16 * stage};
   }
 
-  // Initialises the mbarriers; called by one thread.
+  // Initializes the mbarriers; called by one thread.
   __device__ __forceinline__ void init() const {
     for (uint32_t i = 0; i < kStages; ++i) operands(i).init(1, kStateWarps * warpgroups);
     ptx::mbarrier_init_fence();

@@ -20,7 +20,7 @@ __device__ __forceinline__ void run_inner_segment(const FwdArgs& args, const Pas
   // Tiles of V that are never loaded must be zeros.
   LoadedBlocks<Config> const blocks(problem, work.values(problem));
   if (!blocks.all()) zero_shared(smem.base, Config::kState);
-  __syncthreads();  // mbarriers are initialised, column blocks that are never loaded are zeroed
+  __syncthreads();  // mbarriers are initialized, column blocks that are never loaded are zeroed
   uint32_t const warpgroup = ptx::warp_uniform(threadIdx.x / 128);
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<Config::kLoadRegisters>();
