@@ -21,10 +21,13 @@ inline float __logf(float x) { return std::log(x); }
 inline float __expf(float x) { return std::exp(x); }
 #include "attention/fwd_merge.cuh"
 #include "attention/key_splits.h"
+#include "attention/pack_gqa.h"
 #include "core/target.h"
 #include "sm80/attention/key_tile_splits.h"
 using namespace flashvar;
 using namespace flashvar::attention;
+
+constexpr PackGqaTile kTile{128, 64, 2, 64};  // of the mma.sync kernels
 
 // Of 128 queries and 128 keys a tile.
 extern "C" int32_t splits(int64_t batch, int32_t queries, int32_t keys, int32_t heads,
@@ -39,6 +42,20 @@ extern "C" int32_t splits(int64_t batch, int32_t queries, int32_t keys, int32_t 
   if (causal) problem.window_right = 0;
   if (left_only) problem.window_right = kUnbounded;
   return SplitChoice::make(problem, 128, 128, blocks_per_sm).count;
+}
+
+// Likewise, of PackGQA's rows: 1 << row_shift for each query.
+extern "C" int32_t splits_of_rows(int64_t batch, int32_t rows, int32_t keys, int32_t heads,
+                                  int32_t row_shift) {
+  FwdProblem problem{};
+  problem.batch = batch;
+  problem.queries.seqlen = rows;
+  problem.keys.seqlen = keys;
+  problem.heads_q = heads;
+  problem.window_left = problem.window_right = kUnbounded;
+  problem.splits.row_shift = row_shift;
+  problem.splits.group_rows = 1 << row_shift;
+  return SplitChoice::make(problem, 128, 128, 1).count;
 }
 
 // Of the mma.sync backward.
@@ -65,9 +82,9 @@ extern "C" int64_t pack_gqa_offset(int32_t head, int32_t keys, int32_t left, int
   problem.window_right = right < 0 ? kUnbounded : right;
   problem.q = problem.k = problem.out = {elements, 1000, 100, 10};
   problem.modifiers.bias = {nullptr, 500, 50, 5};
-  if (what == 5) return needs_merge(simplified(problem));
+  if (what == 5) return needs_merge(simplified(problem, kTile));
   problem.sinks = {elements, 0};
-  FwdProblem const found = simplified(problem);
+  FwdProblem const found = simplified(problem, kTile);
   if (found.group != 1) return -1;
   int32_t const of_head = head / found.queries.seqlen, row = head % found.queries.seqlen;
   const BiasView& bias = found.modifiers.bias;
@@ -78,6 +95,22 @@ extern "C" int64_t pack_gqa_offset(int32_t head, int32_t keys, int32_t left, int
     case 6: return needs_merge(found);
   }
   return found.keys.seqlen;
+}
+
+// The shift by which row numbers of PackGQA exceed those of queries; 0: no PackGQA.
+extern "C" int32_t row_shift(int64_t batch, int32_t queries, int32_t keys, int32_t heads,
+                             int32_t group, int softcap) {
+  FwdProblem problem{};
+  problem.batch = batch;
+  problem.queries.seqlen = queries;
+  problem.keys.seqlen = keys;
+  problem.heads_q = heads;
+  problem.group = group;
+  problem.window_left = problem.window_right = kUnbounded;
+  problem.modifiers.softcap = static_cast<float>(softcap);
+  FwdProblem const found = simplified(problem, kTile);
+  if (found.splits.row_shift > 0 && found.heads_q != heads / group) return -1;
+  return found.splits.row_shift;
 }
 
 // PackGQA of varlen queries, of at most `longest` in a sequence: where the queries of a sequence
@@ -93,7 +126,7 @@ extern "C" int64_t pack_gqa_query(const int32_t* offsets, int32_t longest, int32
   problem.window_left = problem.window_right = kUnbounded;
   problem.q = {nullptr, 0, 100, 10};
   problem.modifiers.softcap = static_cast<float>(softcap);
-  FwdProblem const found = simplified(problem);
+  FwdProblem const found = simplified(problem, kTile);
   if (found.group != 1) return -1;
   return found.batch_of_queries(batch) * found.q.batch_stride;
 }
@@ -180,6 +213,45 @@ def test_heads_of_a_group_become_queries(library: ctypes.CDLL) -> None:
     assert (
         library.pack_gqa_offset(0, 90, 89, 0, 4) == library.pack_gqa_offset(0, 90, 400, 0, 4) == 90
     )
+
+
+def row_shift(library: ctypes.CDLL, batch: int, *sizes: int) -> int:
+    return int(library.row_shift(ctypes.c_int64(batch), *sizes))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ((1, 16, 4096, 32, 4, 0), 2),
+        ((16, 4, 4000, 28, 7, 0), 3),
+        ((256, 4, 64, 32, 4, 0), 2),
+        ((1, 2, 8192, 64, 64, 0), 6),
+        # The tiles of all heads run at the same time, and end before others would be merged.
+        ((4, 32, 128, 32, 4, 0), 0),
+        ((1, 8, 256, 14, 7, 0), 0),
+        # More heads than a tile has rows, no groups, modifiers, few keys.
+        ((1, 2, 8192, 65, 65, 0), 0),
+        ((1, 16, 4096, 32, 1, 0), 0),
+        ((1, 16, 4096, 32, 4, 1), 0),
+        ((256, 4, 63, 32, 4, 0), 0),
+        # The queries of a tile, or of most of it, leave no rows to other heads.
+        ((1, 32, 4096, 32, 4, 0), 2),
+        ((1, 32, 4096, 21, 7, 0), 0),
+        ((1, 64, 4096, 32, 4, 0), 0),
+        ((1, 2**31 - 1, 4096, 32, 4, 0), 0),
+    ],
+)
+def test_pack_gqa_of_several_queries(
+    sizes: tuple[int, ...], expected: int, library: ctypes.CDLL
+) -> None:
+    """Heads are packed where that halves the number of tiles and merging costs less."""
+    assert row_shift(library, *sizes) == expected
+
+
+def test_packed_heads_are_divided_knowing_that_they_are_merged(library: ctypes.CDLL) -> None:
+    """A call whose results are merged anyway has splits where another would not pay for them."""
+    found = [library.splits_of_rows(ctypes.c_int64(8), 16, 640, 8, shift) for shift in (0, 2)]
+    assert found == [1, 2]
 
 
 def merged(

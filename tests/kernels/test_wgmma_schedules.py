@@ -44,9 +44,12 @@ FwdProblem made(int32_t batch, int32_t queries, int32_t keys, int32_t heads, int
 }
 
 template <int kHeadDim>
-int variant_of(const FwdProblem& problem) {
-  using Variants = FwdVariants<Target<90, 232448>, dtype::bf16, kHeadDim, kHeadDim>;
-  return Variants::with_config(problem, [](auto config) {
+using VariantsOf = FwdVariants<Target<90, 232448>, dtype::bf16, kHeadDim, kHeadDim>;
+
+template <int kHeadDim>
+int variant_of(const FwdProblem& call) {
+  using Variants = VariantsOf<kHeadDim>;
+  return Variants::with_config(simplified(call, Variants::kPackGqaTile), [](auto config) {
     using C = decltype(config);
     if (C::kOneCtaPerSM) return static_cast<int>(FwdVariant::kSmallSplit);
     if (C::kSplits) return static_cast<int>(FwdVariant::kSplit);
@@ -61,9 +64,16 @@ extern "C" int variant(int32_t head_dim, int32_t batch, int32_t queries, int32_t
   FwdProblem problem = made(batch, queries, keys, heads, group, -1, right);
   if (what == 1) problem.sinks = {sinks, 2};
   if (what == 2) problem.modifiers.softcap = 5.f;
-  problem = simplified(problem);
   return head_dim == 64 ? variant_of<64>(problem) : head_dim == 128 ? variant_of<128>(problem)
                                                                     : variant_of<256>(problem);
+}
+
+// Whether PackGQA of several queries per sequence pays.
+extern "C" int packs(int32_t head_dim, int32_t batch, int32_t queries, int32_t keys, int32_t heads,
+                     int32_t group) {
+  FwdProblem const call = made(batch, queries, keys, heads, group, -1, -1);
+  return row_shift_of(call, head_dim == 64 ? VariantsOf<64>::kPackGqaTile
+                                           : VariantsOf<256>::kPackGqaTile) > 0;
 }
 
 // Of tiles of 64 queries and 128 keys: parts of a group's heads, and of a head's query blocks.
@@ -188,6 +198,30 @@ def test_the_forward_takes_the_tiles_that_waste_least(
     head_dim: int, call: tuple[int, ...], expected: int, library: ctypes.CDLL
 ) -> None:
     assert library.variant(head_dim, *call, 0) == expected
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "sizes", "packs"),
+    [
+        # Many keys, which tiles of one head each would read once for each head of a group.
+        (64, (1, 16, 4096, 32, 4), True),
+        (64, (16, 4, 1024, 32, 4), True),
+        # The tiles of all heads run at the same time, and end before others would be merged.
+        (64, (4, 16, 512, 21, 7), False),
+        (64, (1, 16, 512, 48, 4), False),
+        (256, (4, 8, 512, 14, 7), False),
+        # They do not run at the same time.
+        (64, (256, 4, 512, 32, 4), True),
+        (64, (256, 4, 128, 32, 4), True),
+        (256, (64, 4, 256, 32, 4), True),
+        # As many bytes to merge as there are in few keys.
+        (64, (256, 4, 127, 32, 4), False),
+    ],
+)
+def test_heads_are_packed_where_merging_takes_less_than_it_saves(
+    head_dim: int, sizes: tuple[int, ...], packs: bool, library: ctypes.CDLL
+) -> None:
+    assert library.packs(head_dim, *sizes) == packs
 
 
 def test_only_one_kernel_adds_the_sinks_of_packed_groups(library: ctypes.CDLL) -> None:

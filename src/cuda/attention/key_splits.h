@@ -1,10 +1,6 @@
-// Calls of few queries and many keys: their query tiles are fewer than the blocks that a device
-// runs. Split-KV gives such a call more blocks, and PackGQA gives its blocks less work. Host only.
-//
-// Split-KV (Flash-Decoding: Dao et al., 2023): several blocks have a query tile, each with a range
-// of its key blocks, a split, and fwd_merge_kernel merges their results. PackGQA (FlashAttention's
-// word): where sequences have one query or a few, the query heads of a group, its members, become
-// rows of one tile, so that keys and values are read once for all of them.
+// Split-KV (Flash-Decoding: Dao et al., 2023), for calls of few queries and many keys, whose query
+// tiles are fewer than the blocks that a device runs: several blocks have a query tile, each with a
+// range of its key blocks, a split, and fwd_merge_kernel merges their results. Host only.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -19,93 +15,6 @@ namespace flashvar::attention {
 inline constexpr int64_t kMultiprocessors = 132;
 inline constexpr int64_t kMaxSplits = 128;
 
-// Whether PackGQA is possible for a call of one query per sequence: what differs between the
-// members of a group must be addressed by strides, and all rows must see the same keys.
-inline bool can_pack_gqa(const FwdProblem& problem) {
-  // Varlen: a bound of 1 means that a sequence has one query or none. batch_of_queries() needs at
-  // least one query in all.
-  bool const varlen = problem.queries.offsets != nullptr;
-  bool const one_query = problem.queries.seqlen == 1 && (!varlen || problem.queries.total > 0);
-  bool const has_bias = problem.modifiers.bias.data != nullptr;
-  // fwd_merge_kernel has no variant for modifiers.
-  bool const can_merge = !problem.has_modifiers();
-  bool const must_merge = varlen || problem.sinks.data != nullptr;  // needs_merge() once packed
-  return one_query && problem.group > 1 && problem.modifiers.alibi_slopes == nullptr &&
-         problem.modifiers.rng == nullptr && (!must_merge || can_merge) &&
-         (problem.window_left == kUnbounded || (!problem.has_foreign_tail() && !has_bias));
-}
-
-// PackGQA of one query per sequence: the problem with the query heads of a group as the queries of
-// one head. The one query's diagonal is the last key, so a window to the left moves the first key.
-inline FwdProblem pack_gqa(FwdProblem problem) {
-  int32_t const group = problem.group;
-  problem.splits.group_rows = group;
-  problem.splits.query_offsets = problem.queries.offsets;
-  problem.queries.offsets = nullptr;
-  auto pack = [&](Tensor& tensor) {
-    if (problem.splits.query_offsets != nullptr) tensor.batch_stride = tensor.seq_stride;
-    tensor.seq_stride = tensor.head_stride;
-    tensor.head_stride *= group;
-  };
-  pack(problem.q);
-  pack(problem.out);
-  BiasView& bias = problem.modifiers.bias;
-  bias.query_stride = bias.head_stride;
-  bias.head_stride *= group;
-  if (problem.window_left != kUnbounded) {
-    int64_t const first = int64_t{problem.keys.seqlen} - problem.window_left - 1;
-    int32_t const hidden = static_cast<int32_t>(std::max(first, int64_t{0}));
-    for (Tensor* tensor : {&problem.k, &problem.v}) {
-      if (tensor->data != nullptr) tensor->data += hidden * tensor->seq_stride;
-    }
-    problem.keys.seqlen -= hidden;
-    problem.window_left = kUnbounded;
-  }
-  problem.queries.seqlen = group;
-  problem.heads_q /= group;
-  problem.group = 1;
-  return problem;
-}
-
-// The row_shift (KeySplits) of PackGQA of several queries per sequence; 0: none. Heads are packed
-// where that at least halves the number of tiles. There must be many keys, because such calls need
-// fwd_merge_kernel, which must take little of the time.
-inline int32_t row_shift_of(const FwdProblem& problem) {
-  constexpr int64_t kTile = 64, kFewestKeys = 512;
-  int64_t const queries = problem.queries.seqlen;
-  if (problem.queries.offsets != nullptr || queries < 2 || problem.has_modifiers() ||
-      problem.keys.seqlen < kFewestKeys || problem.group == 1 || problem.group > kTile) {
-    return 0;
-  }
-  int32_t shift = 1;
-  while (1 << shift < problem.group) ++shift;
-  int64_t const packed_tiles = ceil_div(queries << shift, kTile);
-  return 2 * packed_tiles <= problem.group * ceil_div(queries, kTile) ? shift : 0;
-}
-
-// PackGQA of several queries per sequence: the problem with the rows of all query heads of a group
-// as the queries of one head.
-inline FwdProblem pack_gqa(FwdProblem problem, int32_t row_shift) {
-  KeySplits& splits = problem.splits;
-  splits.row_shift = row_shift;
-  splits.group_rows = 1 << row_shift;
-  splits.members = problem.group;
-  splits.member_stride = problem.q.head_stride;
-  problem.q.head_stride *= problem.group;
-  problem.queries.seqlen <<= row_shift;
-  problem.heads_q /= problem.group;
-  problem.group = 1;
-  return problem;
-}
-
-// The problem as kernels compute it. A window to the right hides nothing from the last query.
-inline FwdProblem simplified(FwdProblem problem) {
-  if (problem.queries.seqlen == 1) problem.window_right = kUnbounded;
-  if (can_pack_gqa(problem)) return pack_gqa(problem);
-  int32_t const row_shift = row_shift_of(problem);
-  return row_shift > 0 ? pack_gqa(problem, row_shift) : problem;
-}
-
 // The most keys that some query of a tile of block_q queries sees.
 inline int64_t visible_keys(const FwdProblem& problem, int32_t block_q) {
   int64_t const keys = problem.keys.seqlen;
@@ -117,6 +26,14 @@ inline int64_t visible_keys(const FwdProblem& problem, int32_t block_q) {
   int64_t const after = problem.window_right != kUnbounded ? int64_t{problem.window_right}
                                                            : int64_t{queries} - diagonals;
   return std::min(keys, int64_t{problem.window_left} + diagonals + after);
+}
+
+// Whether only fwd_merge_kernel can store the results, even those of one split: with PackGQA, if
+// rows of a tile differ in their sinks, or are not adjacent in the log-sum-exp.
+inline bool needs_merge(const FwdProblem& problem) {
+  const KeySplits& splits = problem.splits;
+  bool const by_row = problem.sinks.data != nullptr || splits.query_offsets != nullptr;
+  return splits.row_shift > 0 || (splits.group_rows > 1 && by_row);
 }
 
 // What a call's query tiles have to do.
@@ -154,10 +71,12 @@ struct SplitChoice {
     TileWork const work = TileWork::make(problem, block_q, block_kv);
     int64_t const units = work.tiles, blocks = work.most;
     int64_t const store = ceil_div(kStore * std::min(problem.queries.seqlen, block_q), block_q);
+    bool const always_merges = needs_merge(problem);
     auto const time = [&](int64_t count) {
-      int64_t const start = count == 1 ? kStart : kStart + store;
+      bool const merges = count > 1 || always_merges;
+      int64_t const start = merges ? kStart + store : kStart;
       int64_t const longest = ceil_div(blocks, count) + start, all = units * count;
-      int64_t const merge = count == 1 ? 0 : 2 * kMerge + count / kMergeSplits;
+      int64_t const merge = merges ? 2 * kMerge + count / kMergeSplits : 0;
       // Under a causal mask tiles with much work come first, so that blocks end together.
       int64_t const of_block = work.causal ? ceil_div(work.mean, count) + start : longest;
       int64_t const load = ceil_div(all, kMultiprocessors), rest = load % blocks_per_sm;
@@ -179,14 +98,6 @@ struct SplitChoice {
     return best;
   }
 };
-
-// Whether only fwd_merge_kernel can store the results, even those of one split: with PackGQA, if
-// rows of a tile differ in their sinks, or are not adjacent in the log-sum-exp.
-inline bool needs_merge(const FwdProblem& problem) {
-  const KeySplits& splits = problem.splits;
-  bool const by_row = problem.sinks.data != nullptr || splits.query_offsets != nullptr;
-  return splits.row_shift > 0 || (splits.group_rows > 1 && by_row);
-}
 
 // The splits' results in the workspace.
 struct KeySplitsWorkspace {

@@ -5,6 +5,7 @@
 #include "attention/fwd_merge.cuh"
 #include "attention/kernel_table.h"
 #include "attention/key_splits.h"
+#include "attention/pack_gqa.h"
 #include "core/dtype.cuh"
 #include "core/kernel_facts.h"
 #include "core/launch.h"
@@ -35,13 +36,13 @@ struct FwdLaunch {
 
   // Bytes for the results of splits. Only aligned calls have several.
   static uint64_t workspace(const FwdProblem& call) {
-    FwdProblem const problem = simplified(call);
+    FwdProblem const problem = simplified(call, kPackGqaTile);
     return KeySplitsWorkspace(problem, choose_splits(problem)).bytes;
   }
 
   static cudaError_t launch(const FwdProblem& call, int device, cudaStream_t stream) {
     if (!call.rows_are_aligned()) return launch_unaligned(call, device, stream);
-    FwdProblem const problem = simplified(call);
+    FwdProblem const problem = simplified(call, kPackGqaTile);
     if (problem.has_modifiers()) return launch_variant<true, true>(problem, device, stream);
     SplitChoice const choice = choose_splits(problem);
     return choice.count > 1 || needs_merge(problem)
@@ -56,6 +57,7 @@ struct FwdLaunch {
 
  private:
   using Split = FwdConfig<Target, Dtype, kHeadDim, kHeadDimV, false, true>;
+  static constexpr PackGqaTile kPackGqaTile{128, 64, 2, 64};  // for all head dims
 
   template <class C>
   static constexpr KernelFacts facts(const KernelFactsMaker& maker, const char* name) {

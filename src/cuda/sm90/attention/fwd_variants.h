@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "attention/key_splits.h"
+#include "attention/pack_gqa.h"
 #include "core/ceil_div.h"
 #include "sm90/attention/fwd_config.cuh"
 
@@ -12,7 +13,7 @@ namespace flashvar::sm90::attention {
 
 using namespace flashvar::attention;  // what all architectures share
 
-// Problems are simplified (key_splits.h).
+// Problems are simplified, with kPackGqaTile.
 template <class Target, class Dtype, int kHeadDim, int kHeadDimV>
 struct FwdVariants {
   template <FwdVariant kVariant>
@@ -32,6 +33,8 @@ struct FwdVariants {
   static_assert(kHasSmaller == has_tile(FwdVariant::kMedium) &&
                 kHasSmaller == has_tile(FwdVariant::kSmallSplit) &&
                 kHasSmaller == has_tile(FwdVariant::kSmallModifiers));
+  static constexpr PackGqaTile kPackGqaTile =
+      kHasSmaller ? PackGqaTile{kSmallRows, 128, 3, 128} : PackGqaTile{128, 128, 1, 128};
 
   // Calls `use` with the configuration of the call's variant.
   template <class Use>

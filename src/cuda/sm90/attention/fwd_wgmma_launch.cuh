@@ -47,7 +47,7 @@ struct FwdWgmmaLaunch {
 
   // For the counter of the dynamic schedule, and for the results of splits.
   static uint64_t workspace(const FwdProblem& call) {
-    FwdProblem const problem = simplified(call);
+    FwdProblem const problem = simplified(call, Variants::kPackGqaTile);
     return Variants::with_config(problem, [&](auto config) {
       return counter_bytes(problem) +
              KeySplitsWorkspace(problem,
@@ -57,7 +57,7 @@ struct FwdWgmmaLaunch {
   }
 
   static cudaError_t launch(const FwdProblem& call, int device, cudaStream_t stream) {
-    FwdProblem const problem = simplified(call);
+    FwdProblem const problem = simplified(call, Variants::kPackGqaTile);
     return Variants::with_config(problem, [&](auto config) {
       return launch_variant<decltype(config)>(call, problem, device, stream);
     });
