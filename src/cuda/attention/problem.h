@@ -51,7 +51,7 @@ struct ScoreModifiers {
   }
 };
 
-// The forward's split-KV and PackGQA (key_splits.h).
+// The forward's split-KV (key_splits.h) and PackGQA (pack_gqa.h).
 //
 // Split-KV: `count` blocks have a query tile, each with a split, a range of its key blocks. Their
 // results go to the workspace, in fp32, for fwd_merge_kernel. A "split head" is numbered
