@@ -1,4 +1,7 @@
-"""A few queries per sequence on many keys: they and the heads of a group are rows of one tile."""
+"""A few queries per sequence: they and the heads of a group are rows of one tile.
+
+That is so with many keys, and with fewer if there are many sequences.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,8 @@ pytestmark = pytest.mark.kernels_of("cuda")
 
 needs_cuda = pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-KEYS = 1217
+KEYS = 2417
+SEQUENCES, FEWER_KEYS = 64, 301
 MASKS: dict[str, dict[str, Any]] = {
     "full": {},
     "causal": {"causal": True},
@@ -51,25 +55,39 @@ def test_head_dims(head_dim: int, queries: int, mask: str, backend: str) -> None
     check(dense(head_dim, BF16, (queries, KEYS), (8, 2), **MASKS[mask]), backend)
 
 
-@pytest.mark.parametrize("keys", [511, 512, 513, 700, 4096, 20_001])
-@pytest.mark.parametrize("batch", [1, 3, 50])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("queries", [2, 5, 16])
+@pytest.mark.parametrize("heads", [(8, 2), (12, 2)], ids=str)
+def test_many_sequences(heads: Heads, queries: int, mask: str, backend: str) -> None:
+    lengths = (queries, FEWER_KEYS)
+    for head_dim, dtype in ((128, BF16), (64, FP16), (80, BF16), (256, FP16)):
+        check(dense(head_dim, dtype, lengths, heads, SEQUENCES, **MASKS[mask]), backend)
+
+
+@pytest.mark.parametrize(
+    ("batch", "keys"),
+    [(batch, keys) for batch in (1, 3, 50) for keys in (511, 512, 513, 700, 4096, 20_001)]
+    + [(300, keys) for keys in (63, 64, 127, 128, 400)],
+)
 def test_numbers_of_parts(batch: int, keys: int, backend: str) -> None:
     for queries in (4, 15):
         check(dense(64, BF16, (queries, keys), (8, 2), batch, causal=True), backend)
 
 
-def few(head_dim: int, dtype: torch.dtype, **given: Any) -> Call:
-    return dense(head_dim, dtype, (5, KEYS), (12, 2), **given)
+def few(head_dim: int, dtype: torch.dtype, batch: int, **given: Any) -> Call:
+    keys = FEWER_KEYS if batch == SEQUENCES else KEYS
+    return dense(head_dim, dtype, (5, keys), (12, 2), batch, **given)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128], ids=lambda d: f"d{d}")
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-def test_features(head_dim: int, causal: bool, backend: str) -> None:
-    given = {"causal": causal}
+@pytest.mark.parametrize("batch", [2, SEQUENCES])
+def test_features(batch: int, causal: bool, head_dim: int, backend: str) -> None:
+    given = {"causal": causal, "batch": batch}
     for sink in (FP32, BF16):
         check(few(head_dim, BF16, sinks=sinks(12, sink), **given), backend)
     for name in ("softcap", "alibi-batch", "dropout", "negative-scale"):
-        check(few(head_dim, FP16, **modified(name, FP16, 2, 12), **given), backend)
+        check(few(head_dim, FP16, **modified(name, FP16, batch, 12), **given), backend)
     check(few(head_dim, BF16, head_dim_v=other_head_dim(head_dim), **given), backend)
     check(rearranged(few(head_dim, BF16, **given), heads_first), backend, "bhsd")
     check(rearranged(few(head_dim, FP16, **given), with_nan_around), backend)
