@@ -92,6 +92,25 @@ def test_groups_of_heads(expanded: bool) -> None:
     torch.testing.assert_close(out, flat.view(q.shape))
 
 
+@pytest.mark.parametrize("shape", [(B, 2, 1), (1, 1, 3), (1, 1, 1)], ids=str)
+def test_a_bias_for_some_of_groups_and_heads(shape: tuple[int, ...]) -> None:
+    q, k, v = made(B, M, 2, 3, K), made(B, N, 2, 3, K), made(B, N, 2, 3, K)
+    bias = made(*shape, M, N).requires_grad_()
+    found = memory_efficient_attention(q, k, v, bias)
+    every = bias.expand(B, 2, 3, M, N).flatten(1, 2)
+    flat = oracle(q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3), every)
+    torch.testing.assert_close(found, flat.view(q.shape))
+    grads = [torch.autograd.grad(x.square().sum(), bias)[0] for x in (found, flat)]
+    torch.testing.assert_close(*grads)
+
+
+def test_a_bias_of_other_groups_is_refused() -> None:
+    """As many heads in all, in another order."""
+    q, k = made(B, M, 2, 3, K), made(B, N, 2, 3, K)
+    with pytest.raises(ShapeError, match=r"2 \(or 1\) groups of 3 \(or 1\) heads, found \(2, 3, 2"):
+        memory_efficient_attention(q, k, k, made(B, 3, 2, M, N))
+
+
 def lengths(*sizes: int) -> Any:
     starts = torch.tensor([0, *sizes]).cumsum(0).to(torch.int32)
     return SimpleNamespace(seqstart=starts, seqstart_py=starts.tolist(), max_seqlen=max(sizes))

@@ -14,7 +14,7 @@ from flashvar.integrations.xformers.output import check_dtype
 from flashvar.ops.arguments import check_strided
 from flashvar.ops.attention.api import attention
 from flashvar.ops.attention.varlen import attention_varlen
-from flashvar.ops.unknown_sizes import differ
+from flashvar.ops.unknown_sizes import differ, is_known
 
 __all__ = ["memory_efficient_attention", "memory_efficient_attention_partial"]
 
@@ -47,8 +47,9 @@ def memory_efficient_attention(
         key: Like query, with seqlen_k.
         value: Like key, with its own head dim.
         attn_bias: None; a tensor that is added to the scores, [batch or 1, heads or 1, seqlen_q or
-            1, seqlen_k], without heads if query has 3 dimensions; or a mask of a class of xformers,
-            known by its name. With Gappy and Paged masks keys and values are copied.
+            1, seqlen_k], without heads if query has 3 dimensions, with groups or 1 before the heads
+            if it has 5; or a mask of a class of xformers, known by its name. With Gappy and Paged
+            masks keys and values are copied.
         p: Dropout: the probability with which an attention probability becomes 0.
         scale: Factor of the scores; head_dim ** -0.5 by default.
         op: Ignored; flashvar chooses the kernel.
@@ -136,7 +137,23 @@ def _in_four_dimensions(given: Any, query: torch.Tensor) -> torch.Tensor:
             f"attn_bias must have {query.dim()} dimensions, as query has, found {given.dim()}: "
             "add dimensions of size 1 for batch and heads"
         )
-    return given.unsqueeze(1) if query.dim() == 3 else given.flatten(1, -3)
+    if query.dim() == 3:
+        return given.unsqueeze(1)
+    return given if query.dim() == 4 else _of_all_heads(given, *query.shape[2:4])
+
+
+def _of_all_heads(given: torch.Tensor, groups: int, heads: int) -> torch.Tensor:
+    """[batch, groups or 1, heads or 1, ...] as [batch, groups * heads or 1, ...]."""
+    found = given.shape[1:3]
+    pairs = zip(found, (groups, heads), strict=True)
+    if any(is_known(have != want) and is_known(have != 1) for have, want in pairs):
+        raise ShapeError(
+            f"attn_bias must have {groups} (or 1) groups of {heads} (or 1) heads, found "
+            f"{tuple(given.shape)}: transpose or expand() the second and third dimension"
+        )
+    if not (is_known(found[0] == 1) and is_known(found[1] == 1)):
+        given = given.expand(-1, groups, heads, -1, -1)
+    return given.flatten(1, 2)
 
 
 def _packed(
