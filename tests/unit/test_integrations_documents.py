@@ -104,3 +104,13 @@ def test_other_tokens_are_refused() -> None:
     for lengths in ([], [3, -1]):
         with pytest.raises(InvalidInputError, match="lengths must be numbers of tokens"):
             Documents.of_lengths(lengths)
+
+
+def test_a_log_sum_exp_is_refused() -> None:
+    q = torch.randn(3, 7, 2, 8)
+    documents = Documents.of_ids(IDS)
+    with pytest.raises(InvalidInputError, match=r"return_lse must be left out, .*attention_varlen"):
+        documents.attention(q, q, q, return_lse=True)
+    torch.testing.assert_close(
+        documents.attention(q, q, q, return_lse=False), documents.attention(q, q, q)
+    )

@@ -114,6 +114,12 @@ class Documents(NamedTuple):
             ShapeError: the tensors do not have one row for each token of the documents.
             InvalidInputError, BackendUnavailableError: as `flashvar.attention_varlen`.
         """
+        if options.get("return_lse"):
+            raise InvalidInputError(
+                "return_lse must be left out, found "
+                f"{options['return_lse']!r}: for the log-sum-exp pass cu_seqlens and max_seqlen of "
+                "the documents to flashvar.attention_varlen"
+            )
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             check_strided(name, tensor)
             if tensor.dim() not in (3, 4):
