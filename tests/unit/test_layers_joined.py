@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flashvar.layers import GatedDeltaNet
+from flashvar.layers import GatedDeltaNet, ShortConvolution
 
 HIDDEN = 24
 ENOUGH = 2 * HIDDEN  # rows from which projections are joined
@@ -113,6 +115,40 @@ def test_changed_projections_are_called(
     found = layer(x)[0]
     torch.testing.assert_close(found, called_by_hand(layer, x))
     assert not torch.allclose(found, unchanged)
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, ShortConvolution])
+def test_a_forward_that_others_gave_a_class_is_called(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As libraries do that replace the products of all layers."""
+    layer, x = made(), torch.randn(1, ENOUGH, HIDDEN, dtype=torch.float64)
+    own = kind.forward
+    calls: list[nn.Module] = []
+
+    def forward(self: nn.Module, *arguments: Any, **options: Any) -> Any:
+        calls.append(self)
+        return own(self, *arguments, **options)
+
+    monkeypatch.setattr(kind, "forward", forward)
+    expected = layer(x)[0]
+    assert {id(one) for one in layer.modules() if type(one) is kind} == set(map(id, calls))
+    monkeypatch.undo()
+    torch.testing.assert_close(layer(x)[0], expected)
+
+
+def test_a_forward_from_before_the_import_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = made(), torch.randn(1, ENOUGH, HIDDEN, dtype=torch.float64)
+    project = nn.Linear.forward
+    monkeypatch.setattr(nn.Linear, "forward", wraps(project)(lambda *given: 2 * project(*given)))
+    spec = importlib.util.find_spec("flashvar.layers.joined")
+    assert spec is not None
+    assert spec.loader is not None
+    imported = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(imported)
+    found = imported.project(x, (layer.q_proj, layer.k_proj))
+    weights = torch.cat([layer.q_proj.weight, layer.k_proj.weight])
+    torch.testing.assert_close(found, 2 * x @ weights.T)
 
 
 def test_projections_of_different_dtypes_are_called() -> None:

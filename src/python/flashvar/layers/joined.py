@@ -7,6 +7,7 @@ to those of the others. Layers are joined only where the result is the same but 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -16,6 +17,16 @@ from torch.nn.modules.module import _has_any_global_hook
 from flashvar.layers.short_convolution import ShortConvolution
 from flashvar.ops.dispatch_modes import PLAIN, is_compiling
 from flashvar.ops.unknown_sizes import is_known
+
+
+def _own_forward(kind: type[nn.Module]) -> Any:
+    """The forward that the module of a class defines; None where others have replaced it."""
+    defined_in = getattr(kind.forward, "__globals__", {}).get("__name__")
+    return kind.forward if defined_in == kind.__module__ else None
+
+
+# What a joined call computes in place of the layers; others may give a class another forward.
+_FORWARDS: Final = {kind: _own_forward(kind) for kind in (nn.Linear, ShortConvolution)}
 
 
 def project(x: torch.Tensor, layers: Sequence[nn.Module]) -> torch.Tensor:
@@ -66,7 +77,7 @@ def _are_one_projection(x: torch.Tensor, layers: Sequence[nn.Module]) -> bool:
 
 
 def _does_only_what_its_class_does(layer: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a layer has no hooks, no other class and no forward of its own.
+    """Whether a layer has no hooks, no other class and no other forward.
 
     Others may have given it any of them. Shards of DTensors are not joined to those of other layers
     without communication.
@@ -75,5 +86,7 @@ def _does_only_what_its_class_does(layer: nn.Module, kind: type[nn.Module]) -> b
     backward = layer._backward_hooks or layer._backward_pre_hooks
     hooks = forward or backward or _has_any_global_hook()
     if type(layer) is not kind or hooks or "forward" in layer.__dict__:
+        return False
+    if kind.forward is not _FORWARDS[kind]:
         return False
     return type(layer.weight) in PLAIN
