@@ -75,6 +75,21 @@ def test_one_graph() -> None:
     torch.testing.assert_close(compiled(q, documents), layer(q, documents))
 
 
+def test_ids_inside_of_one_graph() -> None:
+    """Where torch.compile was told to trace sizes that depend on values."""
+
+    def layer(q: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return Documents.of_ids(ids).attention(q, q, q, causal=True)
+
+    torch._dynamo.reset()
+    q = torch.randn(3, 7, 2, 8)
+    sizes = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}
+    with torch._dynamo.config.patch(sizes):
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+        for ids in (IDS, IDS.flip(0), torch.zeros_like(IDS)):
+            torch.testing.assert_close(compiled(q, ids), layer(q, ids))
+
+
 @pytest.mark.parametrize(
     ("ids", "error", "words"),
     [

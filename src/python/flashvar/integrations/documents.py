@@ -62,8 +62,8 @@ class Documents(NamedTuple):
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
             raise DtypeError(f"ids must be integers, found {ids.dtype}: pass one id for each token")
         rows = ids.reshape(-1, ids.shape[-1])
-        begins = torch.ones_like(rows, dtype=torch.bool)
-        torch.ne(rows[:, 1:], rows[:, :-1], out=begins[:, 1:])
+        first = torch.ones_like(rows[:, :1], dtype=torch.bool)
+        begins = torch.cat([first, rows[:, 1:] != rows[:, :-1]], 1)
         starts = begins.flatten().nonzero().flatten()
         ends = torch.cat([starts[1:], starts.new_tensor([ids.numel()])])
         cu_seqlens = torch.cat([starts, ends[-1:]]).to(torch.int32)
