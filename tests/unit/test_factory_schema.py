@@ -23,6 +23,14 @@ def test_reads_the_project_file() -> None:
     assert (project.name, project.abi) == ("flashvar", manifest.ABI)
 
 
+@pytest.mark.parametrize("before", [b"", b"\xef\xbb\xbf"], ids=["", "byte order mark"])
+def test_reads_what_editors_of_windows_write(before: bytes, tmp_path: Path) -> None:
+    file = project(tmp_path) / FILE.name
+    expected = schema.read(file)
+    file.write_bytes(before + file.read_bytes().replace(b"\n", b"\r\n"))
+    assert schema.read(file) == expected
+
+
 def test_reads_every_part() -> None:
     config = schema.parse(TEXT)
     assert config.default_ops == ("attention_fwd",)

@@ -37,7 +37,7 @@ def read(path: Path) -> str:
             content = file.read(LIMIT + 1)
         if len(content) > LIMIT:
             raise ConfigurationError(f"{path}: expected at most {LIMIT:,} bytes, found more")
-        return content.decode("utf-8").replace("\r\n", "\n")
+        return content.decode("utf-8-sig").replace("\r\n", "\n")
     except OSError as error:
         raise ConfigurationError(
             f"{path}: expected a readable file, found: {error.strerror or error}"
