@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -109,3 +110,25 @@ def test_a_layer_in_parts_asks_about_its_own_steps(
         return
     with pytest.raises(BackendUnavailableError, match="is replaced by other code"):
         context_parallel.distributed_attention(torch.nn.Identity(), call, visibility, {})
+
+
+def test_one_thread_at_a_time_activates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch registers kernels: two threads that do so may wait for each other forever."""
+    meeting = threading.Barrier(2)
+    switch_on = torch_flash.switch_on
+
+    def watched(*given: Any) -> bool:
+        with pytest.raises(threading.BrokenBarrierError):
+            meeting.wait(0.2)
+        return switch_on(*given)
+
+    def activate() -> None:
+        with ours.activate(backend="reference"):
+            pass
+
+    monkeypatch.setattr(torch_flash, "switch_on", watched)
+    with ThreadPoolExecutor(2) as pool:
+        for one in [pool.submit(activate) for _ in range(2)]:
+            one.result()
+    assert not ours.active()
+    assert torch.backends.mha.get_fastpath_enabled()

@@ -52,6 +52,8 @@ _SWITCHED_OFF: Final = "flash attention is switched off (torch.nn.attention.sdpa
 
 _torchs_own: Final = torch_attribute.OWN
 
+# One thread at a time: of two that register kernels, each may wait for the other in torch forever.
+_lock: Final = threading.RLock()
 _stack: list[Activation] = []
 # The settings of the innermost activation, in globals because calls read them fastest there.
 _active = False
@@ -84,9 +86,10 @@ class Activation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self in _stack:
-            _stack.remove(self)
-            _switch()
+        with _lock:
+            if self in _stack:
+                _stack.remove(self)
+                _switch()
 
 
 def activate(backend: BackendName = "auto") -> Activation:
@@ -115,16 +118,18 @@ def activate(backend: BackendName = "auto") -> Activation:
         InvalidInputError: `backend` is not the name of a backend.
     """
     activation = Activation(backend)
-    _stack.append(activation)
-    _switch()
+    with _lock:
+        _stack.append(activation)
+        _switch()
     return activation
 
 
 def deactivate() -> None:
     """Undo every `activate`; does nothing without one."""
-    if _stack:
-        _stack.clear()
-        _switch()
+    with _lock:
+        if _stack:
+            _stack.clear()
+            _switch()
 
 
 def active() -> bool:
@@ -268,7 +273,8 @@ def _observer(query: Any, key: Any, value: Any, mask: Any) -> str | None:
 
 def _call_observed(observer: str, query: Any, key: Any, value: Any, *given: Any) -> Any:
     """Call torch's own function, for modes and subclasses to see; flashvar may run its steps."""
-    torch_flash.set_up_dtensors()
+    with _lock:
+        torch_flash.set_up_dtensors()
     before = torch_flash.CALLS.of_this_thread()
     ours, mode = _scaled_dot_product_attention, active_mode()
     kept = getattr(mode, "__dict__", {}).values()
