@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -19,12 +20,17 @@ USED = (0, 1, 63, 4097, 65, 3000)
 
 
 def cached(
-    head_dim: int, dtype: torch.dtype, rows: int, heads: tuple[int, int], **given: Any
+    head_dim: int,
+    dtype: torch.dtype,
+    rows: int,
+    heads: tuple[int, int],
+    used: Sequence[int] = USED,
+    **given: Any,
 ) -> Call:
     """Sequences of `rows` queries; NaN is where a cache has no keys."""
-    batch = len(USED)
+    batch = len(used)
     lengths = ((rows,) * batch, (CAPACITY,) * batch)
-    return packed(head_dim, dtype, *lengths, heads=heads, dense_keys=True, used=USED, **given)
+    return packed(head_dim, dtype, *lengths, heads=heads, dense_keys=True, used=used, **given)
 
 
 def attend(call: Call, rows: int, backend: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,6 +70,15 @@ def test_dense_queries(
         chosen["alibi_slopes"] = slopes(len(USED), heads[0]) * 0.02
     for head_dim, dtype in ((64, BF16), (128, FP16)):
         call = cached(head_dim, dtype, rows, heads, **chosen)
+        assert_right(call, *attend(call, rows, backend))
+
+
+@pytest.mark.parametrize("heads", [(8, 2), (6, 2)], ids=str)
+@pytest.mark.parametrize("rows", [2, 5, 8])
+def test_windows_of_many_caches(rows: int, heads: tuple[int, int], backend: str) -> None:
+    """So many that the heads of a group are packed although a window hides most keys."""
+    for head_dim, dtype in ((64, BF16), (128, FP16)):
+        call = cached(head_dim, dtype, rows, heads, used=9 * USED, window=(700, 0))
         assert_right(call, *attend(call, rows, backend))
 
 

@@ -37,6 +37,17 @@ MASKS: dict[str, dict[str, Any]] = {
     "window-short": {"window": (1, 0)},
 }
 Heads = tuple[int, int]
+# Windows that hide whole key blocks, and enough sequences that the heads are packed nevertheless
+# (test_wgmma_schedules.py): sequences, heads, window.
+WINDOWS: list[tuple[int, Heads, tuple[int, int]]] = [
+    (50, (8, 2), (700, 2)),
+    (50, (8, 2), (300, 0)),
+    (50, (6, 2), (700, 2)),
+    (50, (7, 1), (700, 2)),
+    (24, (24, 2), (700, 2)),
+    (24, (24, 2), (300, 0)),
+    (24, (64, 1), (300, 0)),
+]
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -62,6 +73,15 @@ def test_many_sequences(heads: Heads, queries: int, mask: str, backend: str) -> 
     lengths = (queries, FEWER_KEYS)
     for head_dim, dtype in ((128, BF16), (64, FP16), (80, BF16), (256, FP16)):
         check(dense(head_dim, dtype, lengths, heads, SEQUENCES, **MASKS[mask]), backend)
+
+
+@pytest.mark.parametrize(("batch", "heads", "window"), WINDOWS, ids=str)
+@pytest.mark.parametrize("queries", [2, 5, 8])
+def test_windows(
+    queries: int, batch: int, heads: Heads, window: tuple[int, int], backend: str
+) -> None:
+    for head_dim, dtype in ((128, BF16), (64, FP16), (40, BF16), (192, BF16)):
+        check(dense(head_dim, dtype, (queries, 1217), heads, batch, window=window), backend)
 
 
 @pytest.mark.parametrize(

@@ -70,10 +70,11 @@ extern "C" int variant(int32_t head_dim, int32_t batch, int32_t queries, int32_t
 
 // Whether PackGQA of several queries per sequence pays.
 extern "C" int packs(int32_t head_dim, int32_t batch, int32_t queries, int32_t keys, int32_t heads,
-                     int32_t group) {
-  FwdProblem const call = made(batch, queries, keys, heads, group, -1, -1);
-  return row_shift_of(call, head_dim == 64 ? VariantsOf<64>::kPackGqaTile
-                                           : VariantsOf<256>::kPackGqaTile) > 0;
+                     int32_t group, int32_t left, int32_t right) {
+  FwdProblem const call = made(batch, queries, keys, heads, group, left, right);
+  return row_shift_of(call, head_dim == 64    ? VariantsOf<64>::kPackGqaTile
+                            : head_dim == 128 ? VariantsOf<128>::kPackGqaTile
+                                              : VariantsOf<256>::kPackGqaTile) > 0;
 }
 
 // Of tiles of 64 queries and 128 keys: parts of a group's heads, and of a head's query blocks.
@@ -221,7 +222,40 @@ def test_the_forward_takes_the_tiles_that_waste_least(
 def test_heads_are_packed_where_merging_takes_less_than_it_saves(
     head_dim: int, sizes: tuple[int, ...], packs: bool, library: ctypes.CDLL
 ) -> None:
-    assert library.packs(head_dim, *sizes) == packs
+    assert library.packs(head_dim, *sizes, -1, -1) == packs
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("queries", [2, 5, 8])
+@pytest.mark.parametrize(
+    ("batch", "keys", "heads", "group", "left", "right"),
+    [
+        (2, 2417, 8, 4, -1, -1),  # test_attention_few_queries.py of tests/gpu
+        (64, 301, 8, 4, -1, -1),
+        (64, 301, 12, 6, -1, 0),
+        (50, 1217, 8, 4, 700, 2),
+        (50, 1217, 8, 4, 300, 0),
+        (50, 1217, 6, 3, 700, 2),
+        (50, 1217, 7, 7, 700, 2),
+        (24, 1217, 24, 12, 700, 2),
+        (24, 1217, 24, 12, 300, 0),
+        (24, 1217, 64, 64, 300, 0),
+        (54, 4097, 8, 4, 700, 0),  # test_attention_cache.py
+        (54, 4097, 6, 3, 700, 0),
+    ],
+)
+def test_calls_that_test_packed_heads_pack_them(
+    batch: int,
+    keys: int,
+    heads: int,
+    group: int,
+    left: int,
+    right: int,
+    queries: int,
+    head_dim: int,
+    library: ctypes.CDLL,
+) -> None:
+    assert library.packs(head_dim, batch, queries, keys, heads, group, left, right)
 
 
 def test_only_one_kernel_adds_the_sinks_of_packed_groups(library: ctypes.CDLL) -> None:

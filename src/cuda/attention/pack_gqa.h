@@ -74,18 +74,18 @@ inline FwdProblem pack_gqa(FwdProblem problem, int32_t row_shift) {
   return problem;
 }
 
-// For the estimate whether PackGQA of several queries per sequence pays: the tiles of a family's
-// kernels.
+// For the estimate whether PackGQA of several queries per sequence pays: one tile that stands for
+// all that the kernels of a family have, with which the estimate agrees best with measured times.
 struct PackGqaTile {
   int32_t rows, keys;
   int64_t blocks_per_sm;  // without splits
-  int32_t fewest_keys;    // for which the estimate was compared with measured times
+  int32_t fewest_keys;    // with fewer the estimate is wrong, or was not compared
 };
 
 // The row_shift (KeySplits) of PackGQA of several queries per sequence; 0: none. Heads are packed
-// where that at least halves the number of tiles, and where fwd_merge_kernel, which such calls
-// need, is estimated to take less time than they save: unpacked, the tiles of all heads may run at
-// the same time.
+// where that at least halves the number of tiles of kRows, and where fwd_merge_kernel, which such
+// calls need, is estimated to take less time than they save: unpacked, the tiles of all heads may
+// run at the same time.
 inline int32_t row_shift_of(const FwdProblem& problem, const PackGqaTile& tile) {
   constexpr int32_t kRows = 64;
   int64_t const queries = problem.queries.seqlen;
