@@ -51,14 +51,23 @@ def test_another_nvcc_and_back_again(
     assert f"nvcc was {nvcc}" in back.stdout
 
 
-def test_a_compiler_that_was_upgraded_in_its_place(
+def test_a_toolkit_in_a_folder_with_a_space_and_an_upgraded_compiler(
     factory: Factory, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing in a command says so, and no file of it is newer than what was compiled."""
+    """The toolkit is laid out as on PyPI: the libraries in lib, where nvcc does not look by itself.
+
+    Nothing in a command says that the C++ compiler was upgraded in its place, and no file of it is
+    newer than what was compiled.
+    """
+    home = tree / "build" / "tool kit"
+    monkeypatch.setenv("CUDACXX", str(toolkits.of_pypi(home)))
     real = Path(shutil.which(os.environ.get("CXX", "c++")) or "")
     compiler = toolkits.calling(real, tmp_path / "g++")
     monkeypatch.setenv("CXX", str(compiler))
-    assert factory(tree, *DEVELOPMENT).returncode == 0
+    before = factory(tree, *DEVELOPMENT)
+    assert before.returncode == 0, before.stdout
+    commands = (tree / "build" / "compile_commands.json").read_text(encoding="utf-8")
+    assert f"-L'{home / 'lib'}'" in commands
     script = compiler.read_text(encoding="utf-8")
     upgraded = 'case "$*" in --version) echo "g++ 99.1"; exit;; esac\n'
     compiler.write_text(script.replace("exec", f"{upgraded}exec"), encoding="utf-8")
@@ -67,15 +76,3 @@ def test_a_compiler_that_was_upgraded_in_its_place(
     assert done.returncode == 0, done.stdout
     assert f"is {compiler} (g++ 99.1)" in done.stdout
     assert COMPILED in done.stdout
-
-
-def test_toolkit_of_pypi_in_a_folder_with_a_space(
-    factory: Factory, tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As PyPI lays it out: the libraries in lib, where nvcc does not look by itself."""
-    home = tree / "build" / "tool kit"
-    monkeypatch.setenv("CUDACXX", str(toolkits.of_pypi(home)))
-    done = factory(tree, *DEVELOPMENT)
-    assert done.returncode == 0, done.stdout
-    commands = (tree / "build" / "compile_commands.json").read_text(encoding="utf-8")
-    assert f"-L'{home / 'lib'}'" in commands
