@@ -151,6 +151,7 @@ def user(folder: Path, pypi: str | None) -> dict[str, str]:
         "VIRTUAL_ENV": str(folder / "env"),
         "LD_LIBRARY_PATH": str(driver),
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_NO_COMPILE": "1",  # few of the installed modules are imported
         "UV_CACHE_DIR": str(folder / "uv-cache"),
         "NV_VARIANT_PROVIDER_FORCE_SM_ARCH": "8.9",
         "NV_VARIANT_PROVIDER_FORCE_CUDA_DRIVER_VERSION": "13.0",

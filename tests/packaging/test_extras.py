@@ -21,7 +21,7 @@ CONFIG = schema.read(ROOT / "variants.toml")
 VERSION = version.read(CONFIG, ROOT)
 SPELLINGS = ("sm89", "sm_89", "SM-89")
 INSTALLERS = {
-    "pip": [sys.executable, "-m", "pip", "--isolated", "install"],
+    "pip": [sys.executable, "-m", "pip", "--isolated", "install", "--no-compile"],
     "uv": [sys.executable, "-m", "uv", "pip", "install", "--no-config"],
 }
 

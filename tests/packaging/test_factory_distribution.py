@@ -49,7 +49,8 @@ def scripts(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(environment, with_pip=False)
     python = environment / "bin" / "python"
     command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
-    subprocess.run([*command, "--no-deps", "--no-index", str(wheel)], check=True)
+    # Few of its modules are imported.
+    subprocess.run([*command, "--no-compile", "--no-deps", "--no-index", str(wheel)], check=True)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
     # Behind its own: of the packages there, flashvar's checkout is none.
     (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")

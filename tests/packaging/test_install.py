@@ -48,7 +48,7 @@ def pip(python: Path) -> list[str]:
 
 
 def pip_install(python: Path, *arguments: str) -> None:
-    command = [*pip(python), "install", "--quiet", *arguments]
+    command = [*pip(python), "install", "--no-compile", "--quiet", *arguments]
     environ = {key: value for key, value in os.environ.items() if not key.startswith("PIP_")}
     environ["PIP_CONFIG_FILE"] = os.devnull
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
