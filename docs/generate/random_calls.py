@@ -12,8 +12,9 @@ _SLOWEST: Final = 10
 _ABOUT: Final = (
     "Calls whose sizes are drawn from lists in `benchmarks/cases.toml`, so that nobody chose them: "
     "self-attention with and without a causal mask, cross-attention, prompts and single tokens on "
-    "many keys. Ratios are those of rates to the fastest other package in the run, so above 1 "
-    "flashvar is faster."
+    "many keys. A call is written as batch x queries / keys, heads / key-value heads x head dim. "
+    "Ratios are those of rates to the fastest other package in the run, so above 1 flashvar is "
+    "faster."
 )
 
 
