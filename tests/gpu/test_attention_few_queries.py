@@ -37,8 +37,9 @@ MASKS: dict[str, dict[str, Any]] = {
     "window-short": {"window": (1, 0)},
 }
 Heads = tuple[int, int]
-# Windows that hide whole key blocks, and enough sequences that the heads are packed nevertheless
-# (test_wgmma_schedules.py): sequences, heads, window.
+# Windows that hide whole blocks of so many keys, and enough sequences that the heads are packed all
+# the same, as a test in tests/kernels/test_wgmma_schedules.py asserts: sequences, heads, window.
+WINDOWED_KEYS = 1217
 WINDOWS: list[tuple[int, Heads, tuple[int, int]]] = [
     (50, (8, 2), (700, 2)),
     (50, (8, 2), (300, 0)),
@@ -80,8 +81,9 @@ def test_many_sequences(heads: Heads, queries: int, mask: str, backend: str) -> 
 def test_windows(
     queries: int, batch: int, heads: Heads, window: tuple[int, int], backend: str
 ) -> None:
+    lengths = (queries, WINDOWED_KEYS)
     for head_dim, dtype in ((128, BF16), (64, FP16), (40, BF16), (192, BF16)):
-        check(dense(head_dim, dtype, (queries, 1217), heads, batch, window=window), backend)
+        check(dense(head_dim, dtype, lengths, heads, batch, window=window), backend)
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Sequence
 
+import host_attention
 import host_program
 import pytest
 import torch
 
 pytestmark = host_program.needs_compiler
 
-_PROGRAM = """
+_HEADERS = """
 #define __CUDACC__
 #include <algorithm>
 #include <cmath>
@@ -26,19 +28,15 @@ inline float __expf(float x) { return std::exp(x); }
 #include "sm80/attention/key_tile_splits.h"
 using namespace flashvar;
 using namespace flashvar::attention;
-
-constexpr PackGqaTile kTile{128, 64, 2, 64};  // of the mma.sync kernels
+"""
+_FUNCTIONS = """
+constexpr PackGqaTile kTile@TILE@;
 
 // Of 128 queries and 128 keys a tile.
 extern "C" int32_t splits(int64_t batch, int32_t queries, int32_t keys, int32_t heads,
                           int32_t window, int32_t causal, int32_t left_only,
                           int64_t blocks_per_sm) {
-  FwdProblem problem{};
-  problem.batch = batch;
-  problem.queries.seqlen = queries;
-  problem.keys.seqlen = keys;
-  problem.heads_q = heads;
-  problem.window_left = problem.window_right = window < 0 ? kUnbounded : window;
+  FwdProblem problem = made(batch, queries, keys, heads, 1, window, window);
   if (causal) problem.window_right = 0;
   if (left_only) problem.window_right = kUnbounded;
   return SplitChoice::make(problem, 128, 128, blocks_per_sm).count;
@@ -47,12 +45,7 @@ extern "C" int32_t splits(int64_t batch, int32_t queries, int32_t keys, int32_t 
 // Likewise, of PackGQA's rows: 1 << row_shift for each query.
 extern "C" int32_t splits_of_rows(int64_t batch, int32_t rows, int32_t keys, int32_t heads,
                                   int32_t row_shift) {
-  FwdProblem problem{};
-  problem.batch = batch;
-  problem.queries.seqlen = rows;
-  problem.keys.seqlen = keys;
-  problem.heads_q = heads;
-  problem.window_left = problem.window_right = kUnbounded;
+  FwdProblem problem = made(batch, rows, keys, heads, 1);
   problem.splits.row_shift = row_shift;
   problem.splits.group_rows = 1 << row_shift;
   return SplitChoice::make(problem, 128, 128, 1).count;
@@ -72,14 +65,7 @@ extern "C" int32_t query_parts(int64_t blocks, int64_t steps, int32_t causal,
 extern "C" int64_t pack_gqa_offset(int32_t head, int32_t keys, int32_t left, int32_t right,
                                  int what) {
   static uint16_t elements[1];
-  FwdProblem problem{};
-  problem.batch = 3;
-  problem.queries.seqlen = 1;
-  problem.keys.seqlen = keys;
-  problem.heads_q = 6;
-  problem.group = 3;
-  problem.window_left = left < 0 ? kUnbounded : left;
-  problem.window_right = right < 0 ? kUnbounded : right;
+  FwdProblem problem = made(3, 1, keys, 6, 3, left, right);
   problem.q = problem.k = problem.out = {elements, 1000, 100, 10};
   problem.modifiers.bias = {nullptr, 500, 50, 5};
   if (what == 5) return needs_merge(simplified(problem, kTile));
@@ -97,16 +83,10 @@ extern "C" int64_t pack_gqa_offset(int32_t head, int32_t keys, int32_t left, int
   return found.keys.seqlen;
 }
 
-// The shift by which row numbers of PackGQA exceed those of queries; 0: no PackGQA.
+// KeySplits::row_shift of PackGQA of several queries per sequence; 0: no PackGQA.
 extern "C" int32_t row_shift(int64_t batch, int32_t queries, int32_t keys, int32_t heads,
                              int32_t group, int softcap) {
-  FwdProblem problem{};
-  problem.batch = batch;
-  problem.queries.seqlen = queries;
-  problem.keys.seqlen = keys;
-  problem.heads_q = heads;
-  problem.group = group;
-  problem.window_left = problem.window_right = kUnbounded;
+  FwdProblem problem = made(batch, queries, keys, heads, group);
   problem.modifiers.softcap = static_cast<float>(softcap);
   FwdProblem const found = simplified(problem, kTile);
   if (found.splits.row_shift > 0 && found.heads_q != heads / group) return -1;
@@ -117,13 +97,8 @@ extern "C" int32_t row_shift(int64_t batch, int32_t queries, int32_t keys, int32
 // are in the batch dimension of q. -1: no PackGQA.
 extern "C" int64_t pack_gqa_query(const int32_t* offsets, int32_t longest, int32_t total,
                                 uint32_t batch, int softcap) {
-  FwdProblem problem{};
-  problem.batch = 3;
+  FwdProblem problem = made(3, longest, 90, 6, 3);
   problem.queries = {offsets, longest, total};
-  problem.keys.seqlen = 90;
-  problem.heads_q = 6;
-  problem.group = 3;
-  problem.window_left = problem.window_right = kUnbounded;
   problem.q = {nullptr, 0, 100, 10};
   problem.modifiers.softcap = static_cast<float>(softcap);
   FwdProblem const found = simplified(problem, kTile);
@@ -155,7 +130,12 @@ extern "C" int merge(uint16_t* out, float* lse, float* outs, float* lses, const 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    made = host_program.library(_PROGRAM, tmp_path_factory.mktemp("splits"))
+    # The tile of the mma.sync kernels, in a header that takes nvcc.
+    launcher = host_program.SOURCES / "sm80" / "attention" / "fwd_launch.cuh"
+    tile = re.search(r"kPackGqaTile(\{.+?\})", launcher.read_text(encoding="utf-8"))
+    assert tile is not None
+    program = _HEADERS + host_attention.PROBLEM + _FUNCTIONS.replace("@TILE@", tile[1])
+    made = host_program.library(program, tmp_path_factory.mktemp("splits"))
     made.pack_gqa_offset.restype = made.pack_gqa_query.restype = ctypes.c_int64
     return made
 
@@ -215,13 +195,10 @@ def test_heads_of_a_group_become_queries(library: ctypes.CDLL) -> None:
     )
 
 
-def row_shift(library: ctypes.CDLL, batch: int, *sizes: int) -> int:
-    return int(library.row_shift(ctypes.c_int64(batch), *sizes))
-
-
 @pytest.mark.parametrize(
-    ("sizes", "expected"),
+    ("call", "expected"),
     [
+        # Sequences, queries, keys, heads, group, whether there is a modifier.
         ((1, 16, 4096, 32, 4, 0), 2),
         ((16, 4, 4000, 28, 7, 0), 3),
         ((256, 4, 64, 32, 4, 0), 2),
@@ -242,14 +219,14 @@ def row_shift(library: ctypes.CDLL, batch: int, *sizes: int) -> int:
     ],
 )
 def test_pack_gqa_of_several_queries(
-    sizes: tuple[int, ...], expected: int, library: ctypes.CDLL
+    call: tuple[int, ...], expected: int, library: ctypes.CDLL
 ) -> None:
     """Heads are packed where that halves the number of tiles and merging costs less."""
-    assert row_shift(library, *sizes) == expected
+    assert library.row_shift(ctypes.c_int64(call[0]), *call[1:]) == expected
 
 
-def test_packed_heads_are_divided_knowing_that_they_are_merged(library: ctypes.CDLL) -> None:
-    """A call whose results are merged anyway has splits where another would not pay for them."""
+def test_packed_heads_are_split_sooner(library: ctypes.CDLL) -> None:
+    """Their results are merged anyway; for others merging would cost more than splits save."""
     found = [library.splits_of_rows(ctypes.c_int64(8), 16, 640, 8, shift) for shift in (0, 2)]
     assert found == [1, 2]
 

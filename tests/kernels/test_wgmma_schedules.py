@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections import Counter
 
+import host_attention
 import host_program
 import pytest
 
@@ -17,7 +18,7 @@ namespace flashvar::sm90 {
 inline constexpr int kColBlockCols = 64;
 }
 """
-_PROGRAM = """
+_HEADERS = """
 #define __CUDACC__
 #include <algorithm>
 #include "device.h"
@@ -29,20 +30,8 @@ using std::max, std::min;
 #include "sm90/attention/pair_schedule.cuh"
 using namespace flashvar;
 using namespace flashvar::sm90::attention;
-
-FwdProblem made(int32_t batch, int32_t queries, int32_t keys, int32_t heads, int32_t group,
-                int32_t left, int32_t right) {
-  FwdProblem problem{};
-  problem.batch = batch;
-  problem.queries.seqlen = queries;
-  problem.keys.seqlen = keys;
-  problem.heads_q = heads;
-  problem.group = group;
-  problem.window_left = left < 0 ? kUnbounded : left;
-  problem.window_right = right < 0 ? kUnbounded : right;
-  return problem;
-}
-
+"""
+_FUNCTIONS = """
 template <int kHeadDim>
 using VariantsOf = FwdVariants<Target<90, 232448>, dtype::bf16, kHeadDim, kHeadDim>;
 
@@ -159,7 +148,8 @@ _GENERAL, _MEDIUM, _SMALL, _SPLIT, _SMALL_SPLIT, _MODIFIERS, _SMALL_MODIFIERS = 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("wgmma")
-    return host_program.library(_PROGRAM, folder, {"sm90/pipeline.cuh": _PIPELINE})
+    program = _HEADERS + host_attention.PROBLEM + _FUNCTIONS
+    return host_program.library(program, folder, {"sm90/pipeline.cuh": _PIPELINE})
 
 
 @pytest.mark.parametrize(

@@ -52,10 +52,11 @@ struct TileWork {
   }
 };
 
-// Cost model for the number of splits. Unit: the time that a CTA alone on its SM takes for one key
-// block. A CTA costs its key blocks and kStart, and up to kStore more if it writes a split's
-// results. fwd_merge_kernel costs kMerge, plus half a unit per kMergeSplits splits. n CTAs that
-// share an SM take as long as (n + 1) / 2 CTAs one after the other.
+// Cost model for the number of splits, and for PackGQA. Unit: the time that a CTA alone on its SM
+// takes for one key block. A CTA costs its key blocks and kStart, and up to kStore more if its
+// results are to be merged: those of several splits, or where needs_merge(). fwd_merge_kernel costs
+// kMerge, plus half a unit per kMergeSplits splits. n CTAs that share an SM take as long as
+// (n + 1) / 2 CTAs one after the other.
 struct SplitChoice {
   static constexpr int64_t kStart = 2, kStore = 3, kMerge = 4, kMergeSplits = 8;
   // Numbers of CTAs that are considered, in quarters of a wave.

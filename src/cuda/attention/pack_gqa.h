@@ -74,18 +74,19 @@ inline FwdProblem pack_gqa(FwdProblem problem, int32_t row_shift) {
   return problem;
 }
 
-// For the estimate whether PackGQA of several queries per sequence pays: one tile that stands for
-// all that the kernels of a family have, with which the estimate agrees best with measured times.
+// The tile in which the time of a call of several queries per sequence is estimated, with PackGQA
+// and without. One stands for all tiles of a family's kernels: that whose estimates agree best with
+// measured times (docs/hopper-ledger.md, "A few queries per sequence").
 struct PackGqaTile {
   int32_t rows, keys;
-  int64_t blocks_per_sm;  // without splits
-  int32_t fewest_keys;    // with fewer the estimate is wrong, or was not compared
+  int64_t blocks_per_sm;  // of a call without PackGQA
+  int32_t fewest_keys;    // with fewer keys the estimate is wrong, or was not compared
 };
 
 // The row_shift (KeySplits) of PackGQA of several queries per sequence; 0: none. Heads are packed
-// where that at least halves the number of tiles of kRows, and where fwd_merge_kernel, which such
-// calls need, is estimated to take less time than they save: unpacked, the tiles of all heads may
-// run at the same time.
+// if (1) that at least halves the number of tiles of kRows rows, and (2) the call is estimated to
+// be faster. It may be slower, because it then needs fwd_merge_kernel, and because without PackGQA
+// the tiles of all heads may fit in one wave.
 inline int32_t row_shift_of(const FwdProblem& problem, const PackGqaTile& tile) {
   constexpr int32_t kRows = 64;
   int64_t const queries = problem.queries.seqlen;

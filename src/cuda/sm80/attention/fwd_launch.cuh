@@ -57,7 +57,7 @@ struct FwdLaunch {
 
  private:
   using Split = FwdConfig<Target, Dtype, kHeadDim, kHeadDimV, false, true>;
-  static constexpr PackGqaTile kPackGqaTile{128, 64, 2, 64};  // for all head dims
+  static constexpr PackGqaTile kPackGqaTile{128, 64, 2, 64};  // at all head dims
 
   template <class C>
   static constexpr KernelFacts facts(const KernelFactsMaker& maker, const char* name) {

@@ -33,7 +33,7 @@ struct FwdVariants {
   static_assert(kHasSmaller == has_tile(FwdVariant::kMedium) &&
                 kHasSmaller == has_tile(FwdVariant::kSmallSplit) &&
                 kHasSmaller == has_tile(FwdVariant::kSmallModifiers));
-  // Of small tiles without splits two or three share an SM; of larger ones it runs one at a time.
+  // An SM runs two or three small tiles at a time, or one larger one.
   static constexpr PackGqaTile kPackGqaTile =
       kHasSmaller ? PackGqaTile{kSmallRows, 128, 3, 128} : PackGqaTile{128, 128, 1, 128};
 
