@@ -38,7 +38,7 @@ using VariantsOf = FwdVariants<Target<90, 232448>, dtype::bf16, kHeadDim, kHeadD
 template <int kHeadDim>
 int variant_of(const FwdProblem& call) {
   using Variants = VariantsOf<kHeadDim>;
-  return Variants::with_config(simplified(call, Variants::kPackGqaTile), [](auto config) {
+  return Variants::with_config(simplified(call, Variants::kPackGqaTile), [](auto config, SplitChoice) {
     using C = decltype(config);
     if (C::kOneCtaPerSM) return static_cast<int>(FwdVariant::kSmallSplit);
     if (C::kSplits) return static_cast<int>(FwdVariant::kSplit);
@@ -182,7 +182,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         (128, (1, 512, 512, 16, 1, 0), _SMALL),
         (128, (4, 3072, 3072, 16, 1, 0), _GENERAL),  # 16 tiles of 192 rows, none partly filled
         (128, (16, 128, 4096, 16, 1, -1), _MEDIUM),  # small tiles would load all keys twice
-        (64, (17, 256, 4096, 16, 1, -1), _MEDIUM),
+        (64, (16, 256, 4096, 16, 1, -1), _MEDIUM),
+        (64, (16, 200, 8192, 12, 1, -1), _SPLIT),  # 128 rows: 3 waves of halves instead of 2
+        (64, (4, 256, 8192, 16, 1, -1), _SPLIT),
     ],
 )
 def test_the_forward_takes_the_tiles_that_waste_least(

@@ -29,13 +29,14 @@ struct FwdArgs : QueryScheduler {
 template <class Config>
 __device__ __forceinline__ void load_members(const QueryTileSmem<Config>& smem,
                                              const CUtensorMap& map, int32_t query, uint32_t head,
-                                             uint32_t batch) {
+                                             uint32_t batch, int32_t shift) {
   if (!ptx::elect_one()) return;
   ptx::mbarrier_arrive_expect(smem.full_q(), Config::kBytesQ);
 #pragma unroll
   for (int col_block = 0; col_block < Config::kColBlocks; ++col_block) {
     ptx::tma_load_5d(smem.q() + col_block * Config::kColBlockBytesQ, &map, smem.full_q(),
-                     ptx::CacheHint::kEvictFirst, col_block * kColBlockCols, 0, query, head, batch);
+                     ptx::CacheHint::kEvictFirst, col_block * kColBlockCols - shift, 0, query, head,
+                     batch);
   }
 }
 
@@ -54,6 +55,7 @@ __device__ __forceinline__ void fwd_produce(const FwdArgs& args,
                              : problem.queries.offsets == nullptr ? tile.batch
                                                                   : 0;
     uint32_t const batch_k = problem.keys.offsets == nullptr ? tile.batch : 0;
+    int32_t const shift_k = tile.shift_k(problem), shift_v = tile.shift_v(problem);
     ptx::mbarrier_wait(smem.empty_q(), q.phase() ^ 1);  // the previous tile has released Q
     if (!tile.has_keys()) {
       WorkTile::release(smem);
@@ -63,7 +65,7 @@ __device__ __forceinline__ void fwd_produce(const FwdArgs& args,
     }
     if constexpr (Config::kSplits) {
       load_members<Config>(smem, args.q, tile.row_q + tile.query(tile.first_query), tile.head,
-                           batch_q);
+                           batch_q, shift_k);
     } else {
       load_tile<Config::kColBlocks, Config::kColBlockBytesQ>(
           smem.q(), &args.q, smem.full_q(), ptx::CacheHint::kEvictFirst,
@@ -78,7 +80,7 @@ __device__ __forceinline__ void fwd_produce(const FwdArgs& args,
         ptx::mbarrier_wait(smem.empty_k(k.stage()), k.phase() ^ 1);
         load_tile<Config::kColBlocks, Config::kColBlockBytesKV>(
             smem.k(k.stage()), &args.k, smem.full_k(k.stage()), ptx::CacheHint::kEvictLast,
-            tile.row_k + n * Config::kBlockKV, tile.head_kv, batch_k);
+            tile.row_k + n * Config::kBlockKV, tile.head_kv, batch_k, shift_k);
         k.advance();
       }
       if (n + 1 < tile.end) {
@@ -86,7 +88,7 @@ __device__ __forceinline__ void fwd_produce(const FwdArgs& args,
         ptx::mbarrier_wait(smem.empty_v(v.stage()), v.phase() ^ 1);
         load_tile<Config::kColBlocksV, Config::kColBlockBytesKV>(
             smem.v(v.stage()), &args.v, smem.full_v(v.stage()), ptx::CacheHint::kEvictLast,
-            tile.row_k + (n + 1) * Config::kBlockKV, tile.head_kv, batch_k);
+            tile.row_k + (n + 1) * Config::kBlockKV, tile.head_kv, batch_k, shift_v);
         v.advance();
       }
     }
@@ -243,7 +245,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSM)
   // executes griddepcontrol.wait before it reads the results. Other variants let no kernel start
   // early: any kernel may follow, whose CTAs would pile up on the SMs that become free first
   // (fwd_wgmma_launch.cuh).
-  if constexpr (Config::kSplits) ptx::griddepcontrol_launch_dependents();
+  if (Config::kSplits && args.problem.splits.out != nullptr) {
+    ptx::griddepcontrol_launch_dependents();
+  }
   __syncthreads();  // mbarriers are initialized
   if (threadIdx.x < 128) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();

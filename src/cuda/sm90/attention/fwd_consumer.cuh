@@ -153,7 +153,7 @@ struct FwdConsumer {
   // Stores the warpgroup's rows of the results of the call, or of a split.
   __device__ __forceinline__ void store_results(const FwdProblem& problem,
                                                 const QueryTile<Config>& tile, uint32_t warpgroup) {
-    if constexpr (Config::kSplits) {
+    if (Config::kSplits && problem.splits.out != nullptr) {
       store_split(problem, tile, warpgroup);
     } else {
       store_output(problem, tile, warpgroup);
@@ -184,7 +184,7 @@ struct FwdConsumer {
       if (problem.lse != nullptr && lane % 4 == 0 && exists) problem.lse[gLSE + row] = lse;
       uint16_t* const target = gO + row * problem.out.seq_stride;
       store_row<Dtype, Config::kHeadDimV>(target, rO, half, inverse, lane, exists,
-                                          problem.head_dim_v);
+                                          problem.head_dim_v, tile.shift_v(problem));
     }
   }
 
@@ -197,6 +197,7 @@ struct FwdConsumer {
     int64_t const head = varlen ? tile.head : int64_t{tile.batch} * problem.heads_q + tile.head;
     int64_t const rows = varlen ? problem.queries.total : problem.queries.seqlen;
     int64_t const first = (head * splits.count + tile.split) * rows + tile.row_q;
+    int32_t const shift = tile.shift_v(problem);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int32_t const row =
@@ -205,10 +206,11 @@ struct FwdConsumer {
       float const inverse = softmax.finish(half, problem.scale_log2, lse);
       if (tile.query(row) >= tile.mask.seqlen_q) continue;
       if (thread % 4 == 0) splits.lse[first + row] = lse;
-      float* const to = splits.out + (first + row) * problem.head_dim_v + thread % 4 * 2;
+      float* const to = splits.out + (first + row) * problem.head_dim_v + thread % 4 * 2 - shift;
 #pragma unroll
       for (int n = 0; n < kMmaColsV; ++n) {
-        if (n * 8 >= problem.head_dim_v) break;
+        if (n * 8 < shift) continue;
+        if (n * 8 >= problem.head_dim_v + shift) break;
         *reinterpret_cast<float2*>(to + n * 8) = {rO[4 * n + 2 * half] * inverse,
                                                   rO[4 * n + 2 * half + 1] * inverse};
       }

@@ -37,30 +37,38 @@ struct FwdVariants {
   static constexpr PackGqaTile kPackGqaTile =
       kHasSmaller ? PackGqaTile{kSmallRows, 128, 3, 128} : PackGqaTile{128, 128, 1, 128};
 
-  // Calls `use` with the configuration of the call's variant.
+  // Calls `use` with the configuration of the call's variant and the choice of splits.
   template <class Use>
   static auto with_config(const FwdProblem& problem, Use&& use) {
+    constexpr SplitChoice kWhole{1, 0};
     if constexpr (kHasSmaller) {
       if (problem.has_modifiers()) {
         return !reads_keys_again(problem) &&
                        time_whole<SmallModifiers>(problem) < time_whole<Modifiers>(problem)
-                   ? use(SmallModifiers{})
-                   : use(Modifiers{});
+                   ? use(SmallModifiers{}, kWhole)
+                   : use(Modifiers{}, kWhole);
       }
       bool const is_medium = prefers_medium(problem);
       int64_t const larger = is_medium ? time_whole<Medium>(problem) : time_whole<General>(problem);
       int64_t const small = reads_keys_again(problem) ? INT64_MAX : time_whole<Small>(problem);
-      int64_t const whole = std::min(small, larger);
+      int64_t const split_tiles =
+          considers_split_tiles(problem) ? time_whole<Split>(problem) : INT64_MAX;
+      int64_t const whole = std::min({small, larger, split_tiles});
       // Few rows take small tiles, and large ones only where small ones would have one split.
       bool const fits_small = problem.queries.seqlen <= kSmallRows;
-      if (fits_small && prefers_split<SmallSplit>(problem, whole)) return use(SmallSplit{});
-      if (prefers_split<Split>(problem, whole)) return use(Split{});
-      if (small < larger) return use(Small{});
-      return is_medium ? use(Medium{}) : use(General{});
+      if (fits_small && prefers_split<SmallSplit>(problem, whole)) {
+        return use(SmallSplit{}, choose_splits<SmallSplit>(problem));
+      }
+      if (prefers_split<Split>(problem, whole)) return use(Split{}, choose_splits<Split>(problem));
+      if (fits_small && moves_to_lines(problem)) return use(SmallSplit{}, kWhole);
+      if (split_tiles == whole) return use(Split{}, kWhole);
+      if (small < larger) return use(Small{}, kWhole);
+      return is_medium ? use(Medium{}, kWhole) : use(General{}, kWhole);
     } else {
-      if (problem.has_modifiers()) return use(Modifiers{});
-      return prefers_split<Split>(problem, time_whole<General>(problem)) ? use(Split{})
-                                                                         : use(General{});
+      if (problem.has_modifiers()) return use(Modifiers{}, kWhole);
+      return prefers_split<Split>(problem, time_whole<General>(problem))
+                 ? use(Split{}, choose_splits<Split>(problem))
+                 : use(General{}, kWhole);
     }
   }
 
@@ -76,14 +84,32 @@ struct FwdVariants {
     return time_whole<Medium>(problem) <= time_whole<General>(problem);
   }
 
+  static constexpr int64_t kManyKeys = 1024;  // so many that they are read from memory
+
   // Whether several small tiles would load the many keys that one larger tile loads once: from
   // memory, where no other tile has use for them. Packed sequences may be that short.
   static bool reads_keys_again(const FwdProblem& problem) {
-    constexpr int64_t kManyKeys = 1024;
     int32_t const queries = problem.queries.seqlen;
     bool const few = queries <= std::max(Medium::kBlockQ, General::kBlockQ);
     return queries > kSmallRows && (few || problem.queries.offsets != nullptr) &&
            visible_keys(problem, kSmallRows) > kManyKeys;
+  }
+
+  // Whether tiles of kSplit may compute a call of few queries in one split: up to head dim 64 no
+  // other variant has tiles of 128 rows.
+  static bool considers_split_tiles(const FwdProblem& problem) {
+    return Split::kBlockQ < std::min(Medium::kBlockQ, General::kBlockQ) &&
+           problem.queries.offsets == nullptr && reads_keys_again(problem);
+  }
+
+  // Whether line_shift() moves rows of K or V of a call whose queries fit a small tile, and keys
+  // are so many that loading fewer lines makes up for an SM that runs one block.
+  static bool moves_to_lines(const FwdProblem& problem) {
+    auto const moves = [](const Tensor& tensor, int32_t head_dim) {
+      return 64 < head_dim && head_dim < 128 && tensor.seq_stride % kColBlockCols == 0;
+    };
+    return visible_keys(problem, kSmallRows) >= kManyKeys &&
+           (moves(problem.k, problem.head_dim) || moves(problem.v, problem.head_dim_v));
   }
 
   // `whole`: time with one split.

@@ -48,18 +48,15 @@ struct FwdWgmmaLaunch {
   // For the counter of the dynamic schedule, and for the results of splits.
   static uint64_t workspace(const FwdProblem& call) {
     FwdProblem const problem = simplified(call, Variants::kPackGqaTile);
-    return Variants::with_config(problem, [&](auto config) {
-      return counter_bytes(problem) +
-             KeySplitsWorkspace(problem,
-                                Variants::template choose_splits<decltype(config)>(problem))
-                 .bytes;
+    return Variants::with_config(problem, [&](auto, const SplitChoice& splits) {
+      return counter_bytes(problem) + KeySplitsWorkspace(problem, splits).bytes;
     });
   }
 
   static cudaError_t launch(const FwdProblem& call, int device, cudaStream_t stream) {
     FwdProblem const problem = simplified(call, Variants::kPackGqaTile);
-    return Variants::with_config(problem, [&](auto config) {
-      return launch_variant<decltype(config)>(call, problem, device, stream);
+    return Variants::with_config(problem, [&](auto config, const SplitChoice& splits) {
+      return launch_variant<decltype(config)>(call, problem, splits, device, stream);
     });
   }
 
@@ -77,13 +74,10 @@ struct FwdWgmmaLaunch {
   }
 
   template <class C>
-  static cudaError_t launch_variant(const FwdProblem& call, FwdProblem problem, int device,
-                                    cudaStream_t stream) {
-    if constexpr (C::kSplits) {
-      SplitChoice const choice = Variants::template choose_splits<C>(problem);
-      KeySplitsWorkspace(problem, choice)
-          .assign(problem, choice, problem.workspace + counter_bytes(problem));
-    }
+  static cudaError_t launch_variant(const FwdProblem& call, FwdProblem problem,
+                                    const SplitChoice& splits, int device, cudaStream_t stream) {
+    KeySplitsWorkspace(problem, splits)
+        .assign(problem, splits, problem.workspace + counter_bytes(problem));
     FwdArgs args;
     args.problem = problem;
     TensorMapEncoder const encoder{problem, tensor_map_type<Dtype>()};
@@ -117,10 +111,8 @@ struct FwdWgmmaLaunch {
     LaunchShape const shape{args.ctas, C::kThreads, C::kSharedMemory,
                             fills && args.counter == nullptr};
     error = launch_kernel<fwd_kernel<C>>(args, shape, device, stream);
-    if constexpr (C::kSplits) {
-      if (error == cudaSuccess) {
-        error = launch_fwd_merge<Target, Dtype>(call, problem.splits, device, stream);
-      }
+    if (problem.splits.out != nullptr && error == cudaSuccess) {
+      error = launch_fwd_merge<Target, Dtype>(call, problem.splits, device, stream);
     }
     return error;
   }
