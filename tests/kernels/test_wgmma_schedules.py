@@ -57,6 +57,18 @@ extern "C" int variant(int32_t head_dim, int32_t batch, int32_t queries, int32_t
                                                                     : variant_of<256>(problem);
 }
 
+// The FwdVariant of a call without a mask, by the distance of positions in k and in v.
+extern "C" int variant_of_rows(int32_t head_dim, int32_t batch, int32_t queries, int32_t keys,
+                               int32_t stride_k, int32_t stride_v) {
+  FwdProblem problem = made(batch, queries, keys, 8, 1, -1, -1);
+  problem.head_dim = problem.head_dim_v = head_dim;
+  problem.k.seq_stride = stride_k;
+  problem.v.seq_stride = stride_v;
+  return head_dim > 96   ? variant_of<128>(problem)
+         : head_dim > 64 ? variant_of<96>(problem)
+                         : variant_of<64>(problem);
+}
+
 // Whether PackGQA of several queries per sequence pays.
 extern "C" int packs(int32_t head_dim, int32_t batch, int32_t queries, int32_t keys, int32_t heads,
                      int32_t group, int32_t left, int32_t right) {
@@ -191,6 +203,28 @@ def test_the_forward_takes_the_tiles_that_waste_least(
     head_dim: int, call: tuple[int, ...], expected: int, library: ctypes.CDLL
 ) -> None:
     assert library.variant(head_dim, *call, 0) == expected
+
+
+@pytest.mark.parametrize(
+    ("call", "strides", "expected"),
+    [
+        ((72, 40, 1, 1217), (576, 576), _SMALL_SPLIT),
+        ((96, 40, 64, 1217), (768, 768), _SMALL_SPLIT),
+        ((120, 40, 5, 1217), (960, 960), _SMALL_SPLIT),
+        ((120, 40, 5, 1217), (967, 960), _SMALL_SPLIT),  # rows of v alone are moved
+        ((120, 40, 5, 1217), (968, 968), _SMALL),
+        ((128, 40, 5, 1217), (1024, 1024), _SMALL),
+        ((64, 40, 5, 1217), (512, 512), _SMALL),
+        ((96, 40, 1, 1023), (768, 768), _SMALL),
+        ((96, 40, 65, 1217), (768, 768), _MEDIUM),
+        ((96, 2, 1, 2417), (768, 768), _SMALL_SPLIT),  # several splits
+        ((96, 2, 1, 2417), (760, 760), _SMALL_SPLIT),
+    ],
+)
+def test_few_queries_take_the_tiles_that_move_rows_to_lines(
+    call: tuple[int, ...], strides: tuple[int, int], expected: int, library: ctypes.CDLL
+) -> None:
+    assert library.variant_of_rows(*call, *strides) == expected
 
 
 @pytest.mark.parametrize(
