@@ -10,18 +10,11 @@ import pytest
 
 pytestmark = host_program.needs_compiler
 
-# What the header takes of another, which needs the driver's headers.
-_PIPELINE = """
-#pragma once
-namespace flashvar::sm90 {
-inline constexpr int kColBlockCols = 64;
-}
-"""
 _PROGRAM = """
 #define __CUDACC__
 #include "device.h"
 using std::max, std::min;
-#include "sm90/attention/line_shift.cuh"
+#include "sm90/attention/line_shift.h"
 using namespace flashvar;
 
 // `first`: the tensor's address, in elements; strides of batch, sequence and head.
@@ -29,7 +22,7 @@ extern "C" int32_t line_shift(uint64_t first, const int64_t* strides, int32_t he
                               int32_t columns, uint32_t batch, uint32_t head) {
   TensorView<uint16_t> const tensor{reinterpret_cast<uint16_t*>(2 * first), strides[0], strides[1],
                                     strides[2]};
-  return sm90::attention::line_shift(tensor, head_dim, columns, batch, head);
+  return sm90::attention::LineShift::make(tensor, head_dim, columns).of(batch, head);
 }
 """
 LINE = 64  # elements of 128 bytes
@@ -38,7 +31,7 @@ LINE = 64  # elements of 128 bytes
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("shift")
-    return host_program.library(_PROGRAM, folder, {"sm90/pipeline.cuh": _PIPELINE})
+    return host_program.library(_PROGRAM, folder)
 
 
 def shift_of(

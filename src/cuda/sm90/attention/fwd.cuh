@@ -16,11 +16,13 @@
 #include "ptx/warpgroup.cuh"
 #include "sm90/attention/fwd_config.cuh"
 #include "sm90/attention/fwd_consumer.cuh"
+#include "sm90/attention/line_shift.h"
 #include "sm90/attention/query_tile.cuh"
 
 namespace flashvar::sm90::attention {
 
 struct FwdArgs : QueryScheduler {
+  LineShift shift_k, shift_v;  // of K, which Q shares, and of V
   FwdProblem problem;
   CUtensorMap q, k, v;
 };
@@ -55,7 +57,8 @@ __device__ __forceinline__ void fwd_produce(const FwdArgs& args,
                              : problem.queries.offsets == nullptr ? tile.batch
                                                                   : 0;
     uint32_t const batch_k = problem.keys.offsets == nullptr ? tile.batch : 0;
-    int32_t const shift_k = tile.shift_k(problem), shift_v = tile.shift_v(problem);
+    int32_t const shift_k = Config::kShiftsK ? args.shift_k.of(tile.batch, tile.head_kv) : 0;
+    int32_t const shift_v = Config::kShiftsV ? args.shift_v.of(tile.batch, tile.head_kv) : 0;
     ptx::mbarrier_wait(smem.empty_q(), q.phase() ^ 1);  // the previous tile has released Q
     if (!tile.has_keys()) {
       WorkTile::release(smem);
@@ -114,12 +117,15 @@ __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTile
        work_tile = WorkTile::receive(smem, q.count)) {
     WorkTile::release(smem);
     QueryTile<Config> const tile(args, work_tile);
+    auto const shift_v = [&] {
+      return Config::kShiftsV ? args.shift_v.of(tile.batch, tile.head_kv) : 0;
+    };
     FwdConsumer<Config> consumer{{smem.bias(warpgroup * 4 + threadIdx.x / 32 % 4)}};
     ptx::mbarrier_wait(smem.full_q(), q.phase());  // Q is loaded
     q.advance();
     if (!tile.has_keys()) {
       release(smem.empty_q());
-      consumer.store_results(problem, tile, warpgroup);
+      consumer.store_results(problem, tile, warpgroup, shift_v());
       continue;
     }
     uint32_t const sQ = smem.q() + warpgroup * 64 * 128;
@@ -214,7 +220,7 @@ __device__ __forceinline__ void fwd_consume(const FwdArgs& args, const QueryTile
     consumer.gemm_pv(smem.v(v.stage()));
     ptx::wgmma_wait<0>();
     finish_output();
-    consumer.store_results(problem, tile, warpgroup);
+    consumer.store_results(problem, tile, warpgroup, shift_v());
   }
   if (Config::kOrdered && warpgroup == 0) {
     ptx::named_barrier_sync(kOrder, 256);  // takes the last arrival, for which no tile waited

@@ -15,7 +15,7 @@ enum class FwdVariant {
   kMedium,      // a left window, or sizes for which larger tiles waste more work (fwd_variants.h)
   kSmall,       // few steps per tile: several blocks share an SM, so that their latencies overlap
   kSplit,       // split-KV and PackGQA (KeySplits), and few queries on many keys; no modifiers
-  kSmallSplit,  // likewise, in small tiles; moves rows to lines of memory (line_shift.cuh)
+  kSmallSplit,  // likewise, in small tiles; moves rows to lines of memory (LineShift)
   kModifiers,   // evaluates ScoreModifiers: fewer scores and more warps per tile hide their latency
   kSmallModifiers,  // likewise, in small tiles
 };
@@ -93,7 +93,7 @@ struct FwdConfig {
   // faster, and could start on one SM while others are idle. Registers have room for two, so that
   // blocks of fwd_merge_kernel start beside it.
   static constexpr bool kOneCtaPerSM = kVariant == FwdVariant::kSmallSplit;
-  // line_shift() moves the rows of K and of V, so the GEMMs compute all columns of two column
+  // LineShift moves the rows of K and of V, so the GEMMs compute all columns of two column
   // blocks. That is up to 60 % more work, which does not matter where loads limit.
   static constexpr bool kShiftsK = kOneCtaPerSM && 64 < kHeadDim_ && kHeadDim_ <= 128;
   static constexpr bool kShiftsV = kOneCtaPerSM && 64 < kHeadDimV_ && kHeadDimV_ <= 128;

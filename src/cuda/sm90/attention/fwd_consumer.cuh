@@ -150,20 +150,23 @@ struct FwdConsumer {
     for (int i = 0; i < 4 * kMmaColsV; ++i) rO[i] *= factor[i / 2 % 2];
   }
 
-  // Stores the warpgroup's rows of the results of the call, or of a split.
+  // Stores the warpgroup's rows of the results of the call, or of a split. `shift_v`: V's
+  // LineShift.
   __device__ __forceinline__ void store_results(const FwdProblem& problem,
-                                                const QueryTile<Config>& tile, uint32_t warpgroup) {
+                                                const QueryTile<Config>& tile, uint32_t warpgroup,
+                                                int32_t shift_v) {
     if (Config::kSplits && problem.splits.out != nullptr) {
-      store_split(problem, tile, warpgroup);
+      store_split(problem, tile, warpgroup, shift_v);
     } else {
-      store_output(problem, tile, warpgroup);
+      store_output(problem, tile, warpgroup, shift_v);
     }
   }
 
  private:
   // Normalizes the warpgroup's rows of the output and stores them and their LSE.
   __device__ __forceinline__ void store_output(const FwdProblem& problem,
-                                               const QueryTile<Config>& tile, uint32_t warpgroup) {
+                                               const QueryTile<Config>& tile, uint32_t warpgroup,
+                                               int32_t shift_v) {
     // Special registers are read again here: hoisted addresses would take registers of the main
     // loop.
     int const thread = ptx::thread_index() % 128;
@@ -184,20 +187,20 @@ struct FwdConsumer {
       if (problem.lse != nullptr && lane % 4 == 0 && exists) problem.lse[gLSE + row] = lse;
       uint16_t* const target = gO + row * problem.out.seq_stride;
       store_row<Dtype, Config::kHeadDimV>(target, rO, half, inverse, lane, exists,
-                                          problem.head_dim_v, tile.shift_v(problem));
+                                          problem.head_dim_v, shift_v);
     }
   }
 
   // The same for a split, whose results go to the workspace in fp32.
   __device__ __forceinline__ void store_split(const FwdProblem& problem,
-                                              const QueryTile<Config>& tile, uint32_t warpgroup) {
+                                              const QueryTile<Config>& tile, uint32_t warpgroup,
+                                              int32_t shift_v) {
     int const thread = ptx::thread_index() % 128;
     const KeySplits& splits = problem.splits;
     bool const varlen = problem.queries.offsets != nullptr;
     int64_t const head = varlen ? tile.head : int64_t{tile.batch} * problem.heads_q + tile.head;
     int64_t const rows = varlen ? problem.queries.total : problem.queries.seqlen;
     int64_t const first = (head * splits.count + tile.split) * rows + tile.row_q;
-    int32_t const shift = tile.shift_v(problem);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int32_t const row =
@@ -206,13 +209,14 @@ struct FwdConsumer {
       float const inverse = softmax.finish(half, problem.scale_log2, lse);
       if (tile.query(row) >= tile.mask.seqlen_q) continue;
       if (thread % 4 == 0) splits.lse[first + row] = lse;
-      float* const to = splits.out + (first + row) * problem.head_dim_v + thread % 4 * 2 - shift;
+      float* const to = splits.out + (first + row) * problem.head_dim_v + thread % 4 * 2;
 #pragma unroll
       for (int n = 0; n < kMmaColsV; ++n) {
-        if (n * 8 < shift) continue;
-        if (n * 8 >= problem.head_dim_v + shift) break;
-        *reinterpret_cast<float2*>(to + n * 8) = {rO[4 * n + 2 * half] * inverse,
-                                                  rO[4 * n + 2 * half + 1] * inverse};
+        // Unsigned: false also for columns in front of the row.
+        int32_t const column = n * 8 - shift_v;
+        if (static_cast<uint32_t>(column) >= static_cast<uint32_t>(problem.head_dim_v)) continue;
+        *reinterpret_cast<float2*>(to + column) = {rO[4 * n + 2 * half] * inverse,
+                                                   rO[4 * n + 2 * half + 1] * inverse};
       }
     }
   }

@@ -8,6 +8,7 @@
 #include "attention/pack_gqa.h"
 #include "core/ceil_div.h"
 #include "sm90/attention/fwd_config.cuh"
+#include "sm90/attention/line_shift.h"
 
 namespace flashvar::sm90::attention {
 
@@ -102,14 +103,19 @@ struct FwdVariants {
            problem.queries.offsets == nullptr && reads_keys_again(problem);
   }
 
-  // Whether line_shift() moves rows of K or V of a call whose queries fit a small tile, and keys
-  // are so many that loading fewer lines makes up for an SM that runs one block.
+  // Whether LineShift moves rows of K or V of a call whose queries fit a small tile, and loading
+  // fewer lines makes up for an SM that runs one block: there are many keys, and the last round
+  // leaves few SMs idle.
   static bool moves_to_lines(const FwdProblem& problem) {
-    auto const moves = [](const Tensor& tensor, int32_t head_dim) {
-      return 64 < head_dim && head_dim < 128 && tensor.seq_stride % kColBlockCols == 0;
+    auto const moves = [](const Tensor& tensor, int32_t head_dim, int32_t columns) {
+      return 64 < head_dim && LineShift::make(tensor, head_dim, columns).most > 0;
     };
-    return visible_keys(problem, kSmallRows) >= kManyKeys &&
-           (moves(problem.k, problem.head_dim) || moves(problem.v, problem.head_dim_v));
+    bool const moves_k = moves(problem.k, problem.head_dim, SmallSplit::kHeadDim);
+    bool const moves_v = moves(problem.v, problem.head_dim_v, SmallSplit::kHeadDimV);
+    int64_t const tiles = problem.queries.tiles(problem.batch, kSmallRows) * problem.heads_q;
+    int64_t const slots = ceil_div(tiles, kMultiprocessors) * kMultiprocessors;
+    return visible_keys(problem, kSmallRows) >= kManyKeys && 10 * tiles >= 9 * slots &&
+           (moves_k || moves_v);
   }
 
   // `whole`: time with one split.

@@ -80,6 +80,8 @@ struct FwdWgmmaLaunch {
         .assign(problem, splits, problem.workspace + counter_bytes(problem));
     FwdArgs args;
     args.problem = problem;
+    if (C::kShiftsK) args.shift_k = LineShift::make(problem.k, problem.head_dim, C::kHeadDim);
+    if (C::kShiftsV) args.shift_v = LineShift::make(problem.v, problem.head_dim_v, C::kHeadDimV);
     TensorMapEncoder const encoder{problem, tensor_map_type<Dtype>()};
     cudaError_t error = C::kSplits
                             ? encoder.members(args.q, problem.q, problem.head_dim, C::kBlockQ)

@@ -5,7 +5,6 @@
 
 #include "attention/mask.cuh"
 #include "core/ceil_div.h"
-#include "sm90/attention/line_shift.cuh"
 #include "sm90/attention/scheduler.cuh"
 
 namespace flashvar::sm90::attention {
@@ -75,16 +74,6 @@ struct QueryTile {
   // idle.
   __device__ __forceinline__ int32_t release_at() const {
     return min(begin + Config::kBlocksAhead, end - 1);
-  }
-
-  // line_shift() of K, which Q shares, and of V.
-  __device__ __forceinline__ int32_t shift_k(const Problem& problem) const {
-    if constexpr (!Config::kShiftsK) return 0;
-    return line_shift(problem.k, problem.head_dim, Config::kHeadDim, batch, head_kv);
-  }
-  __device__ __forceinline__ int32_t shift_v(const Problem& problem) const {
-    if constexpr (!Config::kShiftsV) return 0;
-    return line_shift(problem.v, problem.head_dim_v, Config::kHeadDimV, batch, head_kv);
   }
 
   // Whether any key is visible to a query of the tile.
