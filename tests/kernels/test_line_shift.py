@@ -43,9 +43,7 @@ def shift_of(
     head: int,
 ) -> int:
     values = (ctypes.c_int64 * 3)(*strides)
-    return int(
-        library.line_shift(ctypes.c_uint64(first), values, head_dim, 2 * LINE, batch, head)
-    )
+    return int(library.line_shift(ctypes.c_uint64(first), values, head_dim, 2 * LINE, batch, head))
 
 
 def lines(first: int, end: int) -> int:
