@@ -41,6 +41,7 @@ int variant_of(const FwdProblem& call) {
   FwdProblem const problem = simplified(call, Variants::kPackGqaTile);
   return Variants::with_config(problem, [](auto config, SplitChoice) {
     using C = decltype(config);
+    if (C::kShiftsK || C::kShiftsV) return static_cast<int>(FwdVariant::kLines);
     if (C::kOneCtaPerSM) return static_cast<int>(FwdVariant::kSmallSplit);
     if (C::kSplits) return static_cast<int>(FwdVariant::kSplit);
     return static_cast<int>(C::kTile.variant);
@@ -58,15 +59,20 @@ extern "C" int variant(int32_t head_dim, int32_t batch, int32_t queries, int32_t
                                                                     : variant_of<256>(problem);
 }
 
-// The FwdVariant of a call without a mask, by the distance of positions in k and in v.
+// The FwdVariant of a call without a mask: the distances of positions in k and in v, and of heads.
+// `what`: the sum of 1 with packed keys, 2 with two query heads for each of k and v.
 extern "C" int variant_of_rows(int32_t head_dim, int32_t batch, int32_t queries, int32_t keys,
-                               int32_t stride_k, int32_t stride_v) {
-  FwdProblem problem = made(batch, queries, keys, 8, 1, -1, -1);
+                               int32_t stride_k, int32_t stride_v, int32_t head_stride,
+                               int32_t what) {
+  static int32_t const offsets[2] = {};
+  FwdProblem problem = made(batch, queries, keys, what & 2 ? 16 : 8, what & 2 ? 2 : 1);
   problem.head_dim = problem.head_dim_v = head_dim;
-  problem.k.seq_stride = stride_k;
-  problem.v.seq_stride = stride_v;
+  problem.k = {nullptr, 0, stride_k, head_stride};
+  problem.v = {nullptr, 0, stride_v, head_stride};
+  if (what & 1) problem.keys.offsets = offsets;
   return head_dim > 96   ? variant_of<128>(problem)
-         : head_dim > 64 ? variant_of<96>(problem)
+         : head_dim > 80 ? variant_of<96>(problem)
+         : head_dim > 64 ? variant_of<80>(problem)
                          : variant_of<64>(problem);
 }
 
@@ -155,7 +161,7 @@ _BWD = {
     **{"no-dq": 8, "no-dq-modifiers": 8 + 2, "no-dq-bias": 8 + 4},
     **{"small": 16, "small-modifiers": 16 + 2, "small-bias": 16 + 4, "one-key-tile": 32},
 }
-_GENERAL, _MEDIUM, _SMALL, _SPLIT, _SMALL_SPLIT, _MODIFIERS, _SMALL_MODIFIERS = range(7)
+_GENERAL, _MEDIUM, _SMALL, _SPLIT, _SMALL_SPLIT, _MODIFIERS, _SMALL_MODIFIERS, _LINES = range(8)
 
 
 @pytest.fixture(scope="module")
@@ -207,26 +213,35 @@ def test_the_forward_takes_the_tiles_that_waste_least(
 
 
 @pytest.mark.parametrize(
-    ("call", "strides", "expected"),
+    ("call", "strides", "what", "expected"),
     [
-        ((72, 33, 1, 1217), (576, 576), _SMALL_SPLIT),
-        ((96, 33, 64, 1217), (768, 768), _SMALL_SPLIT),
-        ((120, 33, 5, 1217), (960, 960), _SMALL_SPLIT),
-        ((120, 33, 5, 1217), (967, 960), _SMALL_SPLIT),  # rows of v alone are moved
-        ((120, 33, 5, 1217), (968, 968), _SMALL),
-        ((96, 20, 1, 1217), (768, 768), _SMALL),  # 28 of 160 tiles would be in a second round
-        ((128, 33, 5, 1217), (1024, 1024), _SMALL),
-        ((64, 33, 5, 1217), (512, 512), _SMALL),
-        ((96, 33, 1, 1023), (768, 768), _SMALL),
-        ((96, 33, 65, 1217), (768, 768), _MEDIUM),
-        ((96, 2, 1, 2417), (768, 768), _SMALL_SPLIT),  # several splits
-        ((96, 2, 1, 2417), (760, 760), _SMALL_SPLIT),
+        ((72, 33, 1, 1217), (576, 576, 72), 0, _LINES),
+        ((96, 33, 64, 1217), (768, 768, 96), 0, _LINES),
+        ((112, 33, 5, 1217), (896, 896, 112), 0, _LINES),
+        ((104, 33, 5, 1217), (840, 832, 104), 0, _LINES),  # rows of v alone are moved
+        ((104, 33, 5, 1217), (840, 840, 104), 0, _SMALL),
+        ((120, 33, 5, 1217), (960, 960, 120), 0, _SMALL),  # one of 8 heads
+        ((96, 33, 1, 1217), (1024, 1024, 128), 0, _SMALL),  # rows start at lines
+        ((128, 33, 5, 1217), (1024, 1024, 128), 0, _SMALL),
+        ((64, 33, 5, 1217), (512, 512, 64), 0, _SMALL),
+        ((96, 33, 1, 1023), (768, 768, 96), 0, _SMALL),
+        ((96, 20, 1, 1217), (768, 768, 96), 0, _SMALL),  # 28 of 160 tiles in a second round
+        ((96, 33, 65, 1217), (768, 768, 96), 0, _MEDIUM),
+        ((96, 2, 1, 2417), (768, 768, 96), 0, _SMALL_SPLIT),
+        ((72, 33, 1, 4095), (576, 576, 72), 1, _SMALL),  # fewer keys may be in use
+        ((72, 33, 1, 4096), (576, 576, 72), 1, _LINES),
+        ((72, 33, 1, 1217), (576, 576, 72), 2, _LINES),  # PackGQA
+        ((72, 33, 40, 1217), (576, 576, 72), 2, _SMALL),  # two tiles load the same keys
     ],
 )
 def test_few_queries_take_the_tiles_that_move_rows_to_lines(
-    call: tuple[int, ...], strides: tuple[int, int], expected: int, library: ctypes.CDLL
+    call: tuple[int, ...],
+    strides: tuple[int, ...],
+    what: int,
+    expected: int,
+    library: ctypes.CDLL,
 ) -> None:
-    assert library.variant_of_rows(*call, *strides) == expected
+    assert library.variant_of_rows(*call, *strides, what) == expected
 
 
 @pytest.mark.parametrize(

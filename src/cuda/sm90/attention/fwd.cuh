@@ -31,14 +31,13 @@ struct FwdArgs : QueryScheduler {
 template <class Config>
 __device__ __forceinline__ void load_members(const QueryTileSmem<Config>& smem,
                                              const CUtensorMap& map, int32_t query, uint32_t head,
-                                             uint32_t batch, int32_t shift) {
+                                             uint32_t batch) {
   if (!ptx::elect_one()) return;
   ptx::mbarrier_arrive_expect(smem.full_q(), Config::kBytesQ);
 #pragma unroll
   for (int col_block = 0; col_block < Config::kColBlocks; ++col_block) {
     ptx::tma_load_5d(smem.q() + col_block * Config::kColBlockBytesQ, &map, smem.full_q(),
-                     ptx::CacheHint::kEvictFirst, col_block * kColBlockCols - shift, 0, query, head,
-                     batch);
+                     ptx::CacheHint::kEvictFirst, col_block * kColBlockCols, 0, query, head, batch);
   }
 }
 
@@ -68,11 +67,11 @@ __device__ __forceinline__ void fwd_produce(const FwdArgs& args,
     }
     if constexpr (Config::kSplits) {
       load_members<Config>(smem, args.q, tile.row_q + tile.query(tile.first_query), tile.head,
-                           batch_q, shift_k);
+                           batch_q);
     } else {
       load_tile<Config::kColBlocks, Config::kColBlockBytesQ>(
           smem.q(), &args.q, smem.full_q(), ptx::CacheHint::kEvictFirst,
-          tile.row_q + tile.first_query, tile.head, batch_q);
+          tile.row_q + tile.first_query, tile.head, batch_q, shift_k);
     }
     q.advance();
     int32_t const release_at = tile.release_at();
@@ -251,7 +250,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSM)
   // executes griddepcontrol.wait before it reads the results. Other variants let no kernel start
   // early: any kernel may follow, whose CTAs would pile up on the SMs that become free first
   // (fwd_wgmma_launch.cuh).
-  if (Config::kSplits && args.problem.splits.out != nullptr) {
+  if (Config::kSplits && (!Config::kStoresWhole || args.problem.splits.out != nullptr)) {
     ptx::griddepcontrol_launch_dependents();
   }
   __syncthreads();  // mbarriers are initialized

@@ -15,9 +15,10 @@ enum class FwdVariant {
   kMedium,      // a left window, or sizes for which larger tiles waste more work (fwd_variants.h)
   kSmall,       // few steps per tile: several blocks share an SM, so that their latencies overlap
   kSplit,       // split-KV and PackGQA (KeySplits), and few queries on many keys; no modifiers
-  kSmallSplit,  // likewise, in small tiles; moves rows to lines of memory (LineShift)
+  kSmallSplit,  // likewise, in small tiles; no whole calls
   kModifiers,   // evaluates ScoreModifiers: fewer scores and more warps per tile hide their latency
   kSmallModifiers,  // likewise, in small tiles
+  kLines,           // small tiles whose rows are moved to lines of memory (LineShift): few queries
 };
 
 struct FwdTile {
@@ -51,6 +52,7 @@ inline constexpr FwdTile kFwdTiles[] = {
     {FwdVariant::kSplit,          128, 128, 128, 2},
     {FwdVariant::kSmallSplit,      64,  64, 128, 1, 2, 250},
     {FwdVariant::kSmallSplit,     128, 128,  64, 1, 2, 230},
+    {FwdVariant::kLines,          128, 128,  64, 1, 2},
     {FwdVariant::kSmall,           64,  64,  64, 1, 3, 119, 2,   0, 175, 300},
     {FwdVariant::kSmall,           96,  96,  64, 1, 2, 143, 2,   0, 155, 285},
     {FwdVariant::kSmall,          128, 128,  64, 1, 2, 123, 2,   0, 133, 245},
@@ -92,11 +94,15 @@ struct FwdConfig {
   // One CTA runs on an SM, because it takes more than half of the shared memory: two would load no
   // faster, and could start on one SM while others are idle. Registers have room for two, so that
   // blocks of fwd_merge_kernel start beside it.
-  static constexpr bool kOneCtaPerSM = kVariant == FwdVariant::kSmallSplit;
-  // LineShift moves the rows of K and of V, so the GEMMs compute all columns of two column
-  // blocks. That is up to 60 % more work, which does not matter where loads limit.
-  static constexpr bool kShiftsK = kOneCtaPerSM && 64 < kHeadDim_ && kHeadDim_ <= 128;
-  static constexpr bool kShiftsV = kOneCtaPerSM && 64 < kHeadDimV_ && kHeadDimV_ <= 128;
+  static constexpr bool kOneCtaPerSM =
+      kVariant == FwdVariant::kSmallSplit || kVariant == FwdVariant::kLines;
+  // LineShift moves the rows of K and of V, so the GEMMs compute all columns of two column blocks:
+  // up to 60 % more work, which matters little where loads limit.
+  static constexpr bool kShiftsK = kVariant == FwdVariant::kLines && kHeadDim_ > 64;
+  static constexpr bool kShiftsV = kVariant == FwdVariant::kLines && kHeadDimV_ > 64;
+  // With kSplits: whether the kernel also stores the results of one split itself. Up to head dim 64
+  // no other variant has tiles of 128 queries.
+  static constexpr bool kStoresWhole = kVariant == FwdVariant::kSplit && kTile.max_head_dim <= 64;
   static constexpr int kHeadDim = kShiftsK ? 128 : ceil_div(kHeadDim_, 16) * 16;
   static constexpr int kHeadDimV = kShiftsV ? 128 : fwd_padded_head_dim_v(kHeadDimV_);
   static constexpr int kBlockQ = 64 * kTile.consumers;

@@ -155,8 +155,8 @@ struct FwdConsumer {
   __device__ __forceinline__ void store_results(const FwdProblem& problem,
                                                 const QueryTile<Config>& tile, uint32_t warpgroup,
                                                 int32_t shift_v) {
-    if (Config::kSplits && problem.splits.out != nullptr) {
-      store_split(problem, tile, warpgroup, shift_v);
+    if (Config::kSplits && (!Config::kStoresWhole || problem.splits.out != nullptr)) {
+      store_split(problem, tile, warpgroup);
     } else {
       store_output(problem, tile, warpgroup, shift_v);
     }
@@ -193,8 +193,7 @@ struct FwdConsumer {
 
   // The same for a split, whose results go to the workspace in fp32.
   __device__ __forceinline__ void store_split(const FwdProblem& problem,
-                                              const QueryTile<Config>& tile, uint32_t warpgroup,
-                                              int32_t shift_v) {
+                                              const QueryTile<Config>& tile, uint32_t warpgroup) {
     int const thread = ptx::thread_index() % 128;
     const KeySplits& splits = problem.splits;
     bool const varlen = problem.queries.offsets != nullptr;
@@ -212,11 +211,9 @@ struct FwdConsumer {
       float* const to = splits.out + (first + row) * problem.head_dim_v + thread % 4 * 2;
 #pragma unroll
       for (int n = 0; n < kMmaColsV; ++n) {
-        // Unsigned: false also for columns in front of the row.
-        int32_t const column = n * 8 - shift_v;
-        if (static_cast<uint32_t>(column) >= static_cast<uint32_t>(problem.head_dim_v)) continue;
-        *reinterpret_cast<float2*>(to + column) = {rO[4 * n + 2 * half] * inverse,
-                                                   rO[4 * n + 2 * half + 1] * inverse};
+        if (n * 8 >= problem.head_dim_v) break;
+        *reinterpret_cast<float2*>(to + n * 8) = {rO[4 * n + 2 * half] * inverse,
+                                                  rO[4 * n + 2 * half + 1] * inverse};
       }
     }
   }

@@ -24,6 +24,7 @@ struct FwdVariants {
   using Small = Config<FwdVariant::kSmall>;
   using Split = Config<FwdVariant::kSplit>;
   using SmallSplit = Config<FwdVariant::kSmallSplit>;
+  using Lines = Config<FwdVariant::kLines>;
   using Modifiers = Config<FwdVariant::kModifiers>;
   using SmallModifiers = Config<FwdVariant::kSmallModifiers>;
   static constexpr int kSmallRows = 64;  // queries of a small tile
@@ -31,6 +32,8 @@ struct FwdVariants {
     return fwd_tile(variant, kHeadDim, kHeadDimV).variant == variant;
   }
   static constexpr bool kHasSmaller = has_tile(FwdVariant::kSmall);
+  static constexpr bool kHasLines =
+      has_tile(FwdVariant::kLines) && std::max(kHeadDim, kHeadDimV) > 64;
   static_assert(kHasSmaller == has_tile(FwdVariant::kMedium) &&
                 kHasSmaller == has_tile(FwdVariant::kSmallSplit) &&
                 kHasSmaller == has_tile(FwdVariant::kSmallModifiers));
@@ -61,7 +64,9 @@ struct FwdVariants {
         return use(SmallSplit{}, choose_splits<SmallSplit>(problem));
       }
       if (prefers_split<Split>(problem, whole)) return use(Split{}, choose_splits<Split>(problem));
-      if (fits_small && moves_to_lines(problem)) return use(SmallSplit{}, kWhole);
+      if constexpr (kHasLines) {
+        if (moves_to_lines(problem)) return use(Lines{}, kWhole);
+      }
       if (split_tiles == whole) return use(Split{}, kWhole);
       if (small < larger) return use(Small{}, kWhole);
       return is_medium ? use(Medium{}, kWhole) : use(General{}, kWhole);
@@ -99,23 +104,31 @@ struct FwdVariants {
   // Whether tiles of kSplit may compute a call of few queries in one split: up to head dim 64 no
   // other variant has tiles of 128 rows.
   static bool considers_split_tiles(const FwdProblem& problem) {
-    return Split::kBlockQ < std::min(Medium::kBlockQ, General::kBlockQ) &&
-           problem.queries.offsets == nullptr && reads_keys_again(problem);
+    return Split::kStoresWhole && problem.queries.offsets == nullptr && reads_keys_again(problem);
   }
 
-  // Whether LineShift moves rows of K or V of a call whose queries fit a small tile, and loading
-  // fewer lines makes up for an SM that runs one block: there are many keys, and the last round
-  // leaves few SMs idle.
+  // Whether a call of one split and few queries takes kLines, of which an SM runs one block, where
+  // that is worth it: no two tiles share keys, there are many keys, also if not all are in use, and
+  // the last round leaves few SMs idle.
   static bool moves_to_lines(const FwdProblem& problem) {
-    auto const moves = [](const Tensor& tensor, int32_t head_dim, int32_t columns) {
-      return 64 < head_dim && LineShift::make(tensor, head_dim, columns).most > 0;
-    };
-    bool const moves_k = moves(problem.k, problem.head_dim, SmallSplit::kHeadDim);
-    bool const moves_v = moves(problem.v, problem.head_dim_v, SmallSplit::kHeadDimV);
+    int64_t const keys = visible_keys(problem, kSmallRows);
     int64_t const tiles = problem.queries.tiles(problem.batch, kSmallRows) * problem.heads_q;
     int64_t const slots = ceil_div(tiles, kMultiprocessors) * kMultiprocessors;
-    return visible_keys(problem, kSmallRows) >= kManyKeys && 10 * tiles >= 9 * slots &&
-           (moves_k || moves_v);
+    return problem.queries.seqlen <= kSmallRows && problem.group == 1 &&
+           keys >= (problem.has_foreign_tail() ? 4 * kManyKeys : kManyKeys) &&
+           10 * tiles >= 9 * slots &&
+           (moves<Lines::kHeadDim>(problem, problem.k, problem.head_dim) ||
+            moves<Lines::kHeadDimV>(problem, problem.v, problem.head_dim_v));
+  }
+
+  // Whether LineShift moves the rows of a quarter of all heads or more.
+  template <int kColumns>
+  static bool moves(const FwdProblem& problem, const Tensor& tensor, int32_t head_dim) {
+    if (head_dim <= 64) return false;  // one column block
+    LineShift const shift = LineShift::make(tensor, head_dim, kColumns);
+    int32_t moved = 0;
+    for (int32_t head = 0; head < problem.heads_q; ++head) moved += shift.of(0, head) > 0;
+    return 4 * moved >= problem.heads_q;
   }
 
   // `whole`: time with one split.

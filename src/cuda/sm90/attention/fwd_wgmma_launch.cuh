@@ -28,12 +28,18 @@ struct FwdWgmmaLaunch {
                                      facts<FwdVariant::kSplit>(row, "fwd_kernel, split-KV"),
                                      fwd_merge_facts(row)}};
     if constexpr (Variants::kHasSmaller) {
-      return join(always,
-                  KernelFactsList<4>{
+      auto const smaller = join(
+          always, KernelFactsList<4>{
                       {facts<FwdVariant::kMedium>(row, "fwd_kernel, medium tiles"),
                        facts<FwdVariant::kSmall>(row, "fwd_kernel, small tiles"),
                        facts<FwdVariant::kSmallSplit>(row, "fwd_kernel, small, split-KV"),
                        facts<FwdVariant::kSmallModifiers>(row, "fwd_kernel, small, modifiers")}});
+      if constexpr (Variants::kHasLines) {
+        return join(smaller, KernelFactsList<1>{
+                                 {facts<FwdVariant::kLines>(row, "fwd_kernel, rows on lines")}});
+      } else {
+        return smaller;
+      }
     } else {
       return always;
     }

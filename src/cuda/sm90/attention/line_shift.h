@@ -8,16 +8,15 @@ namespace flashvar::sm90::attention {
 
 using namespace flashvar::attention;  // what all architectures share
 
-// By how many columns the rows of a tile of K or V move to the right. A row of 65 to 128 columns
-// takes two column blocks. If it starts inside a line of 128 bytes, as it does in most heads unless
-// the head dim is 128, both blocks may cross the boundary of a line: TMA then requests three or
-// four lines for a row that lies in two. Moved by its distance from the start of the line, each
-// line of the row is a column block. The columns in front of the row are outside the tensor, and so
-// are zeros.
+// By how many columns the rows of a tile of K or V move to the right, and with them those of Q or
+// of the output. A row of 65 to 128 columns takes two column blocks. If it starts inside a line of
+// 128 bytes, both may cross the boundary of a line: TMA then requests three or four lines for a row
+// that lies in two. Moved by its distance from the start of the line, the part of the row in each
+// line is a column block, as long as the moved row fits the two blocks. The columns in front of it
+// are outside the tensor, and so are zeros.
 //
-// Distances are in columns, modulo a line. The kernel gets them ready: the tensor's address and
-// strides are in constants that it does not read otherwise, each line of which would delay the
-// first load.
+// Distances are in columns, modulo a line. The host gets them ready: the tensor's address and
+// strides are constants that the kernel does not read otherwise, and would delay the first load.
 struct LineShift {
   static constexpr uint32_t kLine = 64;  // columns
 
