@@ -204,6 +204,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         (64, (16, 256, 4096, 16, 1, -1), _MEDIUM),
         (64, (16, 200, 8192, 12, 1, -1), _SPLIT),  # 128 rows: 3 waves of halves instead of 2
         (64, (4, 256, 8192, 16, 1, -1), _SPLIT),
+        (
+            64,
+            (16, 200, 3001, 12, 1, -1),
+            _SPLIT,
+        ),  # test_attention_rows_inside_lines.py of tests/gpu
+        (64, (4, 256, 5000, 16, 1, -1), _SPLIT),
+        (64, (4, 129, 2000, 12, 1, 0), _SPLIT),
     ],
 )
 def test_the_forward_takes_the_tiles_that_waste_least(
@@ -242,6 +249,15 @@ def test_few_queries_take_the_tiles_that_move_rows_to_lines(
     library: ctypes.CDLL,
 ) -> None:
     assert library.variant_of_rows(*call, *strides, what) == expected
+
+
+@pytest.mark.parametrize("head_dim", [72, 80, 88, 96, 104, 112])
+def test_calls_that_test_moved_rows_move_them(head_dim: int, library: ctypes.CDLL) -> None:
+    """Those of test_attention_rows_inside_lines.py of tests/gpu."""
+    wide = -(-8 * head_dim // 64) * 64 + 64
+    for queries, keys, what in ((1, 1217, 2), (5, 1217, 0), (64, 1217, 0), (2, 4200, 1)):
+        sizes, strides = (33, queries, keys), (wide, wide, head_dim)
+        assert library.variant_of_rows(head_dim, *sizes, *strides, what) == _LINES
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@
 
 namespace flashvar::attention {
 
-// SMs of the device for which the number of splits is chosen. A constant, so that results depend on
-// the call's sizes and the architecture alone.
+// SMs of the device for which the number of splits is chosen. A constant, so that results do not
+// depend on the device.
 inline constexpr int64_t kMultiprocessors = 132;
 inline constexpr int64_t kMaxSplits = 128;
 

@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSM)
   }
   ptx::griddepcontrol_wait();  // the preceding kernel has written the inputs
   // fwd_merge_kernel may start now. It reads inputs at once, so not before the wait above, and
-  // executes griddepcontrol.wait before it reads the results. Other variants let no kernel start
+  // executes griddepcontrol.wait before it reads the results. Calls without it let no kernel start
   // early: any kernel may follow, whose CTAs would pile up on the SMs that become free first
   // (fwd_wgmma_launch.cuh).
   if (Config::kSplits && (!Config::kStoresWhole || args.problem.splits.out != nullptr)) {

@@ -15,7 +15,7 @@ enum class FwdVariant {
   kMedium,      // a left window, or sizes for which larger tiles waste more work (fwd_variants.h)
   kSmall,       // few steps per tile: several blocks share an SM, so that their latencies overlap
   kSplit,       // split-KV and PackGQA (KeySplits), and few queries on many keys; no modifiers
-  kSmallSplit,  // likewise, in small tiles; no whole calls
+  kSmallSplit,  // split-KV and PackGQA, in small tiles
   kModifiers,   // evaluates ScoreModifiers: fewer scores and more warps per tile hide their latency
   kSmallModifiers,  // likewise, in small tiles
   kLines,           // small tiles whose rows are moved to lines of memory (LineShift): few queries

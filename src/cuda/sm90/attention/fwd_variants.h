@@ -1,5 +1,5 @@
-// Which variant of the wgmma forward computes a call: the one with the shortest estimated time.
-// Host only.
+// Which variant of the wgmma forward computes a call: the one with the shortest estimated time, or
+// kLines where its rows are worth moving. Host only.
 #pragma once
 #include <algorithm>
 #include <cstdint>
