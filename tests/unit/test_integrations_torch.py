@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from sdpa_calls import B, D, H, L, S, computed, made, qkv
@@ -89,6 +90,9 @@ def test_scales_that_are_no_floats() -> None:
         for scale in numbers:
             found = functional.scaled_dot_product_attention(q, q, q, scale=scale)
             torch.testing.assert_close(found, expected)
+        for scale in (True, np.True_, torch.tensor(True)):
+            found = functional.scaled_dot_product_attention(q, q, q, scale=scale)
+            torch.testing.assert_close(found, OWN(q, q, q, scale=1.0))
         with pytest.raises(InvalidInputError, match="scale must be a number"):
             functional.scaled_dot_product_attention(q, q, q, scale=torch.tensor([0.5]))
 

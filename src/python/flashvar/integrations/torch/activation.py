@@ -218,7 +218,7 @@ def _scaled_dot_product_attention(
             key,
             value,
             causal=True,
-            scale=plain_scale(scale),
+            scale=plain_scale(scale, booleans=True),
             dropout_p=dropout_p,
             layout="bhsd",
             backend=_backend,

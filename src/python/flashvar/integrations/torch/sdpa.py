@@ -176,7 +176,7 @@ def attend(
         q,
         k,
         v,
-        scale=plain_scale(scale),
+        scale=plain_scale(scale, booleans=True),
         dropout_p=dropout_p,
         layout="bhsd->bshd" if rows_first else layout,
         backend=backend,
@@ -197,7 +197,13 @@ def attend_with_lse(
     """`attend` of [batch, rows, heads, head_dim], and the log-sum-exp [batch, heads, rows]."""
     q, k, v, options = _arguments(q, k, v, mask, causal, "bshd")
     out, lse = attention(
-        q, k, v, scale=plain_scale(scale), dropout_p=dropout_p, return_lse=True, **options
+        q,
+        k,
+        v,
+        scale=plain_scale(scale, booleans=True),
+        dropout_p=dropout_p,
+        return_lse=True,
+        **options,
     )
     return out, lse
 

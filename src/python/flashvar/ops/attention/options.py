@@ -103,18 +103,19 @@ def _window_error(found: object) -> InvalidInputError:
     )
 
 
-def plain_scale(scale: Any) -> Any:
+def plain_scale(scale: Any, *, booleans: bool = False) -> Any:
     """A scale as torch and FlashAttention 2 accept it: also a numpy number or a tensor.
 
-    Scales that they refuse, such as a tensor with a gradient or a list, and booleans are returned
-    unchanged for `check_options` to refuse.
+    Scales that they refuse, such as a tensor with a gradient or a list, are returned unchanged for
+    `check_options` to refuse; so are booleans, unless `booleans` are to be read as 0 and 1.
     """
     scale = as_traceable(scale)
     if scale is None or is_number(scale):
         return scale
     if isinstance(scale, torch.Tensor) and (scale.requires_grad or scale.dim() > 0):
         return scale
-    if isinstance(scale, bool) or str(getattr(scale, "dtype", "")) in ("bool", "torch.bool"):
+    is_bool = isinstance(scale, bool) or str(getattr(scale, "dtype", "")) in ("bool", "torch.bool")
+    if is_bool and not booleans:
         return scale
     try:
         return float(scale) if hasattr(scale, "__float__") else scale
