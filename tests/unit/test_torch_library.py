@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -113,12 +114,26 @@ def test_compiled_training_equals_eager(dynamic: bool) -> None:
 
 
 def test_one_dynamic_graph_serves_all_lengths() -> None:
-    counter = torch._dynamo.testing.CompileCounter()
+    counter = CompileCounter()
     compiled = torch.compile(
         lambda q, k, v: flashvar.attention(q, k, v), fullgraph=True, dynamic=True, backend=counter
     )
     for lengths in [(5, 8), (6, 11), (30, 4)]:
         tensors = make(*lengths)
+        torch.testing.assert_close(compiled(*tensors), flashvar.attention(*tensors))
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("dim", range(4), ids=["batch", "seqlen", "heads", "head dim"])
+def test_one_graph_serves_all_sizes_of_a_dynamic_dimension(dim: int) -> None:
+    counter = CompileCounter()
+    compiled = torch.compile(flashvar.attention, fullgraph=True, backend=counter)
+    for size in (3, 5, 8):
+        shape = [2, 4, 2, 16]
+        shape[dim] = size
+        tensors = torch.randn(3, *shape).unbind()
+        for x in tensors:
+            torch._dynamo.mark_dynamic(x, dim)
         torch.testing.assert_close(compiled(*tensors), flashvar.attention(*tensors))
     assert counter.frame_count == 1
 

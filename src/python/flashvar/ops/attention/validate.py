@@ -147,6 +147,7 @@ def inspect_symbolic(inputs: Inputs, options: Options) -> Problem:
         inputs,
         Options(
             causal=options.causal,
+            scale=1.0,  # the default as a float would tie the graph to one head dim
             dropout_p=dropout_p,
             deterministic=options.deterministic,
             layout=options.layout,
