@@ -182,6 +182,17 @@ def merged(layout: str, dim: int, stacked: bool = False) -> dict[str, Any]:
     return compared(attention, tensors, places, attention)
 
 
+def merged_constants() -> dict[str, Any]:
+    """merge_states where the lses alone have gradients."""
+
+    def merge(*lses: torch.Tensor) -> torch.Tensor:
+        outs = [x.detach().transpose(1, 2).unsqueeze(-1) for x in lses]
+        return flashvar.merge_states(outs, lses)[0]
+
+    tensors = [made(BATCH, HEADS, ROWS) for _ in range(2)]
+    return compared(merge, tensors, [Shard(1)] * 2, merge)
+
+
 def merged_alike() -> dict[str, Any]:
     """Two layouts of the same tensors, whose shards are alike too: the sequence, then the heads."""
     tensors = [made(BATCH, ROWS, ROWS, DIM) for _ in range(2)]
@@ -284,6 +295,7 @@ def main(folder: Path) -> None:
         "merged, packed rows": merged("packed", 0),
         "merged, stacked": merged("bshd", 1, stacked=True),
         "merged, layouts alike": merged_alike(),
+        "merged, constants": merged_constants(),
         "lse": only_lse(),
         "mixture": refused(),
     }

@@ -44,6 +44,7 @@ PLACES = {
     "merged, packed rows": "S(0)",
     "merged, stacked": "S(2)",
     "merged, layouts alike": "S(1)",
+    "merged, constants": "S(1)",
     "lse": "S(2)",
 }
 PLACES_OF_TORCHS = {"torch's function, heads": "S(1)", "torch's function, batch": "S(0)"}

@@ -74,8 +74,8 @@ class _Merged(Differentiated):
 
 
 def _unstacked(x: torch.Tensor) -> list[torch.Tensor]:
-    """As unbind, which DTensor does not have in torch 2.8."""
-    return [one.squeeze(0) for one in x.split(1)]
+    """As unbind, which DTensor does not have in torch 2.8; it splits no tensor without entries."""
+    return [one.squeeze(0) for one in x.split(1)] if len(x) else []
 
 
 def forward_of_plain(
