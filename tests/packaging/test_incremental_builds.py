@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,12 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from checkout import copied_sources
 
 from flashvar.binaries import manifest, registry
 
 Factory = Callable[..., "subprocess.CompletedProcess[str]"]
 
-ROOT = Path(__file__).parents[2]
 # A kernel that compiles in two seconds.
 WORDS = ("build", "op=merge_states_fwd", "arch=sm_80", "dtype=bf16")
 LOCK = "build/dev/sm_80/.lock"
@@ -30,15 +29,7 @@ INSTANCE = "merge_states_fwd_bf16"
 @pytest.fixture(scope="module")
 def tree(factory: Factory, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project with one kernel built."""
-    folder = tmp_path_factory.mktemp("a project")
-    for name in ("variants.toml", "CMakeLists.txt"):
-        shutil.copy(ROOT / name, folder)
-    for name in ("cmake", "src"):
-        shutil.copytree(ROOT / name, folder / name)
-    toolkit = ROOT / "build" / "toolkit"
-    if toolkit.is_dir():
-        (folder / "build").mkdir()
-        (folder / "build" / "toolkit").symlink_to(toolkit)
+    folder = copied_sources(tmp_path_factory.mktemp("a project"), "merge_states")
     done = factory(folder, *WORDS)
     assert done.returncode == 0, done.stdout[-5000:]
     return folder

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from checkout import copied_sources
 
 from flashvar.binaries import manifest
 from flashvar_factory.config import extras, schema
@@ -29,14 +30,9 @@ WORDS = ("sm88", "op=attention_fwd,merge_states_fwd", "hdim=112", "dtype=bf16")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project with the line and the value, in a folder with a space."""
     folder = tmp_path_factory.mktemp("a project")
-    for name in ("CMakeLists.txt", "LICENSE", "README.md", "pyproject.toml", "variants.toml"):
+    copied_sources(folder, "attention", "merge_states")
+    for name in ("README.md", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
-    for name in ("cmake", "src"):
-        shutil.copytree(ROOT / name, folder / name)
-    toolkit = ROOT / "build" / "toolkit"
-    if toolkit.is_dir():
-        (folder / "build").mkdir()
-        (folder / "build" / "toolkit").symlink_to(toolkit)
     file = folder / "variants.toml"
     text = file.read_text(encoding="utf-8").replace("\n[architectures]", LINE)
     built = json.dumps(schema.read(ROOT / "variants.toml").axes["head_dim"])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from checkout import committed_copy, git, small_project
+from checkout import committed_copy, git, of_other_ops, small_project, with_ops_of
 
 from flashvar_factory.release import reproduce
 
@@ -26,7 +26,10 @@ WHEEL = "flashvar_sm80-*.whl"
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return committed_copy(tmp_path_factory.mktemp("release") / "project")
+    """The project with the ops of one group."""
+    changed = {"variants.toml": with_ops_of("causal_conv1d").encode()}
+    folder = tmp_path_factory.mktemp("release") / "project"
+    return committed_copy(folder, changed, of_other_ops("causal_conv1d"))
 
 
 @pytest.fixture(scope="module", autouse=True)
