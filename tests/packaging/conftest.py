@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import zipfile
@@ -16,6 +15,7 @@ import pytest
 from flashvar_factory.audit import platform_tag
 from flashvar_factory.config import schema
 from flashvar_factory.config.schema import Config, Target
+from flashvar_factory.config.this_machine import PROCESSOR
 from flashvar_factory.release import smoke
 
 if TYPE_CHECKING:
@@ -26,21 +26,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 Factory = Callable[..., "subprocess.CompletedProcess[str]"]
 
 ROOT = Path(__file__).parents[2]
-
-
-PAIR = '[defaults.attention_fwd]\nhead_dim = [64, "192x128"]\n\n'
-# What a sample of the release is built of: every op, a pair of head dims too, and one of the second
-# binaries of architectures. Sources tell architectures apart by family, by shared memory and by
-# whether they are 9.0 or newer: one of each is there. The 163 KiB of 8.0 decide one tile of these
-# kernels, that of the pair, which is on 10.0 and 8.9 too, with other numbers.
-SAMPLE = (
-    (r"^sm_(80|86|120) = .*\n", ""),
-    (r'^architecture = "sm_80"$', 'architecture = "sm_89"'),
-    (r"^dtype = \[.+$", 'dtype = ["bf16"]'),
-    (r"^head_dim = \[.+$", "head_dim = [64]"),
-    (r"^\[defaults\.merge_states_fwd\]$", PAIR + "[defaults.merge_states_fwd]"),
-    (r"^((?!sm_89).*), toolkits = \{ cu12 = .*? \}", r"\1"),
-)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -74,28 +59,51 @@ def _asks(item: pytest.Item, fixture: str) -> bool:
     return fixture in getattr(item, "fixturenames", ())
 
 
-@pytest.fixture(scope="session")
-def sample(request: pytest.FixtureRequest) -> Path:
-    """The project that is released: this one, or a copy with fewer kernels.
+def of_all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of this run."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
-    The copy lies in build/, so that what did not change is not compiled again by a later run.
+
+@pytest.fixture(scope="session")
+def projects(request: pytest.FixtureRequest) -> dict[str, Path]:
+    """The project of each target: this one, or copies with fewer kernels.
+
+    The copies lie in build/, so that what did not change is not compiled again by a later run.
     """
     from checkout import alone, committed_copy
+    from release_sample import BINARIES_ALONE, PARTS
 
     if request.config.getoption("every_wheel", default=False):
-        return ROOT
+        return dict.fromkeys(here(schema.read(ROOT / "variants.toml")), ROOT)
+    found = {}
     text = (ROOT / "variants.toml").read_text(encoding="utf-8")
-    for line, smaller in SAMPLE:
-        text = re.sub(line, smaller, text, flags=re.MULTILINE)
-    copy = ROOT / "build" / "sample"
-    with alone(copy):
-        return committed_copy(copy, {"variants.toml": text.encode()})
+    for folder, part in PARTS.items():
+        copy = ROOT / "build" / folder
+        without = () if folder == "sample" else BINARIES_ALONE
+        with alone(copy):
+            committed_copy(copy, {"variants.toml": part.of(text).encode()}, without)
+        found |= {
+            name: copy for name in here(schema.read(copy / "variants.toml")) if name in part.targets
+        }
+    return found
+
+
+def here(config: Config) -> Iterator[str]:
+    """The targets of this machine's processor."""
+    return (name for name, one in config.targets.items() if PROCESSOR in one.platforms)
 
 
 @pytest.fixture(scope="session")
-def config(sample: Path) -> Config:
-    """What the released project builds."""
-    return schema.read(sample / "variants.toml")
+def sample(projects: dict[str, Path]) -> Path:
+    """The project with every op, which builds the wheels without a binary too."""
+    return next(iter(projects.values()))
+
+
+@pytest.fixture(scope="session")
+def configs(projects: dict[str, Path]) -> dict[str, Config]:
+    """What the project of each target builds."""
+    return {name: schema.read(root / "variants.toml") for name, root in projects.items()}
 
 
 @pytest.fixture(autouse=True)
@@ -105,8 +113,7 @@ def _in_the_sample(request: pytest.FixtureRequest) -> None:
     target = None if callspec is None else callspec.params.get("target")
     if not isinstance(target, Target):
         return
-    targets: Config = request.getfixturevalue("config")
-    if target.distribution not in {one.distribution for one in targets.targets.values()}:
+    if target.kind.name not in request.getfixturevalue("projects"):
         pytest.skip("not in the sample of a release: nox -s every-wheel builds it")
 
 
@@ -130,18 +137,22 @@ def factory() -> Factory:
 
 
 @pytest.fixture(scope="session")
-def dist(factory: Factory, sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dist(
+    factory: Factory, projects: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """A folder with the wheels of a release; objects of an earlier run are used again."""
     from checkout import alone
 
-    run = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        run = run.parent  # of all workers: the first one builds
+    run = of_all_workers(tmp_path_factory)  # the first worker builds
     folder = run / "dist"
-    with alone(sample):
+    of_project: dict[Path, list[str]] = {}
+    for name, root in projects.items():
+        of_project.setdefault(root, []).append(name)
+    with alone(next(iter(of_project))):
         if not folder.is_dir():
-            done = factory(sample, "wheels", "all", "--output", str(run / "unfinished"))
-            assert done.returncode == 0, done.stdout[-5000:]
+            for root, names in of_project.items():
+                done = factory(root, "wheels", *names, "--output", str(run / "unfinished"))
+                assert done.returncode == 0, done.stdout[-5000:]
             (run / "unfinished").rename(folder)
     return folder
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from checkout import copied_sources, with_ops_of
 
 from flashvar.binaries import manifest
 from flashvar_factory import audit
@@ -26,6 +27,7 @@ from flashvar_factory.inspect import archive, elf, fatbin
 
 Factory = Callable[..., "subprocess.CompletedProcess[str]"]
 Files = dict[str, bytes]
+Failing = Callable[..., tuple[int, set[str], str]]
 
 ROOT = Path(__file__).parents[2]
 CONFIG = schema.read(ROOT / "variants.toml")
@@ -49,17 +51,8 @@ __asm__(".section .nv_fatbin,\\"a\\"\\ncontainers: .incbin \\"fatbin\\"\\n"
 unsigned flashvar_abi_version(void) { return 2; }
 const char* flashvar_build_info(void) { return BUILD_INFO; }
 const char* flashvar_last_error(void) { return ""; }
-int flashvar_attention_fwd(const void* params) { return params == 0; }
-int flashvar_attention_bwd(const void* params) { return params == 0; }
-int flashvar_attention_bwd_workspace(const void* params) { return params == 0; }
 int flashvar_merge_states_fwd(const void* params) { return params == 0; }
 int flashvar_merge_states_bwd(const void* params) { return params == 0; }
-int flashvar_gated_delta_rule_fwd(const void* params) { return params == 0; }
-int flashvar_gated_delta_rule_bwd(const void* params) { return params == 0; }
-int flashvar_gated_delta_rule_update(const void* params) { return params == 0; }
-int flashvar_causal_conv1d_fwd(const void* params) { return params == 0; }
-int flashvar_causal_conv1d_bwd(const void* params) { return params == 0; }
-int flashvar_causal_conv1d_update(const void* params) { return params == 0; }
 """
 EXTRA_SYMBOL = "int flashvar_extra(void) { return 0; }\n"
 # As the C++ of torch is called: c10::Error::what() const.
@@ -92,15 +85,8 @@ class Built(NamedTuple):
 @pytest.fixture(scope="module")
 def built(factory: Factory, tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Built in a copy of the sources, so that the objects of whole wheels stay."""
-    tree = tmp_path_factory.mktemp("project")
-    for name in ("variants.toml", "CMakeLists.txt"):
-        shutil.copy(ROOT / name, tree)
-    for name in ("cmake", "src"):
-        shutil.copytree(ROOT / name, tree / name)
-    toolkit = ROOT / "build" / "toolkit"
-    if toolkit.is_dir():
-        (tree / "build").mkdir()
-        (tree / "build" / "toolkit").symlink_to(toolkit)
+    tree = copied_sources(tmp_path_factory.mktemp("project"), "merge_states")
+    (tree / schema.FILE_NAME).write_text(with_ops_of("merge_states"), encoding="utf-8")
     for output, words in (("sass", ["arch=sm_80,sm_86"]), ("ptx", ["arch=sm_80", "ptx=1"])):
         done = factory(tree, *WORDS, *words, "--output", str(tree / output))
         assert done.returncode == 0, done.stdout[-5000:]
@@ -169,24 +155,30 @@ def pack(built: Built, files: Files, folder: Path) -> Path:
     return path
 
 
-def failing(factory: Factory, path: Path, *options: str) -> tuple[int, set[str], str]:
-    """Exit code, the checks that found a fault, and all that they said."""
-    done = factory(ROOT, "audit", str(path), "--json", *options)
-    document, end = json.JSONDecoder().raw_decode(done.stdout)
-    (report,) = document
-    said = "\n".join(finding["message"] for finding in report["findings"])
-    assert report["passed"] == (not report["findings"])
-    assert ("found errors" in done.stdout[end:]) == (done.returncode != 0)
-    return done.returncode, {finding["check"] for finding in report["findings"]}, said
+@pytest.fixture(scope="module")
+def failing(factory: Factory, built: Built) -> Failing:
+    """`failing(wheel)` gives exit code, the checks that found a fault, and all that they said."""
+
+    def audited(path: Path, *options: str) -> tuple[int, set[str], str]:
+        done = factory(built.tree, "audit", str(path), "--json", *options)
+        document, end = json.JSONDecoder().raw_decode(done.stdout)
+        (report,) = document
+        said = "\n".join(finding["message"] for finding in report["findings"])
+        assert report["passed"] == (not report["findings"])
+        assert ("found errors" in done.stdout[end:]) == (done.returncode != 0)
+        return done.returncode, {finding["check"] for finding in report["findings"]}, said
+
+    return audited
 
 
 @pytest.mark.parametrize("number", [0, 1, 2], ids=["sm_80", "sm_86", "sm_80 and PTX"])
-def test_nothing_against_a_real_wheel(number: int, built: Built, factory: Factory) -> None:
-    assert failing(factory, built.wheels[number]) == (0, set(), "")
+def test_nothing_against_a_real_wheel(number: int, built: Built, failing: Failing) -> None:
+    assert failing(built.wheels[number]) == (0, set(), "")
 
 
 @pytest.mark.parametrize("target", HERE.values(), ids=HERE)
-def test_nothing_against_a_release(target: Target, dist: Path, config: Config) -> None:
+def test_nothing_against_a_release(target: Target, dist: Path, configs: dict[str, Config]) -> None:
+    config = configs[target.kind.name]
     (wheel,) = dist.glob(f"{target.distribution.replace('-', '_')}-*.whl")
     report = audit.audit(wheel, expectations.of(config))
     assert report.findings == ()
@@ -197,23 +189,23 @@ def test_nothing_against_a_release(target: Target, dist: Path, config: Config) -
 
 
 def test_nothing_against_the_harness(
-    built: Built, compiled: Callable[[str], bytes], factory: Factory, tmp_path: Path
+    built: Built, compiled: Callable[[str], bytes], failing: Failing, tmp_path: Path
 ) -> None:
     files = described({**built.plain, LIBRARY: compiled("")})
-    assert failing(factory, pack(built, files, tmp_path)) == (0, set(), "")
+    assert failing(pack(built, files, tmp_path)) == (0, set(), "")
 
 
-def test_another_architecture(built: Built, factory: Factory, tmp_path: Path) -> None:
+def test_another_architecture(built: Built, failing: Failing, tmp_path: Path) -> None:
     other = built.other[LIBRARY.replace("80", "86")]
     files = described({**built.plain, LIBRARY: other})
-    code, checks, said = failing(factory, pack(built, files, tmp_path))
+    code, checks, said = failing(pack(built, files, tmp_path))
     assert (code, checks) == (6, {"architecture", "derived", "dynamic_section"})
     assert "expected machine code for sm_80 alone, found 1 images for sm_86" in said
 
 
-def test_ptx(built: Built, factory: Factory, tmp_path: Path) -> None:
+def test_ptx(built: Built, failing: Failing, tmp_path: Path) -> None:
     files = described({**built.plain, LIBRARY: built.ptx[LIBRARY]})
-    code, checks, said = failing(factory, pack(built, files, tmp_path))
+    code, checks, said = failing(pack(built, files, tmp_path))
     assert (code, checks) == (6, {"derived", "ptx"})
     assert "expected no PTX, as the manifest says, found 1 images of it" in said
 
@@ -244,19 +236,19 @@ def test_what_a_linker_lets_in(
     sentence: str,
     built: Built,
     compiled: Callable[[str], bytes],
-    factory: Factory,
+    failing: Failing,
     tmp_path: Path,
 ) -> None:
     library = compiled(text)
     if "GLIBC_2.34" in sentence and b"GLIBC_2.34\0" not in library:
         pytest.skip("the C library of this machine is older than 2.34")
     files = described({**built.plain, LIBRARY: library})
-    code, checks, said = failing(factory, pack(built, files, tmp_path))
+    code, checks, said = failing(pack(built, files, tmp_path))
     assert (code, checks) == (6, wanted)
     assert sentence in said
 
 
-def test_tampered_record(built: Built, factory: Factory, tmp_path: Path) -> None:
+def test_tampered_record(built: Built, failing: Failing, tmp_path: Path) -> None:
     path = pack(built, built.plain, tmp_path)
     files = archive.read(path)
     files[LIBRARY] = files[LIBRARY][:-1] + b"\1"
@@ -265,40 +257,40 @@ def test_tampered_record(built: Built, factory: Factory, tmp_path: Path) -> None
             member = zipfile.ZipInfo(name)
             member.external_attr = 0o100644 << 16
             opened.writestr(member, content)
-    code, checks, said = failing(factory, path)
+    code, checks, said = failing(path)
     assert (code, checks) == (6, {"record", "manifest", "sbom"})
     assert "the file was changed after the wheel was made" in said
 
 
-def test_kernel_that_is_not_there(built: Built, factory: Factory, tmp_path: Path) -> None:
+def test_kernel_that_is_not_there(built: Built, failing: Failing, tmp_path: Path) -> None:
     document = json.loads(built.plain[MANIFEST])
     (row,) = document["kernels"]
     ghost = {**row, "dtype": "fp16", "name": "merge_states_fwd_fp16", "functions": ["_Zghost"]}
     document["kernels"].append(ghost)
     files = {**built.plain, MANIFEST: written(document)}
-    code, checks, said = failing(factory, pack(built, files, tmp_path))
+    code, checks, said = failing(pack(built, files, tmp_path))
     assert (code, checks) == (6, {"derived", "kernels"})
     assert "expected merge_states_fwd_fp16 in the library, as the manifest says" in said
     assert "expected the device functions of merge_states_fwd_fp16, found no _Zghost" in said
 
 
-def test_over_budget(built: Built, factory: Factory) -> None:
-    code, checks, said = failing(factory, built.wheels[0], "--budget", "10000")
+def test_over_budget(built: Built, failing: Failing) -> None:
+    code, checks, said = failing(built.wheels[0], "--budget", "10000")
     assert (code, checks) == (6, {"budget"})
     assert "expected at most 10,000 bytes, found" in said
 
 
-def test_truncated_zip(built: Built, factory: Factory, tmp_path: Path) -> None:
+def test_truncated_zip(built: Built, failing: Failing, tmp_path: Path) -> None:
     path = tmp_path / built.wheels[0].name
     path.write_bytes(built.wheels[0].read_bytes()[:-100])
-    code, checks, said = failing(factory, path)
+    code, checks, said = failing(path)
     assert (code, checks) == (6, {"archive"})
     assert "expected a whole zip archive" in said
 
 
-def test_zip_that_leaves_its_folder(built: Built, factory: Factory, tmp_path: Path) -> None:
+def test_zip_that_leaves_its_folder(built: Built, failing: Failing, tmp_path: Path) -> None:
     path = pack(built, {**built.plain, "../outside": b""}, tmp_path)
-    code, checks, said = failing(factory, path)
+    code, checks, said = failing(path)
     assert (code, checks) == (6, {"archive"})
     assert "expected a file with a portable path and mode, found a path with '..'" in said
     assert not (tmp_path / "outside").exists()

@@ -51,7 +51,9 @@ def test_the_manifest_states_both_toolkits(target: Target, unpacked: Path) -> No
 
 
 @every_older
-def test_the_runtime_inside_is_the_older_one(target: Target, dist: Path, sample: Path) -> None:
+def test_the_runtime_inside_is_the_older_one(
+    target: Target, dist: Path, projects: dict[str, Path]
+) -> None:
     """The SBOM has the hash of what was linked in: that is the archive of the older package."""
     assert target.toolkit is not None
     stem = target.distribution.replace("-", "_")
@@ -59,7 +61,7 @@ def test_the_runtime_inside_is_the_older_one(target: Target, dist: Path, sample:
     (text,) = sbom.read(wheel).values()
     (linked,) = [one for one in json.loads(text)["components"] if one["name"] == "cudart-static"]
     folders = f"toolkit-cu*-{target.toolkit.version}-{target.toolkit.runtime_version}-*"
-    (archive,) = (sample / "build").glob(f"{folders}/lib/libcudart_static.a")
+    (archive,) = (projects[target.kind.name] / "build").glob(f"{folders}/lib/libcudart_static.a")
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
     assert linked["hashes"] == [{"alg": "SHA-256", "content": digest}]
     assert linked["version"] == "12.9"

@@ -1,0 +1,58 @@
+"""What the sample of a release is built of: this project in parts, with few kernels in each.
+
+Sources tell architectures apart by family, by shared memory and by whether they are 9.0 or newer.
+One part has every op for both families, older than 9.0 and 9.0; one what depends on shared memory,
+where there is most of it; one a binary for older drivers. The 163 KiB of 8.0 decide one tile of
+these kernels, that of the pair of head dims, which is on 8.9 and 10.0 too, with other numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Final, NamedTuple
+
+PAIR: Final = '[defaults.attention_fwd]\nhead_dim = [64, "192x128"]\n\n'
+FEWER: Final = (
+    (r"^dtype = \[.+$", 'dtype = ["bf16"]'),
+    (r"^head_dim = \[.+$", "head_dim = [64]"),
+    (r"^\[defaults\.merge_states_fwd\]$", PAIR + "[defaults.merge_states_fwd]"),
+)
+# Left out of a project that has wheels of binaries alone.
+BINARIES_ALONE: Final = ("docs/", "packages/", "pyproject.toml", "tests/")
+
+
+class Part(NamedTuple):
+    """A project of the sample."""
+
+    targets: tuple[str, ...]  # whose wheels are taken, on a processor that has them
+    ops: tuple[str, ...] = ()  # all, if none are named
+
+    def of(self, text: str) -> str:
+        """The variants.toml of this project, as that of the part."""
+        for line, fewer in FEWER:
+            text = re.sub(line, fewer, text, flags=re.MULTILINE)
+        if self.ops:
+            ops = f"ops = {json.dumps(self.ops)}"
+            text = re.sub(r"^ops = \[.*?^\]", ops, text, flags=re.MULTILINE | re.DOTALL)
+        plain = {name.partition("-")[0] for name in self.targets}
+        older = {name.partition("-")[0] for name in self.targets if "-" in name}
+        for name in re.findall(r"^sm_\d+(?= = )", text, re.MULTILINE):
+            if name not in plain:
+                text = re.sub(rf"^{name} = .*\n", "", text, flags=re.MULTILINE)
+            elif name not in older:
+                toolkits = rf"(?<=^{name} = )(.*), toolkits = {{.*?}}"
+                text = re.sub(toolkits, r"\1", text, flags=re.MULTILINE)
+        return re.sub(r"(?<=^architecture = ).+", f'"{max(plain)}"', text, flags=re.MULTILINE)
+
+
+PARTS: Final = {
+    "sample": Part(("sm_87", "sm_89", "sm_90")),
+    "sample-memory": Part(
+        ("sm_100",),
+        ("attention_fwd", "attention_bwd", "gated_delta_rule_fwd", "gated_delta_rule_bwd"),
+    ),
+    "sample-older": Part(
+        ("sm_89-cu12",), ("attention_fwd", "gated_delta_rule_fwd", "merge_states_fwd")
+    ),
+}
