@@ -59,6 +59,17 @@ def _asks(item: pytest.Item, fixture: str) -> bool:
     return fixture in getattr(item, "fixturenames", ())
 
 
+@pytest.fixture(scope="session", autouse=True)
+def known_compilers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Projects with the same compilers ask these once in a run: that takes CMake four seconds."""
+    folder = of_all_workers(tmp_path_factory) / "compilers"
+    folder.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KNOWN_COMPILERS", str(folder))
+        patch.setenv("CMAKE_TOOLCHAIN_FILE", str(Path(__file__).with_name("known_compilers.cmake")))
+        yield
+
+
 def of_all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of this run."""
     own = tmp_path_factory.getbasetemp()
