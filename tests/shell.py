@@ -93,11 +93,20 @@ def why_wrong(block: Block, shell: Shell, shown: str = "") -> str | None:
     return None
 
 
-def unnoticed(block: Block, shell: Shell, shown: str = "", *, every: bool = False) -> list[str]:
+def unnoticed(
+    block: Block,
+    shell: Shell,
+    shown: str = "",
+    *,
+    every: bool = False,
+    tried: set[str] | None = None,
+) -> list[str]:
     """Run a block, each command after a mutant or all; those that nothing would have noticed.
 
-    Nothing of what a mutant does is undone. One that ends well must be told by its output.
+    Nothing of what a mutant does is undone. One that ends well must be told by its output. Of a
+    command that others follow, what was `tried` in another block is not tried again.
     """
+    before: set[str] = set() if tried is None else tried
     right = {int(code) for code in (block.mark("exits") or "0").split(",")}
     said = [words for words in (block.mark("prints"), shown) if words]
     typed = commands(block.text)
@@ -105,6 +114,9 @@ def unnoticed(block: Block, shell: Shell, shown: str = "", *, every: bool = Fals
     for number, command in enumerate(typed):
         last = number == len(typed) - 1
         for mutant in itertools.islice(mutants(command), None if every else 1):
+            if mutant in before and not last:
+                continue
+            before.add(mutant)
             code, output = shell.run(mutant, remember=False)
             told = last and not all(shows(words, printed + output) for words in said)
             if code in right and not told:

@@ -288,6 +288,14 @@ def test_a_misspelling_that_nothing_notices_is_found(tmp_path: Path) -> None:
     assert unnoticed(block, shell) == found[:1]
 
 
+def test_a_misspelling_is_tried_once_unless_it_is_of_the_last_command(tmp_path: Path) -> None:
+    shell, tried = Shell(tmp_path, os.environ, tmp_path / "state"), set[str]()
+    block = replace(BLOCK, text="true a && echo a b c")
+    assert unnoticed(block, shell, tried=tried) == ["true azq", "echo a b czq"]
+    assert unnoticed(block, shell, tried=tried) == ["echo a b czq"]
+    assert unnoticed(block, shell) == ["true azq", "echo a b czq"]
+
+
 def test_a_block_that_prints_something_else_is_found(tmp_path: Path) -> None:
     shell = Shell(tmp_path, os.environ, tmp_path / "state")
     with pytest.raises(AssertionError, match=r"^expected it to print\na \.\.\. c\n"):
