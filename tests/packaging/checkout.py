@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import fcntl
-import json
-import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import fewer_ops
+
 from flashvar_factory.build import example
-from flashvar_factory.config import schema
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,31 +64,13 @@ def committed_copy(
 
 def copied_sources(folder: Path, *groups: str) -> Path:
     """Copy what a build takes of the project, with the host's sources of some ops: `attention`."""
-    left_out = {Path(name).name for name in of_other_ops(*groups)}
+    left_out = {Path(name).name for name in fewer_ops.other_sources(*groups)}
     for name in ("variants.toml", "CMakeLists.txt", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     for name in ("cmake", "src"):
         shutil.copytree(ROOT / name, folder / name, ignore=lambda _, names: left_out & {*names})
     share_toolkit(folder)
     return folder
-
-
-def of_other_ops(*groups: str) -> tuple[str, ...]:
-    """The host's sources of other ops. Those of all ops take eight seconds to compile."""
-    every = {name.rpartition("_")[0] for name in schema.read(ROOT / schema.FILE_NAME).ops}
-    others = tuple(every - {*groups})
-    files = (ROOT / "src" / "cuda" / "abi").glob("*.cc")
-    return tuple(str(file.relative_to(ROOT)) for file in files if file.name.startswith(others))
-
-
-def with_ops_of(group: str) -> str:
-    """variants.toml with the ops of one group, which have no head dim."""
-    tables = re.split(r"^(?=\[)", (ROOT / schema.FILE_NAME).read_text("utf-8"), flags=re.MULTILINE)
-    own = re.compile(rf"\[(?!ops\.|defaults\.)|\[ops\.{group}_")
-    text = tables[0] + "".join(table for table in tables[1:] if own.match(table))
-    ops = [name for name in schema.read(ROOT / schema.FILE_NAME).ops if name.startswith(group)]
-    text = re.sub(r"^ops = \[.*?^\]", f"ops = {json.dumps(ops)}", text, flags=re.M | re.S)
-    return re.sub(r"^head_dim = .*\n|, largest = {.*?}", "", text, flags=re.MULTILINE)
 
 
 def small_project(folder: Path) -> Path:

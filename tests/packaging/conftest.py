@@ -83,17 +83,15 @@ def projects(request: pytest.FixtureRequest) -> dict[str, Path]:
     The copies lie in build/, so that what did not change is not compiled again by a later run.
     """
     from checkout import alone, committed_copy
-    from release_sample import BINARIES_ALONE, PARTS
+    from release_sample import PARTS
 
     if request.config.getoption("every_wheel", default=False):
         return dict.fromkeys(here(schema.read(ROOT / "variants.toml")), ROOT)
     found = {}
-    text = (ROOT / "variants.toml").read_text(encoding="utf-8")
     for folder, part in PARTS.items():
         copy = ROOT / "build" / folder
-        without = () if folder == "sample" else BINARIES_ALONE
         with alone(copy):
-            committed_copy(copy, {"variants.toml": part.of(text).encode()}, without)
+            committed_copy(copy, {"variants.toml": part.variants().encode()}, part.without)
         found |= {
             name: copy for name in here(schema.read(copy / "variants.toml")) if name in part.targets
         }

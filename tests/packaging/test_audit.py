@@ -13,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import fewer_ops
 import pytest
-from checkout import copied_sources, with_ops_of
+from checkout import copied_sources
 
 from flashvar.binaries import manifest
 from flashvar_factory import audit
@@ -86,7 +87,7 @@ class Built(NamedTuple):
 def built(factory: Factory, tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Built in a copy of the sources, so that the objects of whole wheels stay."""
     tree = copied_sources(tmp_path_factory.mktemp("project"), "merge_states")
-    (tree / schema.FILE_NAME).write_text(with_ops_of("merge_states"), encoding="utf-8")
+    (tree / schema.FILE_NAME).write_text(fewer_ops.variants("merge_states"), encoding="utf-8")
     for output, words in (("sass", ["arch=sm_80,sm_86"]), ("ptx", ["arch=sm_80", "ptx=1"])):
         done = factory(tree, *WORDS, *words, "--output", str(tree / output))
         assert done.returncode == 0, done.stdout[-5000:]

@@ -11,8 +11,9 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import fewer_ops
 import pytest
-from checkout import committed_copy, git, of_other_ops, small_project, with_ops_of
+from checkout import committed_copy, git, small_project
 
 from flashvar_factory.release import reproduce
 
@@ -27,9 +28,9 @@ WHEEL = "flashvar_sm80-*.whl"
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project with the ops of one group."""
-    changed = {"variants.toml": with_ops_of("causal_conv1d").encode()}
+    changed = {"variants.toml": fewer_ops.variants("causal_conv1d").encode()}
     folder = tmp_path_factory.mktemp("release") / "project"
-    return committed_copy(folder, changed, of_other_ops("causal_conv1d"))
+    return committed_copy(folder, changed, fewer_ops.other_sources("causal_conv1d"))
 
 
 @pytest.fixture(scope="module", autouse=True)
