@@ -7,7 +7,7 @@
 
 include_guard(GLOBAL)
 get_property(tries GLOBAL PROPERTY IN_TRY_COMPILE)
-if(tries)
+if(tries OR NOT DEFINED ENV{KNOWN_COMPILERS})
   return()
 endif()
 

@@ -49,7 +49,9 @@ class Part(NamedTuple):
             text = re.sub(line, fewer, text, flags=re.MULTILINE)
         plain = {name.partition("-")[0] for name in self.targets}
         older = {name.partition("-")[0] for name in self.targets if "-" in name}
-        for name in re.findall(r"^sm_\d+(?= = )", text, re.MULTILINE):
+        every = re.findall(r"^sm_\d+(?= = )", text, re.MULTILINE)
+        assert plain <= {*every}
+        for name in every:
             if name not in plain:
                 text = re.sub(rf"^{name} = .*\n", "", text, flags=re.MULTILINE)
             elif name not in older:
