@@ -121,9 +121,9 @@ def tests(session: nox.Session) -> None:
     install(session, "test")
     install_toolkit(session)
     # One worker runs a whole file, because its tests share what they build. The files that take
-    # minutes, those of tests/packaging, start first, and those of tests/kernels next, so that both
-    # workers end about together.
-    dist = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+    # minutes, those of tests/packaging, start first, and those of tests/kernels next, so that all
+    # workers end about together. Three keep two processors busy: downloads and installers wait.
+    dist = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
     # pytest stores its compiled test modules; otherwise each worker compiles all of them.
     env = {"PYTHONDONTWRITEBYTECODE": None}
     session.run("python", "-m", "pytest", *dist, *session.posargs, env=env)
