@@ -9,11 +9,10 @@ namespace flashvar::sm90 {
 // Stores the thread's part of one of its two accumulator rows (`half`: 0 or 1), times `scale`, in
 // 16-byte units, for which the lanes of a quad exchange columns. `lane`: of the warp. `exists`:
 // whether the row does; all lanes must call this, for the shuffles. `columns`: elements of the row
-// in memory, of which the first is column `shift` of the accumulators, a multiple of 8.
+// in memory.
 template <class Dtype, int kDim>
 __device__ __forceinline__ void store_row(uint16_t* row, const float (&d)[kDim / 2], int half,
-                                          float scale, int lane, bool exists, int32_t columns,
-                                          int32_t shift = 0) {
+                                          float scale, int lane, bool exists, int32_t columns) {
 #pragma unroll
   for (int n = 0; n < kDim / 8; n += 4) {
     uint32_t word[4];
@@ -25,10 +24,8 @@ __device__ __forceinline__ void store_row(uint16_t* row, const float (&d)[kDim /
                                  : 0;
     }
     uint4 const unit = transpose_quad(word);
-    int const column = (n + lane % 4) * 8 - shift;
-    // Unsigned: false also for columns in front of the row.
-    bool const is_stored = static_cast<uint32_t>(column) < static_cast<uint32_t>(columns);
-    if (exists && is_stored) *reinterpret_cast<uint4*>(row + column) = unit;
+    int const column = (n + lane % 4) * 8;
+    if (exists && column < columns) *reinterpret_cast<uint4*>(row + column) = unit;
   }
 }
 

@@ -37,18 +37,18 @@ __device__ __forceinline__ int32_t col_blocks_of(int32_t columns) {
   return ceil_div(columns, kColBlockCols);
 }
 
-// Loads a tile from row `row` on of one head, all columns, moved to the right by `shift`, by one
-// elected lane of a converged warp. Completes on the mbarrier `full`.
+// Loads a tile from row `row` on of one head, all columns, by one elected lane of a converged warp.
+// Completes on the mbarrier `full`.
 template <int kColBlocks, int kColBlockBytes>
 __device__ __forceinline__ void load_tile(uint32_t smem, const CUtensorMap* map, uint32_t full,
                                           ptx::CacheHint hint, int32_t row, uint32_t head,
-                                          uint32_t batch, int32_t shift = 0) {
+                                          uint32_t batch) {
   if (!ptx::elect_one()) return;
   ptx::mbarrier_arrive_expect(full, kColBlocks * kColBlockBytes);
 #pragma unroll
   for (int col_block = 0; col_block < kColBlocks; ++col_block) {
-    ptx::tma_load_4d(smem + col_block * kColBlockBytes, map, full, hint,
-                     col_block * kColBlockCols - shift, row, head, batch);
+    ptx::tma_load_4d(smem + col_block * kColBlockBytes, map, full, hint, col_block * kColBlockCols,
+                     row, head, batch);
   }
 }
 

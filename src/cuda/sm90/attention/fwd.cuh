@@ -27,6 +27,20 @@ struct FwdArgs : QueryScheduler {
   CUtensorMap q, k, v;
 };
 
+// As load_tile(), with all columns moved to the right by `shift`.
+template <int kColBlocks, int kColBlockBytes>
+__device__ __forceinline__ void load_moved_tile(uint32_t smem, const CUtensorMap* map,
+                                                uint32_t full, ptx::CacheHint hint, int32_t row,
+                                                uint32_t head, uint32_t batch, int32_t shift) {
+  if (!ptx::elect_one()) return;
+  ptx::mbarrier_arrive_expect(full, kColBlocks * kColBlockBytes);
+#pragma unroll
+  for (int col_block = 0; col_block < kColBlocks; ++col_block) {
+    ptx::tma_load_4d(smem + col_block * kColBlockBytes, map, full, hint,
+                     col_block * kColBlockCols - shift, row, head, batch);
+  }
+}
+
 // As load_tile() of Q, through a map of TensorMapEncoder::members().
 template <class Config>
 __device__ __forceinline__ void load_members(const QueryTileSmem<Config>& smem,
@@ -69,7 +83,7 @@ __device__ __forceinline__ void fwd_produce(const FwdArgs& args,
       load_members<Config>(smem, args.q, tile.row_q + tile.query(tile.first_query), tile.head,
                            batch_q);
     } else {
-      load_tile<Config::kColBlocks, Config::kColBlockBytesQ>(
+      load_moved_tile<Config::kColBlocks, Config::kColBlockBytesQ>(
           smem.q(), &args.q, smem.full_q(), ptx::CacheHint::kEvictFirst,
           tile.row_q + tile.first_query, tile.head, batch_q, shift_k);
     }
@@ -80,7 +94,7 @@ __device__ __forceinline__ void fwd_produce(const FwdArgs& args,
       if (n >= tile.begin) {
         // S, which read this stage, is complete.
         ptx::mbarrier_wait(smem.empty_k(k.stage()), k.phase() ^ 1);
-        load_tile<Config::kColBlocks, Config::kColBlockBytesKV>(
+        load_moved_tile<Config::kColBlocks, Config::kColBlockBytesKV>(
             smem.k(k.stage()), &args.k, smem.full_k(k.stage()), ptx::CacheHint::kEvictLast,
             tile.row_k + n * Config::kBlockKV, tile.head_kv, batch_k, shift_k);
         k.advance();
@@ -88,7 +102,7 @@ __device__ __forceinline__ void fwd_produce(const FwdArgs& args,
       if (n + 1 < tile.end) {
         // P V, which read this stage, is complete.
         ptx::mbarrier_wait(smem.empty_v(v.stage()), v.phase() ^ 1);
-        load_tile<Config::kColBlocksV, Config::kColBlockBytesKV>(
+        load_moved_tile<Config::kColBlocksV, Config::kColBlockBytesKV>(
             smem.v(v.stage()), &args.v, smem.full_v(v.stage()), ptx::CacheHint::kEvictLast,
             tile.row_k + (n + 1) * Config::kBlockKV, tile.head_kv, batch_k, shift_v);
         v.advance();

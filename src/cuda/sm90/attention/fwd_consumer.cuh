@@ -186,12 +186,28 @@ struct FwdConsumer {
       if constexpr (Config::kModifiers) inverse *= problem.modifiers.dropout_scale;
       if (problem.lse != nullptr && lane % 4 == 0 && exists) problem.lse[gLSE + row] = lse;
       uint16_t* const target = gO + row * problem.out.seq_stride;
-      store_row<Dtype, Config::kHeadDimV>(target, rO, half, inverse, lane, exists,
-                                          problem.head_dim_v, shift_v);
+      if constexpr (Config::kShiftsV) {
+        if (exists) store_moved_row(target, half, inverse, problem.head_dim_v, shift_v);
+      } else {
+        store_row<Dtype, Config::kHeadDimV>(target, rO, half, inverse, lane, exists,
+                                            problem.head_dim_v);
+      }
     }
   }
 
-  // The same for a split, whose results go to the workspace in fp32.
+  // Stores the thread's part of a row whose first column is column `shift` of rO.
+  __device__ __forceinline__ void store_moved_row(uint16_t* row, int half, float scale,
+                                                  int32_t columns, int32_t shift) const {
+#pragma unroll
+    for (int n = 0; n < kMmaColsV; ++n) {
+      int32_t const column = n * 8 - shift;
+      if (column < 0 || column >= columns) continue;
+      *reinterpret_cast<uint32_t*>(row + column + ptx::thread_index() % 4 * 2) =
+          Dtype::pack(rO[4 * n + 2 * half] * scale, rO[4 * n + 2 * half + 1] * scale);
+    }
+  }
+
+  // As store_output(), for a split, whose results go to the workspace in fp32.
   __device__ __forceinline__ void store_split(const FwdProblem& problem,
                                               const QueryTile<Config>& tile, uint32_t warpgroup) {
     int const thread = ptx::thread_index() % 128;
