@@ -285,3 +285,44 @@ def test_files_that_are_gone_may_have_been_included(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(gpu_records.source, "files", lambda *_: [CONV])
     assert gpu_records.owners(ROOT, NEED) == {CONV: "causal_conv1d"}
     assert gpu_records.owners(ROOT, NEED, ["src/cuda/causal_conv1d/gone.cuh"]) == {}
+
+
+OLD, NEW_ONE, OTHER = "src/cuda/old/mma.cuh", "src/cuda/new/wgmma.cuh", "src/cuda/other/x.cuh"
+CORE = "src/cuda/core/x.h"
+FAMILIES = ("old", "new", "other")
+
+
+@pytest.mark.parametrize(
+    ("family", "lines", "others"),
+    [
+        ("new", [], {"old", "other"}),
+        ("new", [(NEW_ONE, '#include "old/mma.cuh"')], {"other"}),
+        ("old", [(NEW_ONE, '#include "old/mma.cuh"')], {"new", "other"}),
+        ("old", [(CORE, '#include "new/wgmma.cuh"')], {"other"}),
+        ("old", [(CORE, "#include <wgmma.cuh>")], {"other"}),
+        ("old", [(OTHER, '#include "new/wgmma.cuh"')], {"new", "other"}),
+        ("old", [(OLD, '#include "../other/x.cuh"'), (OTHER, '#include "wgmma.cuh"')], set()),
+        ("old", [(OLD, "#include NAME")], set()),
+        # "core/x.h" is found in src/cuda, where compilers search; that of "new" is not.
+        ("old", [(OLD, '#include "core/x.h"')], {"new", "other"}),
+        ("old", [(OLD, '#include "y.h"')], {"other"}),
+    ],
+)
+def test_families_that_a_binary_does_not_include(
+    family: str, lines: list[tuple[str, str]], others: set[str]
+) -> None:
+    names = [OLD, NEW_ONE, OTHER, CORE, "src/cuda/new/core/x.h", "src/cuda/new/y.h"]
+    assert own_sources.other_families(names, lines, family, FAMILIES) == others
+
+
+@pytest.mark.parametrize(
+    ("name", "family"), [(OLD, "old"), ("src/cuda/old.cuh", None), ("cmake/old/x.cc", None)]
+)
+def test_family_of_a_source(name: str, family: str | None) -> None:
+    assert own_sources.family_of(name, FAMILIES) == family
+
+
+def test_wgmma_kernels_concern_no_binary_of_mma_sync() -> None:
+    assert gpu_records.foreign_families(ROOT, replace(NEED, name="sm_80")) == {"sm90"}
+    assert gpu_records.foreign_families(ROOT, NEED) == set()
+    assert gpu_records.foreign_families(ROOT, replace(NEED, name="triton")) == set()

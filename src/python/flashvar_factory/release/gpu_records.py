@@ -1,8 +1,8 @@
 """Finds the records of GPU runs that a release relies on: those of the kernels that are released.
 
 A record of all tests counts as long as only files of single ops changed since its commit
-(own_sources.py; comments do not count as changes). For each such op there must be a record of that
-op's tests:
+(own_sources.py; neither comments count as changes, nor files of families that the binary does not
+include). For each such op there must be a record of that op's tests:
 
 * all of its test files ran, none in part, without a failure, and in each at least as many tests
   passed,
@@ -126,6 +126,8 @@ def _since(root: Path, need: RecordNeed, revision: str) -> Since | None:
     touched = source.touched(root, revision, need.sources)
     if touched is None:
         return None
+    foreign = foreign_families(root, need, touched) if touched else set()
+    touched = [name for name in touched if own_sources.family_of(name, foreign) is None]
     other = [name for name in touched if source.has_other_code(root, revision, name)]
     own_of = owners(root, need, touched) if other else {}
     ops = {own_of[name] for name in other if name in own_of}
@@ -136,6 +138,17 @@ def _since(root: Path, need: RecordNeed, revision: str) -> Since | None:
         tests=tuple(source.files(root, revision, gpu_runs.TESTS)),
         tests_now=tuple(source.files(root, "HEAD", gpu_runs.TESTS)),
     )
+
+
+def foreign_families(root: Path, need: RecordNeed, touched: Iterable[str] = ()) -> set[str]:
+    """The families none of whose files the released binaries include."""
+    targets = schema.read(root / schema.FILE_NAME).targets
+    if need.name not in targets:
+        return set()
+    lines = source.lines(root, own_sources.INCLUDES, need.sources)
+    names = {*source.files(root, "HEAD", *need.sources), *touched}
+    families = {target.family for target in targets.values()}
+    return own_sources.other_families(names, lines, targets[need.name].family, families)
 
 
 def owners(root: Path, need: RecordNeed, touched: Iterable[str] = ()) -> dict[str, str]:

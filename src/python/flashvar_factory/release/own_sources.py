@@ -1,9 +1,9 @@
-"""Tells which sources belong to one op alone, so that no other op's machine code depends on them.
+"""Tells which sources a binary's machine code does not depend on: other ops' and other families'.
 
 A C++ or CUDA file is an op's by its path: in a folder of the op's name, which lies in src/cuda or
 in a folder there, or in src/cuda/abi with the op's name in front. If another file includes one of
 an op's files, or could, all files of the op count as shared: machine code of other ops may depend
-on them.
+on them. The files of a family of kernels lie in its folder of src/cuda.
 """
 
 from __future__ import annotations
@@ -60,6 +60,42 @@ def owners(
         if any(one.op != op and one.may_be_of(name) for one in included)
     }
     return {name: op for name, op in found.items() if op not in shared}
+
+
+def other_families(
+    names: Collection[str], lines: Iterable[tuple[str, str]], family: str, families: Collection[str]
+) -> set[str]:
+    """The families none of whose files a binary of `family` includes.
+
+    `names` are all sources there are, `lines` those of them that match INCLUDES.
+    """
+    reached: dict[str | None, set[str]] = {}  # what files of a family, or of none, may include
+    for name, line in lines:
+        meant = [file for one in includes([(name, line)], ()) for file in _meant(one, name, names)]
+        others = {family_of(file, families) for file in meant} - {None}
+        reached.setdefault(family_of(name, families), set()).update(map(str, others))
+    found, new = set[str](), {family}
+    while new:
+        found |= new
+        new = set[str]().union(*(reached.get(mine, ()) for mine in (None, *found))) - found
+    return {*families} - found
+
+
+def _meant(one: Include, name: str, names: Collection[str]) -> list[str]:
+    """The files that an include of `name` may mean: those where compilers search, or else any."""
+    if one.path is not None:
+        folders = (posixpath.dirname(name), source.CUDA)
+        searched = [posixpath.normpath(posixpath.join(folder, one.path)) for folder in folders]
+        if existing := [path for path in searched if path in names]:
+            return existing
+    return [file for file in names if one.may_be_of(file)]
+
+
+def family_of(name: str, families: Collection[str]) -> str | None:
+    """The family in whose folder a file is."""
+    path = PurePosixPath(name)
+    parts = path.relative_to(source.CUDA).parts if path.is_relative_to(source.CUDA) else ()
+    return parts[0] if len(parts) > 1 and parts[0] in families else None
 
 
 def _by_path(name: str, ops: Collection[str]) -> str | None:
