@@ -326,3 +326,14 @@ def test_wgmma_kernels_concern_no_binary_of_mma_sync() -> None:
     assert gpu_records.foreign_families(ROOT, replace(NEED, name="sm_80")) == {"sm90"}
     assert gpu_records.foreign_families(ROOT, NEED) == set()
     assert gpu_records.foreign_families(ROOT, replace(NEED, name="triton")) == set()
+
+
+def test_a_change_of_another_family_leaves_a_record_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it changes the hash of all sources, which the record has."""
+    need = replace(NEED, name="sm_80", released=())
+    changed = ["src/cuda/sm90/gemm.cuh"]
+    monkeypatch.setattr(gpu_records.source, "touched", lambda *_: changed)
+    monkeypatch.setattr(gpu_records.source, "has_other_code", lambda *_: True)
+    found = gpu_records._since(ROOT, need, "HEAD")
+    assert found is not None
+    assert (found.common, found.by_op, found.touched) == ((), {}, True)

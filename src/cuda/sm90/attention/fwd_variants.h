@@ -32,6 +32,7 @@ struct FwdVariants {
     return fwd_tile(variant, kHeadDim, kHeadDimV).variant == variant;
   }
   static constexpr bool kHasSmaller = has_tile(FwdVariant::kSmall);
+  // Up to head dim 64 a row has one column block, which need not be moved.
   static constexpr bool kHasLines =
       has_tile(FwdVariant::kLines) && std::max(kHeadDim, kHeadDimV) > 64;
   static_assert(kHasSmaller == has_tile(FwdVariant::kMedium) &&
@@ -90,7 +91,7 @@ struct FwdVariants {
     return time_whole<Medium>(problem) <= time_whole<General>(problem);
   }
 
-  static constexpr int64_t kManyKeys = 1024;  // so many that they are read from memory
+  static constexpr int64_t kManyKeys = 1024;  // so many that loading them limits few queries
 
   // Whether several small tiles would load the many keys that one larger tile loads once: from
   // memory, where no other tile has use for them. Packed sequences may be that short.
@@ -108,8 +109,8 @@ struct FwdVariants {
   }
 
   // Whether a call of one split and few queries takes kLines, of which an SM runs one block, where
-  // that is worth it: no two tiles share keys, there are many keys, also if not all are in use, and
-  // the last round leaves few SMs idle.
+  // that is worth it: no two tiles share keys, there are many keys (four times as many where the
+  // number in use is not known here), and the last round leaves few SMs idle.
   static bool moves_to_lines(const FwdProblem& problem) {
     int64_t const keys = visible_keys(problem, kSmallRows);
     int64_t const tiles = problem.queries.tiles(problem.batch, kSmallRows) * problem.heads_q;

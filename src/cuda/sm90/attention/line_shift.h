@@ -24,7 +24,8 @@ struct LineShift {
   uint8_t to_batch = 0, to_head = 0;  // of neighboring sequences, and heads
   uint8_t most = 0;                   // with a larger one the row would not fit the tile
 
-  // No shift if positions of a sequence have different distances. `columns`: of the tile.
+  // No shift if positions of a sequence have different distances. `columns`: of the tile. Host
+  // only.
   static LineShift make(const Tensor& tensor, int32_t head_dim, int32_t columns) {
     if (tensor.seq_stride % kLine != 0) return {};
     // Unsigned: wraps, and is right modulo a line.
@@ -35,6 +36,7 @@ struct LineShift {
             static_cast<uint8_t>(columns - head_dim)};
   }
 
+  // Of the rows of a sequence and head.
   __host__ __device__ int32_t of(uint32_t batch, uint32_t head) const {
     uint32_t const shift = (first + batch * to_batch + head * to_head) % kLine;
     return shift <= most ? static_cast<int32_t>(shift) : 0;

@@ -81,7 +81,7 @@ def needs(root: Path, project: str, released: Iterable[Manifest]) -> list[Record
 class Since:
     """What differs between a commit and HEAD, of the sources of a need."""
 
-    touched: bool  # comments too
+    touched: bool  # comments too, and files of foreign families
     by_op: Mapping[str, tuple[str, ...]]  # files with other code that are one op's alone, by op
     common: tuple[str, ...]  # the others with other code
     tests: tuple[str, ...]  # the files of tests of the commit
@@ -123,16 +123,16 @@ def results(root: Path, need: RecordNeed, records: Sequence[GpuRun]) -> list[Rec
 
 def _since(root: Path, need: RecordNeed, revision: str) -> Since | None:
     """None for a commit that is not in the checkout."""
-    touched = source.touched(root, revision, need.sources)
-    if touched is None:
+    every = source.touched(root, revision, need.sources)
+    if every is None:
         return None
-    foreign = foreign_families(root, need, touched) if touched else set()
-    touched = [name for name in touched if own_sources.family_of(name, foreign) is None]
+    foreign = foreign_families(root, need, every) if every else set()
+    touched = [name for name in every if own_sources.family_of(name, foreign) is None]
     other = [name for name in touched if source.has_other_code(root, revision, name)]
     own_of = owners(root, need, touched) if other else {}
     ops = {own_of[name] for name in other if name in own_of}
     return Since(
-        touched=bool(touched),
+        touched=bool(every),
         by_op={op: tuple(name for name in other if own_of.get(name) == op) for op in sorted(ops)},
         common=tuple(name for name in other if name not in own_of),
         tests=tuple(source.files(root, revision, gpu_runs.TESTS)),
@@ -141,7 +141,7 @@ def _since(root: Path, need: RecordNeed, revision: str) -> Since | None:
 
 
 def foreign_families(root: Path, need: RecordNeed, touched: Iterable[str] = ()) -> set[str]:
-    """The families none of whose files the released binaries include."""
+    """The families none of whose files the binaries of a need include: foreign ones."""
     targets = schema.read(root / schema.FILE_NAME).targets
     if need.name not in targets:
         return set()

@@ -72,8 +72,8 @@ def other_families(
     reached: dict[str | None, set[str]] = {}  # what files of a family, or of none, may include
     for name, line in lines:
         meant = [file for one in includes([(name, line)], ()) for file in _meant(one, name, names)]
-        others = {family_of(file, families) for file in meant} - {None}
-        reached.setdefault(family_of(name, families), set()).update(map(str, others))
+        others = {other for file in meant if (other := family_of(file, families))}
+        reached.setdefault(family_of(name, families), set()).update(others)
     found, new = set[str](), {family}
     while new:
         found |= new
