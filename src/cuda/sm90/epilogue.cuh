@@ -9,7 +9,7 @@ namespace flashvar::sm90 {
 // Stores the thread's part of one of its two accumulator rows (`half`: 0 or 1), times `scale`, in
 // 16-byte units, for which the lanes of a quad exchange columns. `lane`: of the warp. `exists`:
 // whether the row does; all lanes must call this, for the shuffles. `columns`: elements of the row
-// in memory.
+// in memory; negative where all accumulators lie past its end.
 template <class Dtype, int kDim>
 __device__ __forceinline__ void store_row(uint16_t* row, const float (&d)[kDim / 2], int half,
                                           float scale, int lane, bool exists, int32_t columns) {
