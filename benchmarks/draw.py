@@ -32,7 +32,7 @@ from matplotlib.figure import Figure
 
 from benchmarks import compare
 from benchmarks.drawing import heat, host, ops, rates, sizes, style
-from benchmarks.drawing.points import BEST, Rates, best_peer, over
+from benchmarks.drawing.points import Rates, best_peer, over
 from benchmarks.drawing.points import rates as rates_of
 from benchmarks.report import BenchmarkError
 
@@ -126,13 +126,16 @@ def _attention(rows: Rows, environment: dict[str, Any], runs: int) -> Iterator[t
     if any(maps for _, maps in ours):
         title = "flashvar's rate relative to that of the fastest other kernel"
         legend = (
-            "head dim, mask and length; above 1 (blue): faster than every other kernel in this run"
+            "head dim, mask and length; above 1 (blue): faster than every other kernel in this "
+            "run; means are geometric"
         )
         yield "best-peer", heat.draw(ours, title, machine, legend)
     each = [(direction, _to_each(one)) for direction, one in measured.items()]
     if any(maps for _, maps in each):
         title = "flashvar's rate relative to that of each other kernel"
-        legend = "head dim, mask and length; above 1 (blue): flashvar is faster"
+        legend = (
+            "head dim, mask and length; above 1 (blue): flashvar is faster; means are geometric"
+        )
         yield "each-peer", heat.draw(each, title, machine, legend)
 
 
@@ -164,7 +167,6 @@ def _to_each(measured: Rates) -> list[heat.Map]:
         for name in measured
         if name in style.STYLES and not style.is_ours(name)
     }
-    peers |= {BEST: best_peer(measured)}
     return [
         (f"vs {name}", ratios) for name, found in peers.items() if (ratios := over(cuda, found))
     ]

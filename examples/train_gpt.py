@@ -227,26 +227,26 @@ def plot(runs: dict[str, dict[str, Any]], target: Path) -> None:
 
     colors = ["#000000", "#009E73", "#D55E00", "#0072B2", "#CC79A7"]
     figure, (above, below) = pyplot.subplots(
-        2, 1, figsize=(8, 6.2), sharex=True, height_ratios=[2, 1]
+        2, 1, figsize=(5, 5), sharex=True, height_ratios=[2, 1]
     )
     names = list(runs)
     first = runs[names[0]]["losses"]
     for number, (name, run) in enumerate(runs.items()):
         style = {"color": colors[number % 5], "linewidth": 3.0 - 0.6 * number}
-        label = f"{LABELS[name]}, held-out loss {run['held_out']:.4f}"
+        label = f"{LABELS[name]}, held out: {run['held_out']:.4f}"
         above.plot(run["losses"], label=label, **style)
         if number:
             differences = [abs(a - b) for a, b in zip(run["losses"], first, strict=True)]
             below.plot(differences, color=style["color"], linewidth=1.0)
     above.set_ylabel("loss, nats per byte")
-    above.legend(frameon=False)
+    above.legend(frameon=False, fontsize=9)
     below.axhline(MEAN_DIFFERENCE, color="#999999", linewidth=0.8, linestyle="--")
-    below.set_ylabel(f"difference from\n{LABELS[names[0]]}, nats")
+    below.set_ylabel("difference from\nthe first, nats")
     below.set_xlabel("step")
     for panel in (above, below):
         panel.set_ylim(bottom=0)
         panel.spines[["top", "right"]].set_visible(False)
-    above.set_title("A small GPT, trained with each attention from the same seed", loc="left")
+    above.set_title("A small GPT, trained with each attention", loc="left")
     figure.tight_layout()
     figure.savefig(target, dpi=150)
 

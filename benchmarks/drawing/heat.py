@@ -1,6 +1,6 @@
 """Ratios as heat maps: lengths across, head dims and masks down; blue is faster, red slower.
 
-A row has so few maps that its text stays legible on a page of 720 pixels.
+A row has so few maps that its text stays legible on a phone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.drawing.points import MASKS, Point, length, mean
 Map = tuple[str, dict[Point, float]]
 _SPAN: Final = 1.3  # the darkest colors: about 2.5 times and 0.4 times as fast
 _DARK: Final = 0.6  # from here on white text is easier to read
-_ACROSS: Final = 4
+_ACROSS: Final = 3
 
 
 def draw(strips: Sequence[tuple[str, Sequence[Map]]], title: str, *lines: str) -> Figure:
@@ -32,8 +32,7 @@ def draw(strips: Sequence[tuple[str, Sequence[Map]]], title: str, *lines: str) -
     across = max(len(maps) for _, maps in strips)
     figure, panels = pyplot.subplots(
         *(len(strips), across),
-        figsize=(max(1.6 + (0.62 * len(lengths) + 0.35) * across, 7.6),
-                 0.9 + len(strips) * (0.3 * len(rows) + 0.95)),
+        figsize=(style.WIDTH, 1.0 + len(strips) * (0.2 * len(rows) + 0.75)),
         squeeze=False,
     )  # fmt: skip
     for y, (name, maps) in enumerate(strips):
@@ -44,10 +43,10 @@ def draw(strips: Sequence[tuple[str, Sequence[Map]]], title: str, *lines: str) -
             _draw_map(panels[y][x], maps[x], rows, lengths)
             if x == 0:
                 labels = [f"{dim}, {MASKS[causal]}" for dim, causal in rows]
-                panels[y][x].set_yticks(range(len(rows)), labels)
-                panels[y][x].set_ylabel(name, fontsize=11, weight="bold")
+                panels[y][x].set_yticks(range(len(rows)), labels, fontsize=style.SMALL)
+                panels[y][x].set_ylabel(name, fontsize=10, weight="bold")
     top = style.entitle(figure, title, *lines)
-    figure.tight_layout(rect=(0, 0, 1, top), w_pad=1.2, h_pad=1.6)
+    figure.tight_layout(rect=(0, 0, 1, top), w_pad=0.6, h_pad=1.0)
     return figure
 
 
@@ -72,14 +71,15 @@ def _draw_map(panel: Axes, one: Map, rows: list[tuple[int, bool]], lengths: list
         for x, ratio in enumerate(row):
             if ratio == ratio:
                 color = "white" if abs(log2(ratio)) > _DARK * _SPAN else "#222222"
-                panel.text(x, y, f"{ratio:.2f}", ha="center", va="center", color=color, fontsize=9)
+                said = f"{ratio:.2f}" if ratio < 9.995 else f"{ratio:.1f}"
+                panel.text(x, y, said, ha="center", va="center", color=color, fontsize=style.SMALL)
     for y, (dim, _) in enumerate(rows[1:], start=1):
         if dim != rows[y - 1][0]:
             panel.axhline(y - 0.5, color="white", linewidth=3)
-    panel.set_title(name, fontsize=9.5)
+    panel.set_title(name, fontsize=style.SMALL)
     panel.set_yticks([])
-    panel.set_xticks(range(len(lengths)), [length(one) for one in lengths], fontsize=9)
+    panel.set_xticks(range(len(lengths)), [length(one) for one in lengths], fontsize=style.SMALL)
     if found:
-        panel.set_xlabel(f"geometric mean {mean(found):.2f}", fontsize=9)
+        panel.set_xlabel(f"mean {mean(found):.2f}", fontsize=style.SMALL)
     panel.tick_params(length=0)
     panel.spines[:].set_visible(False)

@@ -33,24 +33,24 @@ def draw(rows: Sequence[dict[str, Any]], *lines: str) -> Figure | None:
     ]
     groups = [group for group in groups if group]
     figure, panels = pyplot.subplots(
-        *(1, len(groups)),
-        figsize=(max(2.4 * len(present) + 1.4, 7.6), 4.6),
-        width_ratios=[len(group) for group in groups],
+        *(len(groups), 1),
+        figsize=(style.WIDTH, 0.85 * len(present) + 2.0),
+        height_ratios=[len(group) for group in groups],
         squeeze=False,
     )
-    for panel, group in zip(panels[0], groups, strict=True):
+    for panel, group in zip(panels.flat, groups, strict=True):
         _draw_group(panel, group, found)
-    panels[0][0].set_ylabel("CPU time per call, µs")
+    panels[-1][0].set_xlabel("CPU time per call, µs", fontsize=style.SMALL)
     known: dict[str, Artist] = {}
-    for panel in panels[0]:
+    for panel in panels.flat:
         bars, names = panel.get_legend_handles_labels()
         known |= dict(zip(names, bars, strict=True))
     top = style.entitle(figure, "CPU time of one small attention call", *lines)
     figure.legend(
-        list(known.values()), list(known), frameon=False, fontsize=9, ncols=len(known),
-        loc="upper left", bbox_to_anchor=(0.04, top + 0.01),
+        list(known.values()), list(known), frameon=False, fontsize=style.SMALL, ncols=2,
+        loc="upper left", bbox_to_anchor=(0.02, top + 0.01),
     )  # fmt: skip
-    figure.tight_layout(rect=(0, 0, 1, top - 0.3 / figure.get_figheight()))
+    figure.tight_layout(rect=(0, 0, 1, top - 0.45 / figure.get_figheight()))
     return figure
 
 
@@ -65,18 +65,16 @@ def _draw_group(
             continue
         contender = HOST_CALLERS[caller]
         color, _ = style.STYLES[contender]
-        x = ways.index(way) + (callers.index(caller) - (len(callers) - 1) / 2) * width
+        y = ways.index(way) + (callers.index(caller) - (len(callers) - 1) / 2) * width
         median, low, high = row["median_us"], row["low_us"], row["high_us"]
-        panel.bar(
-            x, median, 0.9 * width, label=style.label(contender),
+        panel.barh(
+            y, median, 0.9 * width, label=style.label(contender),
             color=color if style.is_ours(caller) else style.faded(color),
         )  # fmt: skip
-        panel.plot([x, x], [low, high], color="#222222", linewidth=1.2)
-        panel.text(
-            x, high + 0.012 * highest, f"{median:.1f}", ha="center", va="bottom", fontsize=8.5
-        )
-    panel.set_xticks(range(len(ways)), [fill(HOST_WAYS[way], 24) for way in ways])
-    style.plain(panel)
-    panel.tick_params(axis="x", length=0)
-    panel.margins(x=0.02)
-    panel.set_ylim(0, 1.1 * highest)
+        panel.plot([low, high], [y, y], color="#222222", linewidth=1.2)
+        panel.text(high + 0.015 * highest, y, f"{median:.1f}", va="center", fontsize=style.SMALL)
+    panel.set_yticks(range(len(ways)), [fill(HOST_WAYS[way], 17) for way in ways])
+    style.plain(panel, "x")
+    panel.tick_params(axis="y", length=0)
+    panel.set_ylim(len(ways) - 0.5, -0.5)
+    panel.set_xlim(0, 1.16 * highest)

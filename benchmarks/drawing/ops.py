@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import fill
 from typing import Any, Final
 
 from matplotlib import pyplot
@@ -31,7 +32,7 @@ def draw(rows: Sequence[dict[str, Any]], *lines: str) -> Figure | None:
     cells = sorted(dict.fromkeys(row["cell"] for row in timed), key=lambda cell: "backward" in cell)
     contenders = [one for one in _COLORS if any(row["contender"] == one for row in timed)]
     height = 0.8 / len(contenders)
-    figure, axes = pyplot.subplots(figsize=(9.2, 0.24 * len(cells) * len(contenders) + 1.9))
+    figure, axes = pyplot.subplots(figsize=(style.WIDTH, 0.17 * len(cells) * len(contenders) + 1.9))
     for contender in contenders:
         color, _ = style.STYLES[_COLORS[contender]]
         found = {row["cell"]: row["rate"] for row in timed if row["contender"] == contender}
@@ -41,16 +42,21 @@ def draw(rows: Sequence[dict[str, Any]], *lines: str) -> Figure | None:
             label=OF_OPS[contender],
             color=color if style.is_ours(contender) else style.faded(color),
         )  # fmt: skip
-        axes.bar_label(bars, fmt=lambda rate: f"{rate:.3g}", padding=2, fontsize=8)
-    axes.set_yticks(range(len(cells)), cells)
-    axes.invert_yaxis()
+        axes.bar_label(bars, fmt=lambda rate: f"{rate:.3g}", padding=2, fontsize=style.SMALL)
+    axes.set_yticks(range(len(cells)), [_lines(cell) for cell in cells], linespacing=1.0)
     axes.set_xlabel(str(timed[0]["unit"]))
-    axes.margins(x=0.08, y=0.01)
+    axes.margins(x=0.12)
+    axes.set_ylim(len(cells) - 0.5, -0.5)
     style.plain(axes, "x")
     top = style.entitle(figure, f"Rates of {timed[0]['op']}, {timed[0]['unit']}", *lines)
     figure.legend(
-        frameon=False, fontsize=9, ncols=len(contenders), loc="upper left",
+        frameon=False, fontsize=style.SMALL, ncols=len(contenders), loc="upper left",
         bbox_to_anchor=(0.04, top + 0.01),
     )  # fmt: skip
     figure.tight_layout(rect=(0, 0, 1, top - 0.3 / figure.get_figheight()))
     return figure
+
+
+def _lines(cell: str) -> str:
+    """The name of a cell in short lines, which end at commas."""
+    return fill(cell.replace(" ", "\N{NO-BREAK SPACE}").replace(",\N{NO-BREAK SPACE}", ", "), 22)

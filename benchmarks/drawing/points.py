@@ -9,7 +9,6 @@ from typing import Any, Final, TypeAlias
 
 from benchmarks.drawing.style import STYLES, is_ours
 
-BEST: Final = "fastest other"
 MASKS: Final = {False: "no mask", True: "causal"}
 
 

@@ -29,24 +29,24 @@ def draw(rows: Sequence[dict[str, Any]], peers: Sequence[dict[str, Any]], *lines
         key=lambda bar: bar[1],
     )
     bars = [*ours, *theirs]
-    figure, axes = pyplot.subplots(figsize=(9.6, 1.5 + _BAR * len(bars)))
+    figure, axes = pyplot.subplots(figsize=(style.WIDTH, 1.5 + _BAR * len(bars)))
     longest = max(size for _, size, _, _ in bars)
     for y, (_, size, installed, note) in enumerate(bars):
         color = _OURS if y < len(ours) else _COMPILES if note else _THEIRS
         axes.barh(y, size / 1e6, 0.72, color=color)
-        text = f"{_megabytes(size)}  ({_megabytes(installed)} installed)"
+        text = f"{_megabytes(size)} ({_megabytes(installed)} installed)"
         inside = size > 0.6 * longest
         axes.annotate(
-            f"{text}   {note}".rstrip(),
+            text,
             (size / 1e6, y),
             xytext=(-6 if inside else 6, 0),
             textcoords="offset points",
             ha="right" if inside else "left",
             va="center",
-            fontsize=9,
+            fontsize=style.SMALL,
             color="white" if inside else "#222222",
         )
-    axes.set_yticks(range(len(bars)), [name for name, *_ in bars])
+    axes.set_yticks(range(len(bars)), [f"{name}\n{note}".rstrip() for name, _, _, note in bars])
     axes.invert_yaxis()
     axes.axhline(len(ours) - 0.5, color="#bbbbbb", linewidth=0.8)
     axes.set_xlabel("MB to download")

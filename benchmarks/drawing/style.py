@@ -1,8 +1,9 @@
-"""What all pictures have in common: who has which color, and where titles stand."""
+"""What all pictures have in common: their width, who has which color, and where titles stand."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from textwrap import wrap
 from typing import Any, Final
 
 import matplotlib
@@ -39,6 +40,9 @@ SHORT: Final = {
     "flex": "Flex",
     "sdpa-efficient": "mem.-efficient",
 }
+# Inches. A phone shows this as about 360 pixels, and so the smallest letters, of 9 points, as 9.
+WIDTH: Final = 5.0
+SMALL: Final = 9.0
 GREY: Final = "#666666"
 _GRID: Final = "#e2e2e2"
 
@@ -78,7 +82,7 @@ def plain(axes: Axes, grid: str | None = "y") -> None:
     """Few lines: no box, a light grid along one axis."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color("#999999")
-    axes.tick_params(color="#999999", labelsize=9)
+    axes.tick_params(color="#999999", labelsize=SMALL)
     if grid:
         axes.grid(axis=grid, color=_GRID, linewidth=0.7)  # type: ignore[arg-type]
     axes.set_axisbelow(True)
@@ -86,9 +90,13 @@ def plain(axes: Axes, grid: str | None = "y") -> None:
 
 def entitle(figure: Figure, title: str, *lines: str) -> float:
     """Writes title and lines at the top left; gives where they end, as a part of the height."""
-    height = figure.get_figheight()
-    figure.text(0.012, 1 - 0.14 / height, title, va="top", fontsize=14, weight="bold")
-    for index, line in enumerate(lines):
-        top = 1 - (0.46 + 0.19 * index) / height
-        figure.text(0.012, top, line, va="top", fontsize=9, color=GREY)
-    return 1 - (0.46 + 0.19 * len(lines) + 0.1) / height
+    width, height = figure.get_size_inches()
+    below = 0.1  # inches from the top
+    for text in wrap(title, round(9 * width)):
+        figure.text(0.015, 1 - below / height, text, va="top", fontsize=12, weight="bold")
+        below += 0.21
+    below += 0.05
+    for text in (part for line in lines for part in wrap(line, round(14 * width))):
+        figure.text(0.015, 1 - below / height, text, va="top", fontsize=SMALL, color=GREY)
+        below += 0.165
+    return float(1 - (below + 0.06) / height)

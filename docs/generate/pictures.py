@@ -28,7 +28,7 @@ _SHOWN: Final = {
 
 
 def pictures(root: Path) -> str:
-    """Every picture that was drawn from the records for these pages, linked to itself in full."""
+    """Every picture that was drawn from the records for these pages, linked to itself alone."""
     folder = root / "docs" / "pictures"
     found = {
         path: kind
@@ -54,11 +54,11 @@ def chart(root: Path) -> str:
 
 
 def _picture(root: Path, path: Path, shown: str) -> str:
-    # Outlines stay sharp where somebody has to zoom in, as on a phone.
-    full = path.with_suffix(".svg")
-    target = full if full.exists() else path
-    image = f"![{shown.replace('`', '')}](pictures/{path.name})"
-    return f"{shown} {_measured(root, path)}\n\n[{image}](pictures/{target.name})"
+    # Outlines stay sharp on every screen.
+    outlines = path.with_suffix(".svg")
+    target = f"pictures/{(outlines if outlines.exists() else path).name}"
+    image = f"![{shown.replace('`', '')}]({target})"
+    return f"{shown} {_measured(root, path)}\n\n[{image}]({target})"
 
 
 def _measured(root: Path, path: Path) -> str:

@@ -156,7 +156,29 @@ def test_the_best_peer_is_the_fastest_that_ran(monkeypatch: pytest.MonkeyPatch) 
     assert points.over(measured["flashvar-cuda"], best) == {a: 3.0, b: 4.5}
 
 
-@pytest.mark.parametrize(("maps", "rows"), [(0, [0]), (4, [4]), (5, [3, 2]), (7, [4, 3])])
+RECORDS = ("attention-h200", "host-h200", "ops-gated-delta-rule-h200", "size")
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_a_picture_is_legible_on_a_phone(
+    record: str, tmp_path: Path, call: Draw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """360 pixels show its smallest letters as 9, and no word stands outside of it."""
+    figure, drawn = import_module("matplotlib.figure").Figure, []
+    monkeypatch.setattr(figure, "savefig", lambda self, file, **_: drawn.append((file, self)))
+    folder = ROOT / "benchmarks" / "results"
+    assert call(str(folder / f"{record}.json"), "--out", str(tmp_path))[0] == 0
+    assert drawn
+    text = import_module("matplotlib.text").Text
+    for file, one in drawn[::2]:  # a PNG, then the same as SVG
+        sizes = [words.get_fontsize() for words in one.findobj(text) if words.get_text()]
+        assert min(sizes) * 360 / 72 / one.get_figwidth() >= 9, file.name
+        all_of_it = one.get_tightbbox()
+        assert min(all_of_it.min) > -0.01, file.name
+        assert all_of_it.x1 < one.get_figwidth() + 0.01, file.name
+
+
+@pytest.mark.parametrize(("maps", "rows"), [(0, [0]), (3, [3]), (5, [3, 2]), (6, [3, 3])])
 def test_a_row_of_maps_is_legible_on_a_page(maps: int, rows: list[int]) -> None:
     parts = import_module("benchmarks.drawing.heat")._parts([("vs peer", {})] * maps)
     assert [len(part) for part in parts] == rows

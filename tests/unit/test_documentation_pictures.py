@@ -35,15 +35,15 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "generate"))
 
 
-def test_they_are_in_order_and_lead_to_their_outlines(tmp_path: Path) -> None:
+def test_they_are_in_order_and_drawn_as_outlines(tmp_path: Path) -> None:
     put_record(tmp_path, "h200-backward.json")
     outlined = ("sizes.png", "sizes.svg", "h200-forward.png", "h200-forward.svg")
     found = page(tmp_path, "h200-backward.png", *outlined)
     images = [line for line in found.splitlines() if line.startswith("[")]
     assert [image.partition("](")[2] for image in images] == [
-        "pictures/h200-forward.png)](pictures/h200-forward.svg)",
+        "pictures/h200-forward.svg)](pictures/h200-forward.svg)",
         "pictures/h200-backward.png)](pictures/h200-backward.png)",
-        "pictures/sizes.png)](pictures/sizes.svg)",
+        "pictures/sizes.svg)](pictures/sizes.svg)",
     ]
     assert found.startswith("The forward: rates by length")
 
