@@ -9,53 +9,49 @@ from svg import Drawing
 
 # A step on a time line: from, to, what, tone.
 Step = tuple[float, float, str, str]
+_LANES: Final = 42  # where time lines begin, below their names
 
 
-def _lanes(drawing: Drawing, lanes: dict[str, list[Step]], scale: float, top: float = 30) -> None:
-    """Time lines below each other, time going right."""
-    for row, (name, steps) in enumerate(lanes.items()):
-        y = top + 52 * row
+def _lanes(drawing: Drawing, lanes: dict[str, list[Step]], lane: float, scale: float) -> None:
+    """Time lines beside each other, each `lane` wide, time going down."""
+    for column, (name, steps) in enumerate(lanes.items()):
+        x = 4 + lane * column
         for number, line in enumerate(name.split("\n")):
-            drawing.words(8, y + 18 + 15 * number, line)
+            drawing.words(x + lane / 2 - 2, 16 + 15 * number, line, "middle")
         for begin, end, says, tone in steps:
-            drawing.box(150 + begin * scale, y, (end - begin) * scale - 3, 40, says, tone)
+            drawing.box(x, _LANES + begin * scale, lane - 4, (end - begin) * scale - 3, says, tone)
 
 
 def tile_iterator() -> Drawing:
     """Which tiles of the scores a block of queries computes."""
     drawing = Drawing(
-        760,
-        300,
-        "Blocks of queries go through the blocks of keys from the diagonal to the first key",
+        446, "Blocks of queries go through the blocks of keys from the diagonal to the first key"
     )
-    drawing.words(270, 18, "keys, in blocks", "middle")
-    drawing.words(16, 150, "queries,")
-    drawing.words(16, 166, "in blocks")
+    drawing.words(260, 16, "keys, in blocks", "middle")
+    drawing.words(4, 130, "queries,")
+    drawing.words(4, 146, "in blocks")
     for i in range(5):
         for j in range(8):
-            x, y = 92 + 46 * j, 30 + 46 * i
+            x, y = 72 + 48 * j, 26 + 46 * i
             last = j - 3  # the diagonal tile of row i is column i + 3
             tone = "product" if last < i else "softmax" if last == i else "quiet"
             says = "mask" if last == i else ""
-            drawing.box(x, y, 43, 43, says, tone)
-    drawing.arrow((92 + 46 * 6 + 20, 30 + 46 * 3 + 34), (104, 30 + 46 * 3 + 34))
-    drawing.words(495, 48, "one block of the grid has one row")
-    drawing.words(495, 64, "of tiles, and iterates this way")
-    drawing.line((490, 60), (470, 60), (466, 190), (440, 190))
-    drawing.box(495, 88, 250, 34, "O  [rows, head dim], not yet divided", "state")
-    drawing.box(495, 128, 250, 34, "m  maximum of each row so far", "state")
-    drawing.box(495, 168, 250, 34, "l  sum of each row so far", "state")
-    drawing.words(495, 222, "stay in registers from the first tile")
-    drawing.words(495, 238, "to the last; then O / l and m + log l")
-    drawing.words(495, 254, "are written, once")
-    drawing.words(92, 284, "teal: every query sees every key · mask: some do · gray: never touched")
+            drawing.box(x, y, 45, 43, says, tone)
+    drawing.arrow((72 + 48 * 6 + 20, 26 + 46 * 3 + 34), (84, 26 + 46 * 3 + 34))
+    drawing.words(72, 276, "teal: every query sees every key · mask: some do")
+    drawing.words(72, 292, "gray: never touched")
+    drawing.words(4, 326, "One block of the grid has one row of tiles, and follows the arrow.")
+    drawing.words(4, 342, "These stay in registers from the first tile to the last:")
+    for column, says in enumerate(("O  not yet divided", "m  row maximum", "l  row sum")):
+        drawing.box((4, 160, 310)[column], 354, (150, 144, 146)[column], 34, says, "state")
+    drawing.words(4, 414, "At the end O / l and m + log l are written, once.")
     return drawing
 
 
 def mma_sync() -> Drawing:
     """One step of the mma.sync forward."""
     drawing = Drawing(
-        900, 210, "K and V have one buffer each; each arrives while the other is computed with"
+        462, "K and V have one buffer each; each arrives while the other is computed with"
     )
     lanes: dict[str, list[Step]] = {
         "copies\n(cp.async)": [
@@ -73,44 +69,40 @@ def mma_sync() -> Drawing:
             (13.1, 14, "O…", "product"),
         ],
     }
-    _lanes(drawing, lanes, 52)
+    _lanes(drawing, lanes, 122, 29)
     for when, says in ((2.7, "V(n) is there"), (7.9, "K(n − 1) is there")):
-        x = 150 + when * 52 - 1
-        drawing.line((x, 20), (x, 134))
-        drawing.words(x, 150, "barrier:", "middle")
-        drawing.words(x, 166, says, "middle")
-        drawing.words(x, 182, "and the other buffer is free", "middle")
+        y = _LANES + when * 29 - 1
+        drawing.line((4, y), (258, y))
+        drawing.words(264, y + 4, f"barrier: {says}")
+        drawing.words(264, y + 20, "and the other buffer is free")
     return drawing
 
 
 def rows_of_warps() -> Drawing:
     """Who owns what within a block of the mma.sync family."""
-    drawing = Drawing(800, 220, "A warp owns rows of the scores and all columns of them")
+    drawing = Drawing(252, "A warp owns rows of the scores and all columns of them")
     for warp in range(4):
-        y = 30 + 42 * warp
-        drawing.box(90, y, 70, 38, f"warp {warp}", "quiet")
-        drawing.box(168, y, 190, 38, "S rows  →  P rows", "softmax")
-        drawing.box(470, y, 120, 38, "O rows", "state")
-        drawing.arrow((360, y + 19), (468, y + 19))
-    drawing.words(414, 22, "× V", "middle")
-    drawing.words(262, 22, "block of keys", "middle")
-    drawing.words(530, 22, "head dim", "middle")
-    drawing.words(602, 60, "The accumulators of S have")
-    drawing.words(602, 76, "the layout that the next")
-    drawing.words(602, 92, "mma wants of its operand:")
-    drawing.words(602, 108, "P never leaves registers,")
-    drawing.words(602, 124, "and no warp waits for")
-    drawing.words(602, 140, "another's maximum.")
+        y = 26 + 42 * warp
+        drawing.box(4, y, 66, 38, f"warp {warp}", "quiet")
+        drawing.box(76, y, 190, 38, "S rows  →  P rows", "softmax")
+        drawing.box(340, y, 116, 38, "O rows", "state")
+        drawing.arrow((268, y + 19), (338, y + 19))
+    drawing.words(303, 16, "× V", "middle")
+    drawing.words(171, 16, "block of keys", "middle")
+    drawing.words(398, 16, "head dim", "middle")
+    drawing.words(4, 216, "The accumulators of S have the layout that the next mma wants")
+    drawing.words(4, 232, "of its operand: P never leaves registers, and no warp waits for")
+    drawing.words(4, 248, "another's maximum.")
     return drawing
 
 
 def wgmma() -> Drawing:
     """The time line of the wgmma forward."""
     drawing = Drawing(
-        960, 275, "Two consumers take turns at the tensor cores; copies run ahead in a ring"
+        538, "Two consumers take turns at the tensor cores; copies run ahead in a ring"
     )
     lanes: dict[str, list[Step]] = {
-        "producer\n(one warp, TMA)": [
+        "producer\n(warp, TMA)": [
             (0, 1.9, "K(n)", "copy"),
             (2, 3.9, "K(n−1)", "copy"),
             (4, 5.9, "V(n)", "copy"),
@@ -132,7 +124,7 @@ def wgmma() -> Drawing:
             (9.8, 11.2, "waits", "quiet"),
             (11.2, 14.4, "softmax(n−1)", "softmax"),
         ],
-        "tensor cores": [
+        "tensor\ncores": [
             (2, 3.4, "0: S(n)", "product"),
             (3.4, 4.8, "1: S(n)", "product"),
             (6.6, 8, "0: S(n−1)", "product"),
@@ -142,68 +134,68 @@ def wgmma() -> Drawing:
             (13, 14.4, "0: S(n−2)", "product"),
         ],
     }
-    _lanes(drawing, lanes, 53)
-    for when, says in ((6.6, "0 starts both products,"), (9.8, "then it is 1's turn")):
-        x = 150 + when * 53 - 1
-        drawing.line((x, 178), (x, 240))
-        drawing.words(x, 258, says, "middle")
+    _lanes(drawing, lanes, 98, 33)
+    for when, *says in ((6.6, "0 starts", "both", "products"), (9.8, "then it", "is 1's", "turn")):
+        y = _LANES + float(when) * 33 - 1
+        drawing.line((298, y), (456, y))
+        for number, line in enumerate(says):
+            drawing.words(399, y + 16 + 15 * number, str(line))
     return drawing
 
 
 def ring() -> Drawing:
     """The barriers of a ring of buffers."""
-    drawing = Drawing(760, 200, "Buffers of K go round between producer and consumers")
-    drawing.box(20, 70, 150, 60, "producer\none lane starts TMA", "copy")
-    drawing.box(320, 30, 120, 50, "K buffer 0", "state")
-    drawing.box(320, 120, 120, 50, "K buffer 1", "state")
-    drawing.box(590, 70, 150, 60, "consumers\nwgmma reads it", "product")
-    drawing.arrow((170, 88), (318, 55))
-    drawing.arrow((170, 112), (318, 145))
-    drawing.arrow((442, 55), (588, 88))
-    drawing.arrow((442, 145), (588, 112))
-    drawing.words(244, 50, "bytes", "middle")
-    drawing.words(515, 48, "full[0]", "middle")
-    drawing.words(515, 166, "full[1]", "middle")
-    drawing.arrow((664, 132), (664, 190), (96, 190), (96, 132), dashed=True)
-    drawing.words(380, 184, "empty[stage]: every warp that read it has arrived", "middle")
+    drawing = Drawing(296, "Buffers of K go round between producer and consumers")
+    drawing.box(120, 4, 200, 50, "producer\none lane starts TMA", "copy")
+    drawing.box(30, 106, 150, 46, "K buffer 0", "state")
+    drawing.box(260, 106, 150, 46, "K buffer 1", "state")
+    drawing.box(120, 206, 200, 50, "consumers\nwgmma reads it", "product")
+    drawing.arrow((190, 56), (116, 104))
+    drawing.arrow((250, 56), (324, 104))
+    drawing.arrow((116, 154), (190, 204))
+    drawing.arrow((324, 154), (250, 204))
+    drawing.words(220, 86, "bytes", "middle")
+    drawing.words(136, 190, "full[0]", "end")
+    drawing.words(304, 190, "full[1]")
+    drawing.arrow((322, 231), (444, 231), (444, 29), (322, 29), dashed=True)
+    drawing.words(4, 286, "dashed: empty[stage], every warp that read it has arrived")
     return drawing
 
 
 def backward() -> Drawing:
     """What a block of keys does in the backward of both CUDA families."""
     drawing = Drawing(
-        900, 330, "A block of keys goes through the queries; dK and dV stay, dQ is added up"
+        384, "A block of keys goes through the queries; dK and dV stay, dQ is added up"
     )
-    drawing.box(16, 60, 120, 44, "K, V of the block", "copy")
-    drawing.box(16, 170, 120, 60, "Q, dO, LSE,\ndelta of step m", "copy")
-    drawing.box(210, 40, 150, 44, "Sᵀ = K Qᵀ", "product")
-    drawing.box(210, 200, 150, 44, "dPᵀ = V dOᵀ", "product")
-    drawing.box(420, 40, 170, 44, "Pᵀ = exp(Sᵀ − LSE)", "softmax")
-    drawing.box(420, 200, 170, 44, "dSᵀ = Pᵀ ∘ (dPᵀ − delta)", "softmax")
-    drawing.box(680, 40, 200, 44, "dV += Pᵀ dO", "state")
-    drawing.box(680, 150, 200, 44, "dK += dSᵀ Q", "state")
-    drawing.box(680, 250, 200, 44, "dQ(m) = dS K", "product")
-    drawing.arrow((138, 76), (208, 62))
-    drawing.arrow((138, 186), (208, 76))
-    drawing.arrow((138, 92), (208, 210))
-    drawing.arrow((138, 212), (208, 222))
-    drawing.arrow((362, 62), (418, 62))
-    drawing.arrow((362, 222), (418, 222))
-    drawing.arrow((505, 86), (505, 198))
-    drawing.arrow((592, 62), (678, 62))
-    drawing.arrow((592, 214), (678, 176))
-    drawing.arrow((592, 230), (678, 268))
-    drawing.words(780, 104, "registers, to the end", "middle")
-    drawing.words(780, 212, "registers, to the end", "middle")
-    drawing.words(780, 314, "added to sums in the workspace", "middle")
-    drawing.words(16, 300, "m = first to last block of queries that sees the keys,")
-    drawing.words(16, 316, "of every query head that shares them")
+    drawing.box(4, 4, 206, 40, "K, V of the block", "copy")
+    drawing.box(236, 4, 220, 40, "Q, dO, LSE, delta of step m", "copy")
+    drawing.box(4, 92, 206, 40, "Sᵀ = K Qᵀ", "product")
+    drawing.box(236, 92, 220, 40, "dPᵀ = V dOᵀ", "product")
+    drawing.box(4, 172, 206, 40, "Pᵀ = exp(Sᵀ − LSE)", "softmax")
+    drawing.box(236, 172, 220, 40, "dSᵀ = Pᵀ ∘ (dPᵀ − delta)", "softmax")
+    drawing.box(4, 264, 136, 40, "dV += Pᵀ dO", "state")
+    drawing.box(162, 264, 136, 40, "dK += dSᵀ Q", "state")
+    drawing.box(320, 264, 136, 40, "dQ(m) = dS K", "product")
+    drawing.arrow((72, 46), (72, 90))
+    drawing.arrow((150, 46), (290, 90))
+    drawing.arrow((296, 46), (156, 90))
+    drawing.arrow((386, 46), (386, 90))
+    drawing.arrow((107, 134), (107, 170))
+    drawing.arrow((346, 134), (346, 170))
+    drawing.arrow((212, 192), (234, 192))
+    drawing.arrow((72, 214), (72, 262))
+    drawing.arrow((300, 214), (240, 262))
+    drawing.arrow((388, 214), (388, 262))
+    drawing.words(151, 322, "both in registers, to the end", "middle")
+    drawing.words(456, 322, "added in the workspace", "end")
+    drawing.words(4, 358, "m = first to last block of queries that sees the keys,")
+    drawing.words(4, 374, "of every query head that shares them")
     return drawing
 
 
 def wgmma_backward() -> Drawing:
     """One step of a consumer of the wgmma backward."""
-    drawing = Drawing(930, 200, "A consumer's products wait for nothing from dQ to the next S")
+    drawing = Drawing(450, "A consumer's products wait for nothing from dQ to the next S")
     lanes: dict[str, list[Step]] = {
         "its products": [
             (0, 2, "dP(m)", "product"),
@@ -217,7 +209,7 @@ def wgmma_backward() -> Drawing:
             (0, 2, "P(m)", "softmax"),
             (2, 3.6, "dS(m)", "softmax"),
             (3.6, 5.4, "waits", "quiet"),
-            (5.4, 9, "adds dQ(m−1) in memory", "copy"),
+            (5.4, 9, "adds dQ(m−1)\nin memory", "copy"),
             (11, 13, "P(m+1)", "softmax"),
         ],
         "the other's products": [
@@ -227,83 +219,82 @@ def wgmma_backward() -> Drawing:
             (9.2, 13, "dQ, dV, dK", "product"),
         ],
     }
-    _lanes(drawing, lanes, 58)
+    _lanes(drawing, lanes, 151, 31)
     return drawing
 
 
 def triton_keys() -> Drawing:
     """How the Triton forward divides the keys of a block of queries."""
-    drawing = Drawing(860, 190, "First the keys that all rows see, then those that need a mask")
-    drawing.words(8, 66, "keys")
-    x = 60
-    for width, says, tone in (
-        (120, "not seen", "quiet"),
-        (130, "window's edge", "softmax"),
-        (290, "seen by every row", "product"),
-        (110, "diagonal", "softmax"),
-        (110, "not seen", "quiet"),
+    drawing = Drawing(162, "First the keys that all rows see, then those that need a mask")
+    drawing.words(4, 16, "keys")
+    x = 4
+    for width, says, tone, begins in (
+        (74, "not seen", "quiet", ""),
+        (84, "window's\nedge", "softmax", "start"),
+        (148, "seen by every row", "product", "unmasked"),
+        (74, "diagonal", "softmax", "masked"),
+        (76, "not seen", "quiet", "stop"),
     ):
-        drawing.box(x, 42, width - 4, 40, says, tone)
+        drawing.words(x, 16, begins, "middle")
+        drawing.box(x, 26, width - 4, 40, says, tone)
         x += width
-    drawing.arrow((314, 104), (596, 104))
-    drawing.words(455, 122, "loop 1: no mask, no comparison", "middle")
-    drawing.arrow((184, 142), (306, 142))
-    drawing.arrow((602, 142), (706, 142))
-    drawing.line((308, 142), (598, 142))
-    drawing.words(455, 162, "loop 2: the rest in one loop that jumps over the gap", "middle")
-    for place, says in ((180, "start"), (310, "unmasked"), (600, "masked"), (710, "stop")):
-        drawing.words(place, 32, says, "middle")
+    drawing.arrow((164, 84), (306, 84))
+    drawing.words(236, 102, "loop 1: no mask, no comparison", "middle")
+    drawing.arrow((80, 126), (158, 126))
+    drawing.line((160, 126), (308, 126))
+    drawing.arrow((310, 126), (380, 126))
+    drawing.words(230, 146, "loop 2: the rest in one loop that jumps over the gap", "middle")
     return drawing
 
 
 def triton_backward() -> Drawing:
     """The two kernels of the Triton backward."""
-    drawing = Drawing(760, 250, "One kernel owns rows of the scores, the other columns")
-    kernels = ((60, "first kernel: dQ, delta", True), (430, "second: dK, dV", False))
+    drawing = Drawing(236, "One kernel owns rows of the scores, the other columns")
+    kernels = ((44, "first kernel: dQ, delta", True), (256, "second: dK, dV", False))
     for left, title, own_row in kernels:
-        drawing.words(left + 120, 22, title, "middle")
+        drawing.words(left + 99, 16, title, "middle")
         for i in range(4):
             for j in range(5):
                 mine = i == 1 if own_row else j == 3
                 tone = "product" if mine else "quiet"
-                drawing.box(left + 48 * j, 34 + 44 * i, 45, 41, "", tone)
+                drawing.box(left + 40 * j, 26 + 44 * i, 37, 41, "", tone)
         if own_row:
-            drawing.arrow((left + 8, 34 + 44 + 20), (left + 232, 34 + 44 + 20))
+            drawing.arrow((left + 6, 26 + 44 + 20), (left + 194, 26 + 44 + 20))
         else:
-            drawing.arrow((left + 48 * 3 + 22, 42), (left + 48 * 3 + 22, 202))
-    drawing.words(16, 104, "rows")
-    drawing.words(180, 232, "writes its own rows of dQ", "middle")
-    drawing.words(550, 232, "writes its own keys' dK, dV", "middle")
+            drawing.arrow((left + 40 * 3 + 18, 34), (left + 40 * 3 + 18, 194))
+    drawing.words(4, 94, "rows")
+    drawing.words(143, 222, "writes its own rows of dQ", "middle")
+    drawing.words(355, 222, "writes its own keys' dK, dV", "middle")
     return drawing
 
 
 def delta_chunks() -> Drawing:
     """Which kernels of the gated delta rule go through chunks all at once, and which in order."""
     drawing = Drawing(
-        860, 352, "Chunks are prepared all at once; only a state passes from one to the next"
+        352, "Chunks are prepared all at once; only a state passes from one to the next"
     )
     rows = (
         ("chunk", "all at once", "T D, P", "product"),
         ("chain", "in order", "S, U, out", "state"),
-        ("reverse", "in order, back", "dS, dU, dV", "state"),
+        ("reverse", "in reverse", "dS, dU, dV", "state"),
         ("squares", "all at once", "dP, dA, dβ", "product"),
         ("rows", "all at once", "dQ, dK, dG", "product"),
     )
     for row, (kernel, how, says, tone) in enumerate(rows):
-        y = 34 + 58 * row
-        drawing.words(8, y + 16, kernel)
-        drawing.words(8, y + 33, how)
-        for chunk in range(5):
-            drawing.box(130 + 146 * chunk, y, 112, 40, says, tone)
-            if tone == "state" and chunk < 4:
-                ends = [(130 + 146 * chunk + 114, y + 20), (130 + 146 * (chunk + 1) - 2, y + 20)]
+        y = 26 + 58 * row
+        drawing.words(4, y + 16, kernel)
+        drawing.words(4, y + 33, how)
+        for chunk in range(4):
+            x = 96 + 93 * chunk
+            drawing.box(x, y, 76, 40, says, tone)
+            if tone == "state" and chunk < 3:
+                ends = [(x + 77, y + 20), (x + 92, y + 20)]
                 drawing.arrow(*(ends if kernel == "chain" else reversed(ends)))
-    for chunk in range(5):
-        drawing.words(186 + 146 * chunk, 22, f"64 tokens ({chunk})", "middle")
-    drawing.line((8, 141), (850, 141))
-    drawing.words(
-        130, 342, "a forward is what is above the line; a backward is all five, without out"
-    )
+    for chunk in range(4):
+        drawing.words(134 + 93 * chunk, 16, f"64 tokens ({chunk})", "middle")
+    drawing.line((4, 133), (456, 133))
+    drawing.words(4, 328, "A forward is what is above the line;")
+    drawing.words(4, 344, "a backward is all five, without out.")
     return drawing
 
 
