@@ -38,7 +38,7 @@ from benchmarks.report import BenchmarkError
 
 _PEER_SIZES: Final = Path(__file__).with_name("peer_sizes.toml")
 _DIRECTIONS: Final = ("forward", "backward")
-_DPI: Final = 150
+_DPI: Final = 120
 
 Rows = list[dict[str, Any]]
 
