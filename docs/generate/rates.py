@@ -34,11 +34,11 @@ OURS: Final = "flashvar-cuda"
 NONE: Final = "-"  # not measured
 # Headings of a table with a column per contender, which would otherwise be wider than a page.
 _SHORT: Final = {
-    "sdpa-flash": "SDPA FA 2",
+    "sdpa-flash": "SDPA FA2",
     "sdpa-efficient": "SDPA mem.-eff.",
     "flex": "Flex",
-    "flash-attn-3": "FA 3 (vLLM)",
-    "flash-attn-4": "FA 4",
+    "flash-attn-3": "FA3 (vLLM)",
+    "flash-attn-4": "FA4",
 }
 _MODELS: Final = (
     "Attention of one layer. *2 x 8,192, 32 / 8 x 128*: batch 2, 8,192 queries and keys, 32 query "
