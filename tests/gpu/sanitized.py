@@ -58,7 +58,7 @@ _FEW_KEY_TILES = (
     "packed-extras",
 )
 _IN_LARGE_TILES = ("packed-offset", "packed-causal", "packed-cache", "packed-extras")
-_HEAD_DIMS = (40, 64, 128, 192, 256)
+_HEAD_DIMS = (40, 64, 80, 128, 192, 256)
 
 
 def main() -> int:
@@ -123,6 +123,7 @@ def _attend(backend: str, head_dims: list[int]) -> None:
     from device_call import DEVICE, replace_inputs, run
     from features import FEATURES, Case, dense, many_sequences, packed
     from test_attention_few_key_tiles import FEATURES as FEW
+    from test_attention_rows_inside_lines import call_of
     from test_attention_short_sequences import FEATURES as SHORT
 
     blocks = 3
@@ -164,6 +165,13 @@ def _attend(backend: str, head_dims: list[int]) -> None:
     for name in _IN_LARGE_TILES:
         kinds.append(
             lambda d, t, name=name: dataclasses.replace(FEATURES[name](d, t), max_seqlen=2000)
+        )
+    # Rows that start inside a line of 128 bytes, which are moved between head dims 64 and 128.
+    for queries, causal in ((1, False), (5, True)):
+        kinds.append(
+            lambda d, _, queries=queries, causal=causal: Case(
+                call_of(d, queries, (8, 40), heads=(16, 8), apart=24, causal=causal)
+            )
         )
     for number, kind in enumerate(kinds):
         for head_dim in head_dims:
