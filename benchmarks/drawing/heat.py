@@ -72,7 +72,9 @@ def _draw_map(panel: Axes, one: Map, rows: list[tuple[int, bool]], lengths: list
             if ratio == ratio:
                 color = "white" if abs(log2(ratio)) > _DARK * _SPAN else "#222222"
                 said = f"{ratio:.2f}" if ratio < 9.995 else f"{ratio:.1f}"
-                panel.text(x, y, said, ha="center", va="center_baseline", color=color, fontsize=style.SMALL)
+                panel.text(
+                    x, y, said, ha="center", va="center_baseline", color=color, fontsize=style.SMALL
+                )
     for y, (dim, _) in enumerate(rows[1:], start=1):
         if dim != rows[y - 1][0]:
             panel.axhline(y - 0.5, color="white", linewidth=3)
