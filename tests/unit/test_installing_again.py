@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
 from argparse import Namespace
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fakes
@@ -13,7 +15,7 @@ from installed import put_binary, put_wheel
 from flashvar._version import __version__
 from flashvar.cli import install
 from flashvar.errors import InstallError
-from flashvar.installing import wheel_requirements
+from flashvar.installing import destination, wheel_requirements
 from flashvar.installing.wheel_requirements import WheelRequirement
 from flashvar.machine.system import platform_tag
 
@@ -55,3 +57,32 @@ def test_a_named_binary_is_not_what_was_installed(
         install._check_found([requirement])
     put_wheel(tmp_path / "site", MANIFEST, __version__)
     install._check_found([requirement])
+
+
+@pytest.mark.usefixtures("requirement")
+def test_what_another_process_is_installing_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "site64").symlink_to("site")
+    paths = {"purelib": "site", "platlib": "site64"}
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / paths[name]))
+    chosen = Namespace(arch="sm89", source=None, dry_run=False)
+    printed = ""
+    with ThreadPoolExecutor() as pool:
+        with destination.locked():
+            run = pool.submit(install.run, chosen)
+            while "\n" not in printed and not run.done():
+                printed += capsys.readouterr().out
+            put_wheel(tmp_path / "site", MANIFEST, __version__)
+        assert run.result() == 0
+    assert printed == "waiting for another `flashvar install` in this environment\n"
+    assert capsys.readouterr().out.startswith("installed already: ")
+    assert [one.name for one in (tmp_path / "site").iterdir() if one.is_file()] == []
+
+
+def test_a_folder_that_cannot_be_locked_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path / "missing"))
+    with destination.locked():
+        pass

@@ -64,6 +64,12 @@ def run(chosen: argparse.Namespace) -> int:
         groups = _groups_of_machine(driver.gpus(), system, known)
     else:
         groups = _groups_of_names(chosen.arch, known)
+    with destination.locked():
+        return _install(chosen, groups, system)
+
+
+def _install(chosen: argparse.Namespace, groups: Sequence[GpuGroup], system: System | None) -> int:
+    """Fetch, check and install what is missing for groups of GPUs; returns the exit code."""
     present = {
         binary.manifest.distribution: binary.manifest.version
         for binary in _of_environment().binaries

@@ -6,10 +6,15 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 
 from flashvar.errors import InstallError
+
+try:
+    import fcntl
+except ImportError:  # not Unix, where flashvar has no binaries
+    fcntl = None  # type: ignore[assignment]
 
 _MEGABYTE = 1_000_000
 
@@ -33,6 +38,37 @@ def require_writable() -> None:
                 f"{'no permission' if folder.is_dir() else 'no such folder'}: complete the "
                 "environment, or make a new one"
             )
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """Hold the lock of the folders, so that one `flashvar install` at a time changes them.
+
+    It is on the folders themselves: no file is added. A file system that has no locks is used
+    without.
+    """
+    with ExitStack() as held:
+        # `lib64` may be a link to `lib`; locked twice, a folder would be waited for.
+        for folder in dict.fromkeys(map(os.path.realpath, folders())):
+            try:
+                number = os.open(folder, os.O_RDONLY)
+            except OSError:  # `require_writable` says it
+                continue
+            held.callback(os.close, number)
+            _lock(number)
+        yield
+
+
+def _lock(number: int) -> None:
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print("waiting for another `flashvar install` in this environment", flush=True)
+        fcntl.flock(number, fcntl.LOCK_EX)
+    except OSError:  # as on NFS, for a folder
+        return
 
 
 def require_room(size: int) -> None:
