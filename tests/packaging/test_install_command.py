@@ -126,6 +126,7 @@ OTHER_CALLS = {
     **{"PIP_NO_BINARY": ":all:", "UV_NO_BINARY": "1", "PIP_TARGET": "elsewhere", "PIP_USER": "1"},
     **{"UV_EXCLUDE_NEWER": "2001-01-01", "UV_OVERRIDE": "constraints.txt", "PIP_DRY_RUN": "1"},
     **{"PIP_PREFIX": "elsewhere", "UV_LINK_MODE": "symlink", "XDG_CONFIG_HOME": "config"},
+    "PYTHONWARNINGS": "error",
 }
 
 
@@ -147,14 +148,20 @@ def test_settings_for_other_calls_do_not_matter(way: str, place: Place) -> None:
 
 
 def test_names_of_folders_do_not_matter(place: Place) -> None:
-    """Spaces, and what means something in lists and addresses; an environment behind a link."""
-    dist = place.root / "my wheels, #1 (50%)"
+    """Spaces, and what means something in lists and addresses; an environment behind a link.
+
+    The locale has no letter but those of ASCII.
+    """
+    dist = place.root / "my wheels, #1 (50%) ü"
     place.dist.rename(dist)
     (place.root / "a link").symlink_to(place.root / "env")
     (place.root / "tmp, #2").mkdir()
     done = place.run(
         *("--from", dist.name, "--arch", "sm89"),
-        settings={"TMPDIR": str(place.root / "tmp, #2")},
+        settings={
+            **{"TMPDIR": str(place.root / "tmp, #2"), "LC_ALL": "C", "PYTHONUTF8": "0"},
+            "PYTHONCOERCECLOCALE": "0",
+        },
         through=place.root / "a link" / "bin" / "python",
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -103,6 +103,25 @@ def test_the_named_place_is_asked_before_the_variable(tmp_path: Path) -> None:
     assert found == WheelSource(index="https://example.org/")
 
 
+def test_an_address_of_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "a b%20,é"
+    (folder / "flashvar-sm89").mkdir(parents=True)
+    address = folder.as_uri()
+    assert source.find(address, {}, extra="sm1") == WheelSource(index=address)
+    (folder / "x.whl").touch()
+    assert source.find(address, {}, extra="sm1") == WheelSource(folder=folder)
+    (folder / "index.html").touch()
+    assert source.find(address, {}, extra="sm1") == WheelSource(index=address)
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_an_empty_name_is_no_other_source(published: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of `--from "$WHEELS"` with a variable that is not set."""
+    monkeypatch.setattr(install_commands, "PUBLISHED", published)
+    with pytest.raises(WheelNotFoundError, match="found an empty text"):
+        source.find("", {source.VARIABLE: "https://example.org/"}, extra="sm1")
+
+
 def test_a_password_is_not_shown() -> None:
     assert str(WheelSource(index="https://me:secret@example.org:1/simple/")) == (
         "https://example.org:1/simple/"

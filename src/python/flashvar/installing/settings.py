@@ -46,6 +46,10 @@ def variables(environ: Mapping[str, str], source: WheelSource) -> dict[str, str]
     """The environment of a call of pip or uv. A named source is the only one that they ask."""
     kept = {key: value for key, value in environ.items() if _is_kept(key, source)}
     own = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PYTHONSAFEPATH": "1"}
+    # A name in an address is UTF-8, whatever the locale is.
+    own["PYTHONUTF8"] = "1"
+    # A warning of pip's own code is no failure, whatever warnings are in the user's tests.
+    own["PYTHONWARNINGS"] = ""
     # Overrides a configuration file that still counts: the requirement has no hash yet.
     own["PIP_REQUIRE_HASHES"] = "0"
     if source.is_named:

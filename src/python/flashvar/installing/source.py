@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from flashvar.binaries import install_commands
 from flashvar.errors import WheelNotFoundError
@@ -47,7 +48,12 @@ def find(named: str | None, environ: Mapping[str, str], *, extra: str) -> WheelS
         WheelNotFoundError: nothing is named and no release is published, or what is named is not
             there.
     """
-    where, text = ("--from", named) if named else (VARIABLE, environ.get(VARIABLE))
+    where, text = (VARIABLE, environ.get(VARIABLE)) if named is None else ("--from", named)
+    if named == "":  # as of an unset variable: no other source is meant
+        raise WheelNotFoundError(
+            "--from: expected a folder of wheels or the address of an index, found an empty text: "
+            f"name one, or leave --from out for that of {VARIABLE}"
+        )
     if not text:
         if install_commands.PUBLISHED:
             return WheelSource()
@@ -58,18 +64,23 @@ def find(named: str | None, environ: Mapping[str, str], *, extra: str) -> WheelS
             f"--from or {VARIABLE}"
         )
     try:
-        if urlsplit(text).scheme in ("http", "https", "file"):
-            return WheelSource(index=text)
+        parts = urlsplit(text)
     except ValueError as error:
         raise WheelNotFoundError(
             f"{where}: expected the address of an index, found: {error}"
         ) from error
+    if parts.scheme in ("http", "https"):
+        return WheelSource(index=text)
     try:
-        folder = Path(text).expanduser()
+        is_address = parts.scheme == "file"
+        folder = Path(url2pathname(parts.path)) if is_address else Path(text).expanduser()
         is_index = (folder / _PAGE).is_file()
-        if is_index or any(folder.glob("*.whl")):
-            path = Path(os.path.realpath(folder))
-            return WheelSource(index=path.as_uri() + "/") if is_index else WheelSource(folder=path)
+        if not is_index and any(folder.glob("*.whl")):
+            return WheelSource(folder=Path(os.path.realpath(folder)))
+        if is_address:  # an index may lack the page of all its projects
+            return WheelSource(index=text)
+        if is_index:
+            return WheelSource(index=Path(os.path.realpath(folder)).as_uri() + "/")
         found = "no wheels in it" if folder.is_dir() else "no such folder"
         found = "a file" if folder.is_file() else found
     except (OSError, RuntimeError) as error:  # RuntimeError: `~` of a user without a home
