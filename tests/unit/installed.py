@@ -78,7 +78,9 @@ def put_binary(directory: Path, manifest: Manifest, library: bytes = b"\0\0\0\0"
     return Binary(BinaryFolder(directory, f"wheel {directory.name}", "install it again"), manifest)
 
 
-def put_wheel(site: Path, manifest: Manifest, version: str = "0.1.0") -> Path:
+def put_wheel(
+    site: Path, manifest: Manifest, version: str = "0.1.0", library: bytes = b"\0\0\0\0"
+) -> Path:
     """Write what installing a wheel into `site` leaves there; returns the binary's folder."""
     folder = manifest.distribution.replace("-", "_")
     info = site / f"{folder}-{version}.dist-info"
@@ -90,4 +92,4 @@ def put_wheel(site: Path, manifest: Manifest, version: str = "0.1.0") -> Path:
     (info / "entry_points.txt").write_text(
         f"[flashvar.binaries]\n{manifest.architecture.name} = {folder}\n", encoding="utf-8"
     )
-    return put_binary(site / folder, manifest).folder.path
+    return put_binary(site / folder, manifest, library).folder.path

@@ -246,6 +246,18 @@ def test_package_without_a_name_is_refused_in_words(
     assert "manifest.json" in refusal.reason
 
 
+@pytest.mark.parametrize("name", ["~/own", "~nobody-here/own"])
+def test_a_home_folder_may_be_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the files that describe containers and services, which no shell expands."""
+    put_binary(tmp_path / "own", fakes.manifest("80"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("FLASHVAR_LIB_DIR", name)
+    found = [one.folder.path for one in registry.installed().binaries if one.folder.from_lib_dir]
+    assert found == ([tmp_path / "own"] if name.startswith("~/") else [])
+
+
 @pytest.mark.parametrize("part", ["y" * 300, "y/" * 2500], ids=["name", "path"])
 def test_directory_with_too_long_a_name_is_refused(
     part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

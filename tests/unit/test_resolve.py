@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import fakes
 import pytest
-from installed import COMPILER, compile_library, library_source, put_binary
+from installed import COMPILER, compile_library, library_source, put_binary, put_wheel
 
 from flashvar.binaries import install_commands
 from flashvar.errors import BackendUnavailableError, ConfigurationError, ManifestError
@@ -51,6 +52,54 @@ def test_binary_that_does_not_open_is_replaced_and_said_so(
     assert record.levelno == logging.WARNING
     assert "runs on triton, not cuda sm_80" in record.getMessage()
     assert "expected an ELF library" in record.getMessage()
+
+
+@pytest.mark.skipif(COMPILER is None, reason="makes its library with a C compiler")
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        ("no folder", "expected a manifest, found no file"),
+        ("another ABI", "expected ABI"),
+        ("no library", "expected an ELF library"),
+    ],
+)
+def test_a_wheel_in_place_of_a_named_folder_is_said_once(
+    damage: str,
+    reason: str,
+    lib_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
+    put_wheel(
+        tmp_path / "site",
+        fakes.manifest("80"),
+        library=compile_library(library_source(), tmp_path),
+    )
+    if damage == "another ABI":
+        put_binary(lib_dir, replace(fakes.manifest("80"), abi=1))
+    if damage == "no library":
+        put_binary(lib_dir, fakes.manifest("80"), b"text")
+    with caplog.at_level(logging.INFO, "flashvar"):
+        for size in (64, 128):
+            result = resolve.choose(Request.of("attention_fwd", "bf16", 0, head_dim=size))
+            assert result.binary is not None
+            assert result.binary.folder.origin.startswith("wheel ")
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.getMessage().startswith("FLASHVAR_LIB_DIR (")
+    assert reason in record.getMessage()
+    assert "unset FLASHVAR_LIB_DIR" in record.getMessage()
+
+
+def test_a_named_folder_for_other_gpus_is_not_said(
+    lib_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put_binary(lib_dir / "other", replace(fakes.manifest("90"), abi=1))
+    with caplog.at_level(logging.INFO, "flashvar"):
+        assert resolve.choose(BF16_64).backend == "triton"
+    assert [one for one in caplog.records if "LIB_DIR" in one.getMessage()] == []
 
 
 def test_missing_wheel_is_said_once(

@@ -13,6 +13,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
@@ -99,6 +100,10 @@ class RejectedFolder:
     kind: str | None  # its name; None: the manifest could not be read
     reason: str
     fix: str | None
+
+    def __str__(self) -> str:
+        """Where it was found, and why it is not used."""
+        return f"{self.folder.origin}: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -233,6 +238,8 @@ def _in_lib_dir(environ: Mapping[str, str]) -> Iterator[BinaryFolder]:
     if not named:
         return
     folder = Path(named)
+    with suppress(RuntimeError):  # `~` of a user without a home
+        folder = folder.expanduser()
     try:
         own = (folder / manifests.FILE_NAME).is_file()
         children = sorted(path.parent for path in folder.glob(f"*/{manifests.FILE_NAME}"))

@@ -15,7 +15,7 @@ from flashvar.selection.rules import NOT_INSTALLED, select
 
 _log = logging.getLogger("flashvar")
 # Outcomes already logged: a model gets one line, however many kinds of calls it makes.
-_logged: set[tuple[str, str, str]] = set()
+_logged: set[object] = set()
 
 
 @cache
@@ -82,7 +82,11 @@ def _no_backend(decision: Decision, backend: str, is_argument: bool) -> str:
 
 
 def _report(decision: Decision, chosen: CandidateResult, backend: str) -> None:
-    """Log which candidate runs a request, and the reason and fix of the best one that could not."""
+    """Log which candidate runs a request, and the reason and fix of the best one that could not.
+
+    Of the folders that FLASHVAR_LIB_DIR names, every one that the device could use, but for its
+    reason, is in the log.
+    """
     before = decision.results[: decision.results.index(chosen)]
     better = next((result for result in before if result.fix is not None), None)
     if chosen.backend == "cuda" and better is not None and better.reason.startswith(NOT_INSTALLED):
@@ -90,6 +94,10 @@ def _report(decision: Decision, chosen: CandidateResult, backend: str) -> None:
     is_fallback = backend == "auto" and decision.request.device is not None
     if better is None and is_fallback and chosen.backend != "cuda":
         better = next(iter(before), None)  # the binary of the device's own architecture
+    named = {str(one) for one in registry.installed().rejected if one.folder.from_lib_dir}
+    for result in decision.results:
+        if result.reason in named and result.fix is not None and result is not better:
+            _warn_once(result.reason, "%s; to change that: %s", result.reason, result.fix)
     if better is None:
         _log.debug("%s: runs on %s", decision.request, chosen.candidate)
         return
@@ -100,11 +108,14 @@ def log_fallback(
     request: Request, chosen: CandidateResult, better: str, reason: str, fix: str | None
 ) -> None:
     """Warn, once for each outcome, that `chosen` runs a call in place of the candidate `better`."""
-    outcome = (chosen.candidate, better, reason)
-    if outcome in _logged:
-        return
-    _logged.add(outcome)
-    _log.warning(
+    _warn_once(
+        (chosen.candidate, better, reason),
         "%s: runs on %s, not %s (%s)%s",
         *(request, chosen.candidate, better, reason, f"; to change that: {fix}" if fix else ""),
     )
+
+
+def _warn_once(outcome: object, text: str, *words: object) -> None:
+    if outcome not in _logged:
+        _logged.add(outcome)
+        _log.warning(text, *words)

@@ -153,10 +153,9 @@ def _result_of_rejected(
     useful = common is None and device is not None
     if kind is not None and device is not None:
         useful = useful and kind.architecture.runs_on(device.capability)
-    reason = f"{rejected.folder.origin}: {rejected.reason}"
     candidate = f"cuda {named or rejected.folder.path.name}"
     fix = rejected.fix if useful else None
-    return kind, CandidateResult(candidate, "cuda", False, reason, fix)
+    return kind, CandidateResult(candidate, "cuda", False, str(rejected), fix)
 
 
 def _result_of_binary(
