@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from flashvar import variables
 from flashvar.cli import commands, output
 from flashvar.errors import BackendUnavailableError, FlashvarError
 
@@ -34,6 +35,7 @@ def _run(given: list[str]) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     # Of torch without NumPy, which no command needs.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+    variables.warn_of_misspelled()
     try:
         return _RUN[chosen.command](chosen)
     except FlashvarError as error:

@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 from functools import cache
 
+from flashvar import variables
 from flashvar.binaries import loader, registry
 from flashvar.errors import BackendUnavailableError, BinaryError, ManifestError
 from flashvar.machine.system import System, gather, gather_for_cpu
@@ -32,6 +33,7 @@ def choose(request: Request, backend: str = "auto") -> CandidateResult:
         ConfigurationError: an environment variable has no valid value.
         ManifestError: FLASHVAR_STRICT=1 and the chosen binary has another version.
     """
+    variables.warn_of_misspelled()
     overrides = Overrides.from_environment(backend)
     system = gather_for_cpu() if request.device is None else gather()
     decision = _decide(request, system, overrides)
