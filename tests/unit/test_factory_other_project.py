@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from flashvar_factory.errors import ReleaseError
 from flashvar_factory.release import gpu_records
 
 ROOT = example.TEMPLATE
+COMPILER = shutil.which("c++") or shutil.which("g++")
+HOST_CUDA = Path(__file__).parents[1] / "kernels" / "host_cuda"
 PAGE = Path(__file__).parents[2] / "docs" / "other-kernels.md"
 CONFIG = schema.read(ROOT / "variants.toml")
 
@@ -192,3 +195,18 @@ def test_its_tests_find_torch_before_the_index_is_asked(noxfile: Any) -> None:
     assert wheels[2:] == ("mine_sm75",)
     noxfile.wheels(session)
     assert "torch>=2.13" in session.installed[-1]
+
+
+@pytest.mark.skipif(COMPILER is None, reason="compiles with a C++ compiler")
+@pytest.mark.parametrize("name", ["mine", "find", "message", "kernel", "params", "dtype", "x"])
+def test_its_interface_compiles_in_a_namespace_of_any_name(name: str, tmp_path: Path) -> None:
+    example.write(name, tmp_path / name)
+    sources = tmp_path / name / "src" / "cuda"
+    table = "constexpr const VectorAddKernel* kVectorAddKernels[] = {nullptr};\n"
+    (sources / "vector_add_kernels.inc").write_text(table, encoding="utf-8")
+    assert COMPILER is not None
+    folders = [f"-I{sources}", f"-I{HOST_CUDA}"]
+    file = str(sources / "abi" / "vector_add.cc")
+    command = [COMPILER, "-std=c++17", "-fsyntax-only", *folders, file]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

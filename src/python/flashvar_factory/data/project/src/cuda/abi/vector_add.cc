@@ -25,15 +25,16 @@ const VectorAddKernel* find(const vecadd_vector_add_params& params) {
 const char* vecadd_last_error(void) { return vecadd::message; }
 
 vecadd_status vecadd_vector_add(const vecadd_vector_add_params* params) {
-  using namespace vecadd;
-  const VectorAddKernel* const kernel = find(*params);
+  const vecadd::VectorAddKernel* const kernel = vecadd::find(*params);
   if (kernel == nullptr) {
-    std::snprintf(message, sizeof(message), "no vector_add kernel for dtype %u", params->dtype);
+    std::snprintf(vecadd::message, sizeof(vecadd::message), "no vector_add kernel for dtype %u",
+                  params->dtype);
     return VECADD_NO_KERNEL;
   }
   if (params->length == 0) return VECADD_OK;
   cudaError_t const error = kernel->launch(*params);
   if (error == cudaSuccess) return VECADD_OK;
-  std::snprintf(message, sizeof(message), "vector_add: %s", cudaGetErrorString(error));
+  std::snprintf(vecadd::message, sizeof(vecadd::message), "vector_add: %s",
+                cudaGetErrorString(error));
   return VECADD_CUDA_ERROR;
 }
