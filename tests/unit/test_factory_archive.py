@@ -44,7 +44,13 @@ def test_names(file: str, expected: Name) -> None:
     assert archive.parse_name(file) == expected
 
 
-@pytest.mark.parametrize("file", ["flashvar.whl", "flashvar-1.0.whl", "a-1-py3-none-any-SM.whl"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        *("flashvar.whl", "flashvar-1.0.whl", "a-1-py3-none-any-SM.whl"),
+        *("a-1-py3-none-any (1).whl", "a-1-py3 -none-any.whl", "a-1-py3-nöne-any.whl"),
+    ],
+)
 def test_not_the_name_of_a_wheel(file: str) -> None:
     with pytest.raises(PackagingError, match="expected the file name of a wheel"):
         archive.parse_name(file)

@@ -31,6 +31,8 @@ _PROGRAM: Final = 0o100755 << 16
 _METADATA: Final = re.compile(r"[^/]+\.dist-info/METADATA")
 _AGAIN: Final = "build or fetch it again"
 _LABEL: Final = re.compile(r"[0-9a-z._]+", re.ASCII)
+# Of one tag, or of several that dots join. `any (1)`, as browsers name a second download, is none.
+_TAG: Final = re.compile(r"[\w.]+", re.ASCII)
 
 
 class Name(NamedTuple):
@@ -52,6 +54,9 @@ def parse_name(file: str) -> Name:
         if not file.isprintable():
             raise InvalidWheelFilename("letters that do not print")
         parse_wheel_filename("-".join(parts) + ".whl" if file.endswith(".whl") else file)
+        for tag in parts[-3:]:
+            if not _TAG.fullmatch(tag):
+                raise InvalidWheelFilename(f"the tag {tag!r}")
         if label is not None and not _LABEL.fullmatch(label):
             raise InvalidWheelFilename(f"the label {label!r}")
     except (InvalidWheelFilename, InvalidVersion) as error:
