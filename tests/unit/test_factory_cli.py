@@ -15,7 +15,7 @@ from matrix import CONFIG, project
 
 from flashvar.binaries import install_commands
 from flashvar_factory.__main__ import main
-from flashvar_factory.build import example
+from flashvar_factory.build import example, wheel
 from flashvar_factory.cli import list_builds
 from flashvar_factory.config import this_machine
 
@@ -130,6 +130,24 @@ def test_what_the_file_system_refuses_is_an_error_of_the_build(
     assert code == 4
     assert err.startswith(f"flashvar_factory configure: {root / 'build'}")
     assert "found: Not a directory" in err
+
+
+@pytest.mark.parametrize("obstacle", ["a file", "no permission"])
+def test_a_folder_that_takes_no_wheels_is_refused_before_they_are_built(
+    obstacle: str, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[Path] = []
+    monkeypatch.setattr(wheel, "makers", lambda *_: {"pure": built.append})
+    output = root / "out"
+    if obstacle == "a file":
+        output.touch()
+    else:  # root may write everywhere
+        monkeypatch.setattr(os, "access", lambda path, mode: path != output)
+    words = ("wheels", "--project-only", "--output", "out")
+    code, _, err = run(capsys, "--root", str(root), *words)
+    assert (code, built) == (4, [])
+    assert err.startswith(f"flashvar_factory wheels: {output}: expected ")
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize("output", ["|cat", ">/dev/null", ">log"])

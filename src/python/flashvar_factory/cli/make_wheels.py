@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from flashvar_factory.build import wheel
 from flashvar_factory.cli import selected
+from flashvar_factory.errors import BuildError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +30,7 @@ def run(arguments: argparse.Namespace) -> None:
     builds = () if arguments.project_only else selection.for_release()
     compiler = None if arguments.project_only else selection.compiler()
     output = root / arguments.output
+    _require_writable(output)
     made = []
     if selection.first_shard():
         made += [make(output) for make in wheel.makers(selection.config, root).values()]
@@ -39,3 +42,13 @@ def run(arguments: argparse.Namespace) -> None:
         ]
     for path in made:
         print(f"{path.stat().st_size:>12,} {path}")
+
+
+def _require_writable(folder: Path) -> None:
+    """Make the folder, and check that files can be added: a build may take an hour."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise BuildError(
+            f"{folder}: expected a folder that can be written, found no permission; name another "
+            "with --output"
+        )
