@@ -158,12 +158,16 @@ class Session:
     def run(self, *command: str) -> None:
         self.commands.append(command)
 
+    def error(self, text: str) -> None:
+        raise RuntimeError(text)
+
 
 @pytest.fixture
 def noxfile(tmp_path: Path) -> Any:
     """Of a project with a wheel that is built."""
     example.write("mine", tmp_path / "mine")
     (tmp_path / "mine" / "dist").mkdir()
+    (tmp_path / "mine" / "build" / "index").mkdir(parents=True)
     (tmp_path / "mine" / "dist" / "mine_sm75-0.1.0-py3-none-any.whl").touch()
     return loaded_noxfile.load(tmp_path / "mine" / "noxfile.py")
 
@@ -195,6 +199,16 @@ def test_its_tests_find_torch_before_the_index_is_asked(noxfile: Any) -> None:
     assert wheels[2:] == ("mine_sm75",)
     noxfile.wheels(session)
     assert "torch>=2.13" in session.installed[-1]
+
+
+@pytest.mark.parametrize("missing", ["dist/mine_sm75-0.1.0-py3-none-any.whl", "build/index"])
+def test_its_tests_need_wheels(missing: str, noxfile: Any, tmp_path: Path) -> None:
+    path = tmp_path / "mine" / missing
+    path.rename(tmp_path / "away")
+    session = Session()
+    with pytest.raises(RuntimeError, match="run `nox -s wheels`"):
+        noxfile.tests(session)
+    assert session.installed == []
 
 
 @pytest.mark.skipif(COMPILER is None, reason="compiles with a C++ compiler")

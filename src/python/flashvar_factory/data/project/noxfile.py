@@ -30,9 +30,11 @@ def tests(session: nox.Session) -> None:
     The arguments are more packages; torch is for the test that calls the kernels on a GPU.
     """
     names = sorted({path.name.split("-")[0] for path in DIST.glob("*.whl")})
+    index = ROOT / "build" / "index"
+    if not names or not index.is_dir():
+        session.error("expected wheels in dist and their index, found none: run `nox -s wheels`")
     session.install("pytest==9.2.0", *ALSO, *session.posargs)
-    index = (ROOT / "build" / "index").as_uri() + "/"
-    session.install("--index-url", index, *names)
+    session.install("--index-url", f"{index.as_uri()}/", *names)
     session.run("python", "-m", "pytest")
 
 
