@@ -135,8 +135,11 @@ def test_a_wheel_is_where_the_shell_says(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{}", r"expected CycloneDX 1\.6, found: 'bomFormat' is a required property.*"),
-        ('{"bomFormat": "CycloneDX"}', r"expected CycloneDX 1\.6, found: 'specVersion' is .*"),
+        ("{}", r"expected CycloneDX 1\.6, found: 'bomFormat' is a required property"),
+        (
+            '{"bomFormat": "CycloneDX"}',
+            r"expected CycloneDX 1\.6, found: 'specVersion' is a required property",
+        ),
         (
             '{"bomFormat": "CycloneDX", "specVersion": "1.5"}',
             r"expected CycloneDX 1\.6, found: 1\.5",

@@ -129,8 +129,8 @@ def read(wheel: Path) -> dict[str, str]:
         except (ValueError, RecursionError) as broken:
             error = broken
         if error is not None:
-            # The schema's error repeats the whole document.
-            found = " ".join(str(error).split())[:_SHOWN]
+            # Behind its first lines the error repeats the schema and the whole document.
+            found = " ".join(str(error).partition("\n\n")[0].split())[:_SHOWN]
             raise PackagingError(f"{where}: expected CycloneDX 1.6, found: {found}; {_AGAIN}")
     return documents
 
