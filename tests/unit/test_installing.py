@@ -323,6 +323,10 @@ YANKED = {
     "pip": ("Reason for being yanked: wrong results\n", "wrong results"),
     "pip, without a reason": ("Reason for being yanked: <none given>\n", "<none given>"),
     "uv": ('warning: `a==1.0` is yanked (reason: "wrong \x1b[31mresults")\n', "wrong [31mresults"),
+    "uv, in two lines": (
+        'warning: `a==1.0` is yanked (reason: "wrong "v2"):\n results (of all)")\n',
+        'wrong "v2"): results (of all)',
+    ),
     "uv, without a reason": ("warning: `a==1.0` is yanked\n", "<none given>"),
     "of none": ("warning: `a==1.0` is a wheel\n", None),
 }

@@ -35,10 +35,11 @@ _HASHES: Final = ("DO NOT MATCH THE HASHES", "Hash mismatch")
 # How the lines begin in which they say why: uv in two ways, and of an index that refused in a third
 # one; pip of a page that it cannot read.
 _CAUSES: Final = ("cause:", "Caused by:", "hint:", "Could not fetch URL", "WARNING: Skipping page")
-# What pip and uv say of a file that its publisher withdrew, which an exact version still takes.
+# What pip and uv say of a file that its publisher withdrew, which an exact version still takes. The
+# reason may have several lines.
 _YANKED: Final = re.compile(
     r"^(?:Reason for being yanked: (.*)"
-    r"|warning: `[^`]*` is yanked(?: \(reason: \"(.*)\"\))?)$",
+    r"|warning: `[^`]*` is yanked(?: \(reason: \"([\s\S]*?)\"\))?)$",
     re.MULTILINE,
 )
 # How they say that the temporary folder cannot take a file.
@@ -284,7 +285,7 @@ def _withdrawn(done: subprocess.CompletedProcess[str]) -> str | None:
     if found is None:
         return None
     reason = found[1] or found[2] or "<none given>"  # pip's own words
-    return "".join(filter(str.isprintable, reason))
+    return "".join(filter(str.isprintable, " ".join(reason.split())))
 
 
 def _reason(done: subprocess.CompletedProcess[str]) -> str:
