@@ -88,6 +88,19 @@ def test_json_holds_the_manifest(folder: Path, capsys: pytest.CaptureFixture[str
     assert [rule["family"] for rule in rules] == ["wgmma", "mma.sync"]
 
 
+def test_a_library_with_other_bytes_is_not_used(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_binary(folder / "sm80-second", fakes.manifest("80"))
+    (folder / "sm80" / "libflashvar_sm80.so").write_bytes(b"\0\0\0\1")
+    assert main(["show", "sm_80", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    (used,), (rejected,) = document["binaries"], document["rejected"]
+    assert Path(used["library_path"]).parent == folder / "sm80-second"
+    assert rejected["directory"] == str(folder / "sm80")
+    assert "expected sha256" in rejected["reason"]
+
+
 @pytest.mark.parametrize("words", [["show"], ["show", "sm_120"]])
 def test_nothing_found(
     words: list[str],

@@ -144,6 +144,18 @@ def open_all() -> Inventory:
     return inventory
 
 
+def whole() -> Inventory:
+    """The installed binaries whose libraries have the bytes of their manifests; opens none."""
+    inventory = registry.installed()
+    for binary in inventory.binaries:
+        try:
+            check_file(binary)
+        except BinaryError as error:
+            registry.reject(binary, str(error))
+            return whole()  # the rejected binary may have replaced another
+    return inventory
+
+
 def _tell_missing(binary: Binary, library: Library) -> bool:
     """Tell the registry which functions the library does not export; whether it was news."""
     news = False

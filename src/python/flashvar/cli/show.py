@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from flashvar._version import __version__
-from flashvar.binaries import registry
+from flashvar.binaries import loader
 from flashvar.binaries.kinds import BinaryKind, Kernel, dotted
 from flashvar.binaries.manifest import KernelRow, Toolkit
 from flashvar.binaries.registry import Binary, Inventory, RejectedFolder
@@ -28,7 +28,7 @@ def run(named: Sequence[str], *, as_json: bool) -> int:
     Raises:
         ConfigurationError: a name is not an architecture.
     """
-    installed = registry.installed()
+    installed = loader.whole()
     inventory = _only(installed, named)
     if as_json:
         print(json.dumps(_document(inventory), indent=1))
