@@ -22,6 +22,7 @@ from test_fuzzed_readers import SECONDS, bounded
 
 from flashvar.errors import ConfigurationError, DamagedWheelError
 from flashvar_factory import index
+from flashvar_factory.build import example
 from flashvar_factory.cli import main
 from flashvar_factory.errors import AuditError
 from flashvar_factory.release import attestations
@@ -136,6 +137,19 @@ def test_what_cannot_be_checked_is_said(wheel: Path, capsys: pytest.CaptureFixtu
     assert printed.count(" not checked: ") == 2
     assert "--hashes" in printed
     assert f"no {wheel.name}.*.attestation" in printed
+
+
+@pytest.mark.parametrize(("project", "code"), [("mine", 0), ("flashvar", 6)])
+def test_a_project_expects_nothing_of_the_wheels_of_others(
+    project: str, code: int, wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`flashvar` has other ops here than the wheel of that name."""
+    example.write("mine", tmp_path / "here")
+    variants = tmp_path / "here" / "variants.toml"
+    text = variants.read_text(encoding="utf-8").replace("mine", project).replace("75", "80")
+    variants.write_text(text, encoding="utf-8")
+    assert main(["--root", str(tmp_path / "here"), "verify", str(wheel)]) == code
+    assert ("version with the label of its kernels" in capsys.readouterr().out) is (code != 0)
 
 
 @pytest.mark.parametrize("check", ["hash", "attestation"])

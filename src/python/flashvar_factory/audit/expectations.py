@@ -47,6 +47,15 @@ class Expectations:
             self.config is not None and found == canonicalize_name(self.config.project.name)
         )
 
+    def concerns(self, name: Name) -> bool:
+        """Whether a wheel of this name is one of the project, or begins with the project's name."""
+        if self.config is None:
+            return True
+        found = canonicalize_name(name.distribution)
+        project = canonicalize_name(self.config.project.name)
+        ours = {project, *self.packages, *map(canonicalize_name, self.architectures)}
+        return found in ours or found.startswith(f"{project}-")
+
     def is_variant(self, name: Name) -> bool:
         """Whether this is a wheel of the project itself, with a binary in it, that has a label.
 

@@ -47,23 +47,23 @@ def run(arguments: argparse.Namespace) -> None:
     missing = [path for path in arguments.wheels if not path.is_file()]
     if missing:
         raise ConfigurationError(f"{missing[0]}: expected a file, found none; correct the path")
-    for path in arguments.wheels:
-        try:
-            archive.parse_name(path.name)
-        except PackagingError as error:
-            raise ConfigurationError(f"{error}; name wheels alone") from error
+    try:
+        names = {path: archive.parse_name(path.name) for path in arguments.wheels}
+    except PackagingError as error:
+        raise ConfigurationError(f"{error}; name wheels alone") from error
+    hashes = None if arguments.hashes is None else downloaded.listed(arguments.hashes)
+    publisher = None if arguments.publisher is None else Publisher.parse(arguments.publisher)
     file = arguments.root / schema.FILE_NAME
-    is_project = file.is_file()
-    trusted = Trusted(
-        None if arguments.hashes is None else downloaded.listed(arguments.hashes),
-        None if arguments.publisher is None else Publisher.parse(arguments.publisher),
-        expectations.of(schema.read(file), None, root=arguments.root)
-        if is_project
-        else Expectations(spills=True),
-    )
-    outcomes = {path: downloaded.verify(path, trusted) for path in arguments.wheels}
+    stated = Expectations(spills=True)  # what a wheel says of itself
+    ours = expectations.of(schema.read(file), root=arguments.root) if file.is_file() else stated
+    outcomes = {
+        path: downloaded.verify(
+            path, Trusted(hashes, publisher, ours if ours.concerns(name) else stated)
+        )
+        for path, name in names.items()
+    }
     for path, found in outcomes.items():
         print("\n".join([path.name, *map(str, found)]))
     print(downloaded.BEYOND)
-    implied = set() if trusted.publisher is None else {"attestation"}
+    implied = set() if publisher is None else {"attestation"}
     downloaded.require(outcomes, implied.union(arguments.require))

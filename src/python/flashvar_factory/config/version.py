@@ -58,7 +58,7 @@ def _parts(
         label += map(labels.of_function, functions)
     for axis in dict.fromkeys(axis for kernel in full for axis in kernel.words):
         there, usual = _values(kernels, axis), _values(full, axis)
-        if any(values != usual[function] for function, values in there.items()):
+        if any(values != usual.get(function) for function, values in there.items()):
             label += dict.fromkeys(
                 labels.of_value(kernel, axis, in_full) for kernel in kernels if axis in kernel.words
             )
