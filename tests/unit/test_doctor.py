@@ -63,6 +63,13 @@ def rendered(found: Report, width: int | None = None) -> str:
             fakes.system(problem="the driver is too old"), ALL, False, "too old", id="problem"
         ),
         pytest.param(
+            System(problem="torch cannot be imported: it is cut short"),
+            ALL,
+            False,
+            "No call runs: torch cannot be imported: it is cut short.",
+            id="no torch",
+        ),
+        pytest.param(
             fakes.system(fakes.GB200, triton=None), ALL, False, "No backend", id="nothing runs"
         ),
         pytest.param(

@@ -73,6 +73,8 @@ class Report:
         if self.errors:
             return f"{self._failing}: {self.errors[0]}"
         backends = [one.chosen.backend if one.chosen else "" for one in self.decisions]
+        if self.system.torch is None:
+            return f"No call runs: {self.system.problem or 'torch is not installed'}."
         if not self.system.devices and not self._has_kernels:
             return f"Only the CPU reference runs: {_why_no_device(self.system)}."
         if not self._has_kernels:
