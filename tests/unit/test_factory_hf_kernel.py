@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
 import os
@@ -127,6 +128,44 @@ def test_what_an_earlier_call_left_is_gone(made: Path, wheels: Path) -> None:
     stale.touch()
     hf_kernel.write(wheels, made, "flashvar", modules=["flashvar"], version=3)
     assert not stale.exists()
+
+
+@pytest.mark.parametrize("said", [None, '{"id": "_other_cuda_0"}', '{"id": 1}', "[]", "no JSON"])
+def test_a_build_of_others_stays(said: str | None, wheels: Path, tmp_path: Path) -> None:
+    theirs = tmp_path / "kernel" / "build" / "torch-cpu"
+    theirs.mkdir(parents=True)
+    (theirs / "mine.py").touch()
+    if said is not None:
+        (theirs / "metadata.json").write_text(said, encoding="utf-8")
+    with pytest.raises(PackagingError, match="torch-cpu: expected an earlier build of flashvar"):
+        hf_kernel.write(wheels, tmp_path / "kernel", "flashvar", modules=["flashvar"], version=1)
+    assert (theirs / "mine.py").exists()
+    assert [one.name for one in theirs.parent.iterdir()] == ["torch-cpu"]
+
+
+def test_an_earlier_build_stays_until_the_new_one_is_whole(
+    made: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    before = sorted((made / "build").rglob("*"))
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with pytest.raises(OSError, match="No space left"):
+        hf_kernel.write(wheels, made, "flashvar", modules=["flashvar"], version=3)
+    assert sorted((made / "build").rglob("*")) == before
+
+
+@pytest.mark.parametrize("version", ["0", "-3"])
+def test_what_names_no_branch_is_refused(
+    version: str, wheels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = Path(__file__).parents[2]
+    words = ["--wheels", str(wheels), "--output", str(tmp_path / "kernel")]
+    words += ["--kernel-version", version]
+    assert main(["--root", str(root), "hf-kernel", *words]) == 2
+    assert f"expected an integer above 0, found {version}" in capsys.readouterr().err
+    assert not (tmp_path / "kernel").exists()
 
 
 def test_an_unknown_module_is_refused(wheels: Path, tmp_path: Path) -> None:

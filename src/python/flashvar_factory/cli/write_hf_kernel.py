@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from flashvar.errors import ConfigurationError
 from flashvar_factory.config import schema
 from flashvar_factory.release import hf_kernel
 
@@ -33,6 +34,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Write the repository, and say how to load it."""
+    if arguments.kernel_version < 1:
+        raise ConfigurationError(
+            f"--kernel-version: expected an integer above 0, found {arguments.kernel_version}"
+        )
     project = schema.read(arguments.root / schema.FILE_NAME).project.name
     output = arguments.root / arguments.output
     made = hf_kernel.write(

@@ -38,7 +38,8 @@ def write(
         version: Of the kernel; the branch of the Hub that it goes to is `v<version>`.
 
     Raises:
-        PackagingError: a wheel is missing, or two are not of one release.
+        PackagingError: a wheel is missing, or two are not of one release; or a folder of that name
+            is there which no earlier call wrote.
         ConfigurationError: a module is not in the package.
     """
     plain, binaries = variants.release(wheels, project)
@@ -63,20 +64,49 @@ def write(
         )
     release = archive.parse_name(plain.name).version
     init = _init(project, release, modules).encode()
-    made = []
-    for backend, contents in (("cuda", {**package, **embedded}), ("cpu", package)):
-        folder = output / FOLDER / f"torch-{backend}"
-        if folder.exists():  # an earlier one of ours, and nothing beside it
-            shutil.rmtree(folder)
-        contents = {_INIT: init, **contents}
+    builds = {"cuda": {**package, **embedded}, "cpu": package}
+    folders = {backend: output / FOLDER / f"torch-{backend}" for backend in builds}
+    for folder in folders.values():
+        _check_replaceable(folder, project)
+    for backend, folder in folders.items():
+        contents = {_INIT: init, **builds[backend]}
         metadata = _metadata_of(project, license_name, version, backend, contents)
         text = json.dumps(metadata, indent=2) + "\n"
-        for name, data in {**contents, _METADATA: text.encode()}.items():
-            file = folder / PurePosixPath(name)
+        _replace(folder, {**contents, _METADATA: text.encode()})
+    return list(folders.values())
+
+
+def _check_replaceable(folder: Path, project: str) -> None:
+    """PackagingError where a folder is there that is no earlier build of the project."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    try:
+        found = json.loads((folder / _METADATA).read_text(encoding="utf-8"))["id"]
+        is_ours = found.startswith(f"_{project}_")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        is_ours = False
+    if not is_ours:
+        raise PackagingError(
+            f"{folder}: expected an earlier build of {project} or none, found something else, "
+            "which stays as it is; name another --output"
+        )
+
+
+def _replace(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write a folder anew; an earlier one is removed once all files are written."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        for name, data in files.items():
+            file = partial / PurePosixPath(name)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(data)
-        made.append(folder)
-    return made
+        if folder.exists():
+            shutil.rmtree(folder)
+        partial.replace(folder)
+    except BaseException:  # an interrupt too
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
 
 
 def _metadata_of(
