@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 from pathlib import Path
 
 from flashvar_factory.cli import target_pythons
@@ -45,7 +44,8 @@ def run(arguments: argparse.Namespace) -> None:
     output = root / arguments.output
     for name in (checks.FILE, checks.NOTES):
         (output / name).unlink(missing_ok=True)
-    shutil.rmtree(output / checks.SBOMS, ignore_errors=True)
+    for path in (output / checks.SBOMS).glob("*.cdx.json"):
+        path.unlink()
     files = ReleaseFiles(
         root=root,
         config=schema.read(root / schema.FILE_NAME),

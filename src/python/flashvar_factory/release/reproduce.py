@@ -11,10 +11,11 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from flashvar.errors import ConfigurationError
 from flashvar_factory.build import process, source
 from flashvar_factory.errors import BuildError, ReproducibilityError
 from flashvar_factory.release import difference
@@ -44,8 +45,13 @@ _CACHE: Final = "__pycache__"
 def build_twice(
     selection: Sequence[str], toolchain: Toolchain, *, root: Path, folder: Path
 ) -> tuple[Path, ...]:
-    """Run `wheels` in two copies of the checkout; the two folders of files."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """Run `wheels` in two copies of the checkout; the two folders of files.
+
+    Raises:
+        ConfigurationError: `folder` has something that no earlier call left.
+        BuildError: a build failed.
+    """
+    _clear(folder)
     copies = [folder / one.folder / _COPY for one in CONDITIONS]
     for copy in copies:  # both now: the checkout may change meanwhile
         copy_sources(root, copy, folder)
@@ -59,11 +65,29 @@ def build_again(
     selection: Sequence[str], toolchain: Toolchain, *, root: Path, folder: Path
 ) -> Path:
     """Run `wheels` in one copy, under the second conditions; the folder of files."""
-    shutil.rmtree(folder, ignore_errors=True)
+    _clear(folder)
     conditions = CONDITIONS[-1]
     copy = folder / conditions.folder / _COPY
     copy_sources(root, copy, folder)
     return _build(conditions, selection, toolchain, copy, root)
+
+
+def _clear(folder: Path) -> None:
+    """Remove what an earlier call left in a folder; ConfigurationError where it has anything else.
+
+    It may be a folder of the user, such as the project's own.
+    """
+    if not folder.exists():
+        return
+    tops = {PurePosixPath(one.folder).parts[0] for one in CONDITIONS}
+    others = sorted({path.name for path in folder.iterdir()} - tops) if folder.is_dir() else [""]
+    if others:
+        raise ConfigurationError(
+            f"{folder}: expected a folder of an earlier run, an empty one or none, found "
+            f"{others[0] or 'a file'}, which stays as it is; name another folder"
+        )
+    for top in tops:
+        shutil.rmtree(folder / top, ignore_errors=True)
 
 
 def require(one: Iterable[Path], two: Iterable[Path], where: str) -> None:
