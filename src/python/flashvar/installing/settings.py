@@ -55,7 +55,9 @@ def variables(environ: Mapping[str, str], source: WheelSource) -> dict[str, str]
     if source.is_named:
         own["PIP_CONFIG_FILE"] = os.devnull
     if source.index is not None:  # not in the command line, which every user can read
-        own |= {"PIP_INDEX_URL": source.index, "UV_DEFAULT_INDEX": source.index}
+        # uv before 0.4.23 reads UV_INDEX_URL alone; without it, it would ask PyPI.
+        names = ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL")
+        own |= dict.fromkeys(names, source.index)
     if may_change_the_system(environ):
         own |= {f"{tool}_BREAK_SYSTEM_PACKAGES": "1" for tool in _KEPT_SETTINGS}
     return {**kept, **own}
