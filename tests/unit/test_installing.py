@@ -198,7 +198,8 @@ def test_what_a_user_set_for_other_calls_does_not_reach_the_installer() -> None:
         assert not others & found.keys()
         assert found["PIP_REQUIRE_HASHES"] == "0"
     assert not places.keys() & named.keys()
-    assert named["PIP_INDEX_URL"] == "https://example.org/simple/"
+    for variable in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"):
+        assert named[variable] == "https://example.org/simple/"
     assert configured.items() >= places.items()
     assert "PIP_CONFIG_FILE" not in configured
 
@@ -307,6 +308,16 @@ SHOWN = {
         "error: No solution found\n  cause: Because a was not found\n\nhint: An index URL "
         "(http://here/) could not be queried (401 Unauthorized)\n",
         "No solution found; An index URL (http://here/) could not be queried (401 Unauthorized)",
+    ),
+    "uv, which draws a tree": (
+        "Resolved\n  \u00d7 No solution found when\n  │ resolving:\n  ├─▶ at first\n"
+        "  ╰─▶ Because a\n      was not found, your\n      requirements are unsatisfiable.\n",
+        "No solution found when resolving; Because a was not found, your requirements are "
+        "unsatisfiable.",
+    ),
+    "uv, which draws a tree and hints": (
+        "  \u00d7 No solution found:\n  ╰─▶ Because of\n      a\n\n      hint: it is there\n",
+        "No solution found; it is there",
     ),
     "nothing": ("", "it printed nothing"),
 }

@@ -20,7 +20,7 @@ import sysconfig
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -47,6 +47,10 @@ _FULL: Final = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQU
 # pip's heading of a traceback: its last line says more.
 _TRACEBACK: Final = "ERROR: Exception:"
 _LABEL: Final = re.compile(r"^(error|cause|caused by|warning|hint):\s*", re.IGNORECASE)
+# Older versions of uv draw a tree of errors, wrapped at 80 columns: the signs before an error and
+# before its causes, and how their further lines begin.
+_DRAWN: Final = re.compile(r"\s*(?:(?P<error>\u00d7)|[├╰]─▶)\s+")
+_BELOW: Final = ("   ", "  │")
 # How files of a wheel are packed; zipfile raises errors of their own for other ways.
 _PACKED: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 # What zipfile raises of an archive that is torn or encrypted.
@@ -288,12 +292,30 @@ def _withdrawn(done: subprocess.CompletedProcess[str]) -> str | None:
     return "".join(filter(str.isprintable, " ".join(reason.split())))
 
 
+def _lines(text: str) -> Iterator[str]:
+    """The lines that are not empty; of a tree, each error and each cause in one line."""
+    line, is_drawn = "", False
+    for raw in text.splitlines():
+        sign = _DRAWN.match(raw)
+        if is_drawn and line and sign is None and raw.startswith(_BELOW):
+            line += " " + raw.strip(" │")
+            continue
+        if line:
+            yield line
+        is_drawn = sign is not None
+        line = raw.strip()
+        if sign is not None:
+            line = ("error: " if sign["error"] else "cause: ") + raw[sign.end() :]
+    if line:
+        yield line
+
+
 def _reason(done: subprocess.CompletedProcess[str]) -> str:
     """The first error that an installer printed, and its last cause."""
-    lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    lines = list(_lines(done.stdout + done.stderr))
     errors = [line for line in lines if line.lower().startswith("error:")]
     causes = [line for line in lines if line.startswith(_CAUSES)]
     if _TRACEBACK in errors:
         errors = lines[-1:]
     chosen = [*errors[:1], *causes[-1:]] or lines[-1:] or ["it printed nothing"]
-    return "; ".join(_LABEL.sub("", line) for line in chosen)
+    return "; ".join(_LABEL.sub("", line).removesuffix(":") for line in chosen)
