@@ -114,10 +114,19 @@ def test_wheels_that_do_not_fit(release: Release, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_an_earlier_release_left_is_removed(release: Release) -> None:
-    stranger = release.wheels / WHEEL.replace("sm80", "sm86")
-    stranger.write_bytes(b"")
+    for name in (WHEEL.replace("sm80", "sm86"), WHEEL.replace("-0", "-9"), f".{WHEEL}.partial"):
+        (release.wheels / name).write_bytes(b"")
     next(iter(STAGES["wheels"].steps(release, {})))
     assert [path.name for path in release.wheels.iterdir()] == [WHEEL]
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "numpy-2.0-py3-none-any.whl", "folder"])
+def test_what_others_left_stays(name: str, release: Release) -> None:
+    path = release.wheels / name
+    path.mkdir() if name == "folder" else path.touch()
+    with pytest.raises(ReleaseError, match=f"{name}: not a file of this release\nmove them away"):
+        next(iter(STAGES["wheels"].steps(release, {})))
+    assert sorted(release.wheels.iterdir()) == sorted([path, release.wheels / WHEEL])
 
 
 def test_a_release_without_python_is_none(release: Release) -> None:

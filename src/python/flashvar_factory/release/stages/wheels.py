@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
 from flashvar_factory.build import wheel
 from flashvar_factory.build.self_contained import group_of
 from flashvar_factory.config.expand import Build
-from flashvar_factory.release import members, merge
+from flashvar_factory.release import members, merge, publish
 from flashvar_factory.release.pipeline import Release
 from flashvar_factory.release.steps import Outcome, Step, digests
 from flashvar_factory.toolchain import compiled_by
@@ -38,11 +40,19 @@ def steps(release: Release, done: Mapping[str, Outcome]) -> Iterator[Step]:
 
 
 def _remove_others(release: Release) -> None:
-    """Remove what an earlier release of other members left here."""
+    """Remove what an earlier release of other members left here; ReleaseError where others did."""
     release.wheels.mkdir(parents=True, exist_ok=True)
+    publish.remove_halves(release.wheels)
+    project = canonicalize_name(release.config.project.name)
+    ours = {project, *(member.distribution for member in release.members)}
     for file in release.wheels.iterdir():
-        if file.is_file() and members.read(file) not in release.members:
+        member = members.read(file)
+        if member is None or member in release.members or not file.is_file():
+            continue
+        if member.distribution in ours or member.distribution.startswith(f"{project}-"):
             file.unlink()
+    found = members.complaints(release.wheels.iterdir(), release.members, whole=False)
+    members.refuse(found, str(release.wheels), "move them away, or name another --work-dir")
 
 
 def _own(release: Release, make: Callable[[Path], Path]) -> Outcome:
