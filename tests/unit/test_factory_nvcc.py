@@ -66,6 +66,36 @@ def test_named_and_unfit_is_refused_not_passed_over(tmp_path: Path, version: str
     assert caught.value.exit_code == 3
 
 
+@pytest.mark.parametrize("variable", ["CUDACXX", "CUDA_HOME", "PATH"])
+def test_a_relative_path_is_of_this_folder(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = fake_nvcc(tmp_path / "other", "13.1.2")
+    own = fake_nvcc(tmp_path / "own", "13.0.88")
+    monkeypatch.chdir(own.parent if variable == "CUDACXX" else tmp_path)
+    named = {"CUDACXX": "./nvcc", "CUDA_HOME": "own", "PATH": "own/bin"}[variable]
+    environ = {"PATH": str(other.parent) if variable == "CUDACXX" else "", variable: named}
+    assert nvcc.find("auto", environ, tmp_path).nvcc == own
+
+
+@pytest.mark.parametrize("named", ["./nvcc", "nvcd", "~/nvcc"])
+def test_a_name_of_nothing_is_no_other_compiler(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fine = fake_nvcc(tmp_path / "fine", "13.0.88")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(fine.parent), prepend=":")
+    with pytest.raises(ToolchainError, match=r"CUDACXX: .*: no working nvcc"):
+        nvcc.find("auto", {"CUDACXX": named, "PATH": str(fine.parent)}, tmp_path)
+
+
+def test_a_program_that_prints_no_text_is_no_nvcc(tmp_path: Path) -> None:
+    named = fake_nvcc(tmp_path / "named", None)
+    named.write_text("#!/bin/sh\nprintf '\\377'\n", encoding="utf-8")
+    with pytest.raises(ToolchainError, match="no working nvcc"):
+        nvcc.find("auto", {"CUDACXX": str(named), "PATH": ""}, tmp_path)
+
+
 def test_pypi_is_last_and_brings_its_library_folder(tmp_path: Path) -> None:
     home = tmp_path / "build" / "toolkit" / "nvidia" / "cu13"
     compiler = fake_nvcc(home, "13.0.88")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -85,14 +86,16 @@ def _on_this_machine(environ: Mapping[str, str]) -> Iterator[NvccPath]:
     named = environ.get("CUDACXX")
     if named:
         found = shutil.which(named, path=environ.get("PATH"))
-        yield NvccPath("CUDACXX", Path(found or named), from_cudacxx=True)
+        # Absolute: CMake runs in another folder, and `nvcc` for `./nvcc` would be that of PATH.
+        path = Path(found or named).absolute() if found or os.sep in named else Path(named)
+        yield NvccPath("CUDACXX", path, from_cudacxx=True)
         return
     on_path = shutil.which("nvcc", path=environ.get("PATH", ""))
     if on_path:
-        yield NvccPath("PATH", Path(on_path))
+        yield NvccPath("PATH", Path(on_path).absolute())
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if environ.get(variable):
-            yield NvccPath(variable, Path(environ[variable], "bin", "nvcc"))
+            yield NvccPath(variable, Path(environ[variable], "bin", "nvcc").absolute())
     yield NvccPath("the usual folder", USUAL_FOLDER / "bin" / "nvcc")
 
 
@@ -104,7 +107,8 @@ def _from_pypi(root: Path) -> Iterator[NvccPath]:
 
 def _version(nvcc: Path) -> str | None:
     try:
-        done = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, check=True)
+        command = [str(nvcc), "--version"]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
     match = _VERSION.search(done.stdout)
