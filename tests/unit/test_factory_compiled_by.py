@@ -53,6 +53,16 @@ def test_facts_of_a_machine(environ: dict[str, str], tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("given", ['c++ "-O2', "odd"])
+def test_what_cannot_be_asked_is_a_fact_too(
+    given: str, environ: dict[str, str], tmp_path: Path
+) -> None:
+    odd = compiler(tmp_path / "bin", "odd", "")
+    odd.write_text("#!/bin/sh\nprintf '\\377'\n", encoding="utf-8")
+    found = compiled_by.facts(NVCC, {**environ, "CXX": given, "CUDAHOSTCXX": given})
+    assert all(given.partition(" ")[0] in found[name] for name in ("C++", "nvcc's C++"))
+
+
 def upgrade(environ: dict[str, str], tmp_path: Path) -> None:
     compiler(tmp_path / "bin", "c++", "13.1")
 

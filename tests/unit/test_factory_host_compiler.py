@@ -37,6 +37,12 @@ def test_what_is_named_must_be_there(named: str, nothing: Path) -> None:
         host_compiler.require({"PATH": str(nothing), "CXX": named})
 
 
+def test_a_quotation_that_does_not_end_is_said(nothing: Path) -> None:
+    put(nothing, "g++")
+    with pytest.raises(ToolchainError, match=r"CXX: expected .*: No closing quotation"):
+        host_compiler.require({"PATH": str(nothing), "CXX": 'g++ "-O2'})
+
+
 def test_a_compiler_is_named_with_its_options(nothing: Path) -> None:
     put(nothing, "mine")
     host_compiler.require({"PATH": str(nothing), "CXX": "mine -m64"})

@@ -16,6 +16,7 @@ import pytest
 from committed import commit_all
 from matrix import CONFIG
 
+from flashvar.errors import ConfigurationError
 from flashvar_factory.build import process, source, wheel
 from flashvar_factory.build.development import _link, build
 from flashvar_factory.config.expand import expand, select_all
@@ -188,6 +189,16 @@ def test_nothing_is_made_where_another_build_works(
     ):
         make(tmp_path)
     assert not (tmp_path / "dist").exists()
+
+
+@pytest.mark.parametrize("make", [pack_project, pack_sources])
+def test_a_time_that_is_none_is_refused_before_anything_is_built(
+    make: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "yesterday")
+    monkeypatch.setattr(process, "run", lambda *_, **__: pytest.fail("it was built"))
+    with pytest.raises(ConfigurationError, match=r"SOURCE_DATE_EPOCH: .* found 'yesterday'"):
+        make(tmp_path)
 
 
 def test_two_builds_that_end_together_leave_a_link(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from flashvar_factory.config import toml_table
 from flashvar_factory.config.expand import Build
 from flashvar_factory.config.schema import FILE_NAME, Config
 from flashvar_factory.errors import PackagingError
+from flashvar_factory.inspect import archive
 from flashvar_factory.toolchain import older_cuda
 from flashvar_factory.toolchain.nvcc import Toolchain
 
@@ -155,7 +156,12 @@ def _build(
     """Run the build frontend on `project`; the one new file, older ones of `stem` removed.
 
     Until it is whole, the file is in `directory`, where nobody else works.
+
+    Raises:
+        ConfigurationError: SOURCE_DATE_EPOCH is no time; nothing was compiled yet.
+        PackagingError: the build failed.
     """
+    archive.epoch()
     option, ending = kind
     fresh = directory / "made"
     shutil.rmtree(fresh, ignore_errors=True)

@@ -55,13 +55,19 @@ def claim(folder: Path, now: Mapping[str, str]) -> None:
 
 def _compiler(given: str, environ: Mapping[str, str]) -> str:
     """The path of a command's program, and the first line of the version it prints."""
-    program, *arguments = shlex.split(given) or [given]
+    try:
+        program, *arguments = shlex.split(given) or [given]
+    except ValueError:  # a quotation without an end, which CMake reports
+        return given
     path = shutil.which(program, path=environ.get("PATH"))
     if path is None:  # CMake reports it
         return given
     command = [path, *arguments, "--version"]
     try:
-        printed = subprocess.run(command, capture_output=True, text=True, env=dict(environ)).stdout
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", env=dict(environ)
+        )
+        printed = done.stdout
     except OSError:
         printed = ""
     version = printed.partition("\n")[0].strip() or "no version"

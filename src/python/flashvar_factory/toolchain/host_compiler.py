@@ -18,7 +18,12 @@ _USUAL: Final = ("/usr/local/bin", "/usr/bin", "/bin")
 def require(environ: Mapping[str, str]) -> None:
     """ToolchainError where neither CXX nor PATH leads to a C++ compiler."""
     named = environ.get("CXX")
-    names = (shlex.split(named)[:1] or [named]) if named else _NAMES
+    try:
+        names = (shlex.split(named)[:1] or [named]) if named else _NAMES
+    except ValueError as error:
+        raise ToolchainError(
+            f"CXX: expected a C++ compiler and its options, found {named}: {error}"
+        ) from error
     path = os.pathsep.join([environ.get("PATH", ""), *_USUAL])
     if any(shutil.which(name, path=path) for name in names):
         return
