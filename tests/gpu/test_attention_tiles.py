@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from device_call import DEVICE, check, check_gradients
-from features import bias, dense, modified, other_head_dim, packed
+from features import bias, dense, modified, other_head_dim, packed, sinks
 from oracle import Call
 
 # Triton's kernels have one tile for all lengths.
@@ -69,6 +69,24 @@ def test_other_head_dim_of_v(head_dim: int, backend: str) -> None:
     for causal in (False, True):
         given = {"head_dim_v": other_head_dim(head_dim), "causal": causal}
         check(long_call(head_dim, BF16, LENGTHS[""], **given), backend)
+
+
+# tests/kernels/test_wgmma_schedules.py asserts that these take steps of 80 keys.
+WIDE = [(96, 77), (200, 77), (257, 257), (300, 65)]
+
+
+@pytest.mark.parametrize("lengths", WIDE, ids=str)
+@pytest.mark.parametrize("head_dim", [16, 40, 64, 72, 96, 104, 128], ids=lambda d: f"d{d}")
+def test_small_tiles_of_80_keys(head_dim: int, lengths: tuple[int, int], backend: str) -> None:
+    batch = 48 if DEVICE == "cuda" else 1
+    for dtype in (BF16, FP16):
+        given: dict[str, Any] = {"heads": (8, 8), "batch": batch}
+        check(dense(head_dim, dtype, lengths, **given), backend)
+        check(dense(head_dim, dtype, lengths, **given, sinks=sinks(8, dtype)), backend)
+        other = other_head_dim(head_dim)
+        check(dense(head_dim, dtype, lengths, **given, head_dim_v=other), backend)
+        if lengths[1] <= 80:
+            check(dense(head_dim, dtype, lengths, **given, causal=True), backend)
 
 
 @pytest.mark.parametrize("kind", ["", "cache", "modifiers"])

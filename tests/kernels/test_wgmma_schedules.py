@@ -161,7 +161,8 @@ _BWD = {
     **{"no-dq": 8, "no-dq-modifiers": 8 + 2, "no-dq-bias": 8 + 4},
     **{"small": 16, "small-modifiers": 16 + 2, "small-bias": 16 + 4, "one-key-tile": 32},
 }
-_GENERAL, _MEDIUM, _SMALL, _SPLIT, _SMALL_SPLIT, _MODIFIERS, _SMALL_MODIFIERS, _LINES = range(8)
+_GENERAL, _MEDIUM, _SMALL, _SPLIT, _SMALL_SPLIT, _MODIFIERS, _SMALL_MODIFIERS = range(7)
+_LINES, _WIDE = 7, 8
 
 
 @pytest.fixture(scope="module")
@@ -176,11 +177,21 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     [
         (64, (4, 16384, 16384, 32, 1, -1), _GENERAL),
         (64, (4, 4096, 4096, 32, 1, 0), _MEDIUM),
-        (64, (64, 197, 197, 16, 1, -1), _SMALL),  # 59 rows beyond the last query instead of 187
+        (64, (64, 197, 197, 16, 1, -1), _WIDE),  # 59 rows beyond the last query instead of 187
         (64, (512, 49, 49, 8, 1, -1), _SMALL),
         (64, (64, 384, 384, 12, 1, 0), _SMALL),
         (128, (512, 49, 49, 8, 1, -1), _SMALL),
-        (128, (64, 197, 197, 16, 1, -1), _SMALL),
+        (128, (64, 197, 197, 16, 1, -1), _WIDE),
+        (64, (8, 4096, 77, 10, 1, -1), _WIDE),  # one step of 80 keys instead of two of 64
+        (128, (32, 1024, 77, 8, 1, -1), _WIDE),
+        (64, (64, 77, 77, 12, 1, 0), _WIDE),
+        (64, (64, 100, 100, 12, 1, 0), _SMALL),  # under a mask steps of 64 hide less
+        (64, (64, 64, 77, 12, 1, -1), _SMALL),  # one tile
+        (64, (64, 128, 128, 12, 1, -1), _SMALL),
+        (64, (64, 384, 384, 12, 1, -1), _SMALL),
+        (128, (64, 100, 100, 8, 1, -1), _SMALL),
+        (64, (32, 257, 257, 16, 1, -1), _WIDE),  # one key in the last step of 64
+        (64, (56, 577, 577, 12, 1, -1), _WIDE),
         (64, (8, 1500, 1500, 20, 1, -1), _GENERAL),
         (128, (8, 1024, 1024, 16, 1, 0), _MEDIUM),
         (128, (1, 512, 8192, 32, 4, -1), _MEDIUM),  # 128 tiles instead of 96
@@ -249,6 +260,25 @@ def test_few_queries_take_the_tiles_that_move_rows_to_lines(
     library: ctypes.CDLL,
 ) -> None:
     assert library.variant_of_rows(*call, *strides, what) == expected
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128])
+@pytest.mark.parametrize("lengths", [(96, 77), (200, 77), (257, 257), (300, 65)], ids=str)
+def test_steps_of_80_keys_are_of_known_lengths(
+    head_dim: int, lengths: tuple[int, int], library: ctypes.CDLL
+) -> None:
+    """Those of test_attention_tiles.py of tests/gpu; not of packed sequences."""
+    given = (head_dim, 48, *lengths, 8 * head_dim, 8 * head_dim, head_dim)
+    assert library.variant_of_rows(*given, 0) == _WIDE
+    assert library.variant_of_rows(*given, 1) != _WIDE
+
+
+@pytest.mark.parametrize(("head_dim", "expected"), [(72, _GENERAL), (80, _SMALL)])
+def test_small_tiles_load_rows_of_odd_multiples_of_16_bytes_slowly(
+    head_dim: int, expected: int, library: ctypes.CDLL
+) -> None:
+    strides = (8 * head_dim, 8 * head_dim, head_dim)
+    assert library.variant_of_rows(head_dim, 3, 4096, 300, *strides, 0) == expected
 
 
 @pytest.mark.parametrize("head_dim", [72, 80, 88, 96, 104, 112])

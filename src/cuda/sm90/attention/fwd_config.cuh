@@ -19,6 +19,7 @@ enum class FwdVariant {
   kModifiers,   // evaluates ScoreModifiers: fewer scores and more warps per tile hide their latency
   kSmallModifiers,  // likewise, in small tiles
   kLines,           // small tiles whose rows are moved to lines of memory (LineShift): few queries
+  kSmallWide,       // small tiles with steps of 80 keys, of which 77 or 257 keys take fewer
 };
 
 struct FwdTile {
@@ -31,7 +32,7 @@ struct FwdTile {
   // For estimates of time (fwd_variants.h). A cost is the time per score in percent, relative to
   // other variants of the head dims.
   int cost = 100;         // where tiles fill all SMs
-  int start = 2;          // a tile's first loads and its results, in steps of the main loop
+  int start = 20;         // a tile's first loads and its results, in tenths of a step of the loop
   int cost_causal = 0;    // under a causal mask, where it differs
   int cost_alone = 0;     // lower bound, for a CTA that is alone on an SM on which several fit
   int cost_one_tile = 0;  // likewise, if one small tile has all queries: keys come from memory
@@ -46,22 +47,25 @@ inline constexpr FwdTile kFwdTiles[] = {
     {FwdVariant::kModifiers,       64,  64,  64, 4},
     {FwdVariant::kModifiers,      128, 128,  64, 3},
     {FwdVariant::kModifiers,      256, 256,  64, 2},
-    {FwdVariant::kSmallModifiers,  64,  64,  64, 1, 3, 120, 2,   0, 200, 340},
-    {FwdVariant::kSmallModifiers, 128, 128,  64, 1, 2, 128, 2,   0, 140, 255},
+    {FwdVariant::kSmallModifiers,  64,  64,  64, 1, 3, 120, 20,   0, 200, 340},
+    {FwdVariant::kSmallModifiers, 128, 128,  64, 1, 2, 128, 20,   0, 140, 255},
     {FwdVariant::kSplit,           64,  64, 128, 2, 1, 125},
     {FwdVariant::kSplit,          128, 128, 128, 2},
     {FwdVariant::kSmallSplit,      64,  64, 128, 1, 2, 250},
     {FwdVariant::kSmallSplit,     128, 128,  64, 1, 2, 230},
     {FwdVariant::kLines,          128, 128,  64, 1, 2},
-    {FwdVariant::kSmall,           64,  64,  64, 1, 3, 119, 2,   0, 175, 300},
-    {FwdVariant::kSmall,           96,  96,  64, 1, 2, 143, 2,   0, 155, 285},
-    {FwdVariant::kSmall,          128, 128,  64, 1, 2, 123, 2,   0, 133, 245},
-    {FwdVariant::kMedium,          64,  64,  64, 4, 1, 107, 3},
+    {FwdVariant::kSmall,           64,  64,  64, 1, 3, 119, 24,   0, 175, 300},
+    {FwdVariant::kSmall,           96,  96,  64, 1, 2, 133, 24,   0, 148, 285},
+    {FwdVariant::kSmall,          128, 128,  64, 1, 2, 123, 20,   0, 130, 245},
+    {FwdVariant::kSmallWide,       64,  64,  80, 1, 3, 122, 24,   0, 178},
+    {FwdVariant::kSmallWide,       96,  96,  80, 1, 2, 127, 22,   0, 153},
+    {FwdVariant::kSmallWide,      128, 128,  80, 1, 2, 125, 19,   0, 125},
+    {FwdVariant::kMedium,          64,  64,  64, 4, 1, 107, 30},
     {FwdVariant::kMedium,          96,  96, 128, 2, 1, 105},
     {FwdVariant::kMedium,         128, 128, 128, 2},
-    {FwdVariant::kGeneral,         64,  64, 128, 3, 1,  94, 3, 107},
-    {FwdVariant::kGeneral,         96,  96, 112, 3, 1,  95, 3},
-    {FwdVariant::kGeneral,        128, 128,  80, 3, 1,  92, 3},
+    {FwdVariant::kGeneral,         64,  64, 128, 3, 1,  94, 30, 107},
+    {FwdVariant::kGeneral,         96,  96, 112, 3, 1,  95, 30},
+    {FwdVariant::kGeneral,        128, 128,  80, 3, 1,  92, 30},
     {FwdVariant::kGeneral,        192, 128, 128, 2},
     {FwdVariant::kGeneral,        192, 192,  96, 2},
     {FwdVariant::kGeneral,        256, 256,  80, 2},

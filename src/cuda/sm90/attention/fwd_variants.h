@@ -22,6 +22,7 @@ struct FwdVariants {
   using General = Config<FwdVariant::kGeneral>;
   using Medium = Config<FwdVariant::kMedium>;
   using Small = Config<FwdVariant::kSmall>;
+  using SmallWide = Config<FwdVariant::kSmallWide>;
   using Split = Config<FwdVariant::kSplit>;
   using SmallSplit = Config<FwdVariant::kSmallSplit>;
   using Lines = Config<FwdVariant::kLines>;
@@ -36,6 +37,7 @@ struct FwdVariants {
   static constexpr bool kHasLines =
       has_tile(FwdVariant::kLines) && std::max(kHeadDim, kHeadDimV) > 64;
   static_assert(kHasSmaller == has_tile(FwdVariant::kMedium) &&
+                kHasSmaller == has_tile(FwdVariant::kSmallWide) &&
                 kHasSmaller == has_tile(FwdVariant::kSmallSplit) &&
                 kHasSmaller == has_tile(FwdVariant::kSmallModifiers));
   // An SM runs two or three small tiles at a time, or one larger one.
@@ -56,9 +58,11 @@ struct FwdVariants {
       bool const is_medium = prefers_medium(problem);
       int64_t const larger = is_medium ? time_whole<Medium>(problem) : time_whole<General>(problem);
       int64_t const small = reads_keys_again(problem) ? INT64_MAX : time_whole<Small>(problem);
+      int64_t const small_wide =
+          considers_small_wide(problem) ? time_whole<SmallWide>(problem) : INT64_MAX;
       int64_t const split_tiles =
           considers_split_tiles(problem) ? time_whole<Split>(problem) : INT64_MAX;
-      int64_t const whole = std::min({small, larger, split_tiles});
+      int64_t const whole = std::min({small, small_wide, larger, split_tiles});
       // Few rows take small tiles, and large ones only where small ones would have one split.
       bool const fits_small = problem.queries.seqlen <= kSmallRows;
       if (fits_small && prefers_split<SmallSplit>(problem, whole)) {
@@ -69,7 +73,9 @@ struct FwdVariants {
         if (moves_to_lines(problem)) return use(Lines{}, kWhole);
       }
       if (split_tiles == whole) return use(Split{}, kWhole);
-      if (small < larger) return use(Small{}, kWhole);
+      if (std::min(small, small_wide) < larger) {
+        return small <= small_wide ? use(Small{}, kWhole) : use(SmallWide{}, kWhole);
+      }
       return is_medium ? use(Medium{}, kWhole) : use(General{}, kWhole);
     } else {
       if (problem.has_modifiers()) return use(Modifiers{}, kWhole);
@@ -100,6 +106,14 @@ struct FwdVariants {
     bool const few = queries <= std::max(Medium::kBlockQ, General::kBlockQ);
     return queries > kSmallRows && (few || problem.queries.offsets != nullptr) &&
            visible_keys(problem, kSmallRows) > kManyKeys;
+  }
+
+  // Whether kSmallWide may compute a call: of known numbers of keys, all visible, or all in one
+  // step. Calls of one tile wait for their keys, however many of them a step has.
+  static bool considers_small_wide(const FwdProblem& problem) {
+    bool const unmasked = problem.window_left == kUnbounded && problem.window_right == kUnbounded;
+    return problem.queries.seqlen > kSmallRows && !problem.has_foreign_tail() &&
+           !reads_keys_again(problem) && (unmasked || problem.keys.seqlen <= SmallWide::kBlockKV);
   }
 
   // Whether tiles of kSplit may compute a call of few queries in one split: up to head dim 64 no
@@ -140,9 +154,26 @@ struct FwdVariants {
            (choice.count > 1 && choice.time * area<C>() * C::kTile.cost < whole);
   }
 
+  // Whether rows of K or V are an odd multiple of 16 bytes. Small tiles, which load them most
+  // often, then take a fifth longer.
+  static bool has_slow_rows(const FwdProblem& problem) {
+    return problem.head_dim % 16 != 0 || problem.head_dim_v % 16 != 0;
+  }
+
+  // With up to so many keys in the last block, which comes first, the running maximum is so low
+  // that the next block rescales (LazySoftmax): it takes as long as two.
+  static constexpr int64_t kFewKeys = 8;
+
+  template <class C>
+  static bool rescales(const FwdProblem& problem) {
+    int64_t const last = problem.keys.seqlen % C::kBlockKV;
+    return problem.window_right == kUnbounded && !problem.has_foreign_tail() && last > 0 &&
+           last <= kFewKeys && problem.keys.seqlen > C::kBlockKV;
+  }
+
   // Estimated times. Unit: 1/200 of the time for one score (query x key) in a tile of cost 100.
-  // Those of several splits are SplitChoice's, whose start is 2, as the default of `start`. That of
-  // one split:
+  // Those of several splits are SplitChoice's, whose start is 2 steps, the default of `start`. That
+  // of one split:
   template <class C>
   static int64_t time_whole(const FwdProblem& problem) {
     TileWork const work = TileWork::make(problem, C::kBlockQ, C::kBlockKV);
@@ -156,11 +187,13 @@ struct FwdVariants {
     int64_t const cost =
         work.causal && C::kTile.cost_causal > 0 ? C::kTile.cost_causal : C::kTile.cost;
     int64_t const tiles_per_sm = ceil_div(work.tiles, kMultiprocessors);
-    int64_t const longest = work.most + C::kTile.start;
+    int64_t const start = C::kTile.start + (rescales<C>(problem) ? 10 : 0);  // tenths of a step
+    int64_t const longest = 10 * work.most + start;
     // In one wave the longest tile decides. In more, tiles with much work come first, so that SMs
     // end together.
-    int64_t const mean = tiles_per_sm <= C::kBlocksPerSM ? longest : work.mean + C::kTile.start;
-    return 2 * area<C>() * std::max(longest * alone, tiles_per_sm * mean * cost);
+    int64_t const mean = tiles_per_sm <= C::kBlocksPerSM ? longest : 10 * work.mean + start;
+    int64_t const fifths = C::kBlockQ == kSmallRows && !one_tile && has_slow_rows(problem) ? 6 : 5;
+    return fifths * area<C>() * std::max(longest * alone, tiles_per_sm * mean * cost) / 25;
   }
 
   // Scores of a step.

@@ -29,9 +29,10 @@ struct FwdWgmmaLaunch {
                                      fwd_merge_facts(row)}};
     if constexpr (Variants::kHasSmaller) {
       auto const smaller = join(
-          always, KernelFactsList<4>{
+          always, KernelFactsList<5>{
                       {facts<FwdVariant::kMedium>(row, "fwd_kernel, medium tiles"),
                        facts<FwdVariant::kSmall>(row, "fwd_kernel, small tiles"),
+                       facts<FwdVariant::kSmallWide>(row, "fwd_kernel, small, 80 keys"),
                        facts<FwdVariant::kSmallSplit>(row, "fwd_kernel, small, split-KV"),
                        facts<FwdVariant::kSmallModifiers>(row, "fwd_kernel, small, modifiers")}});
       if constexpr (Variants::kHasLines) {
