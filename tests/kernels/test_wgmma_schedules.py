@@ -189,6 +189,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         (64, (64, 64, 77, 12, 1, -1), _SMALL),  # one tile
         (64, (64, 128, 128, 12, 1, -1), _SMALL),
         (64, (64, 384, 384, 12, 1, -1), _SMALL),
+        (64, (64, 512, 512, 12, 1, -1), _SMALL),
         (128, (64, 100, 100, 8, 1, -1), _SMALL),
         (64, (32, 257, 257, 16, 1, -1), _WIDE),  # one key in the last step of 64
         (64, (56, 577, 577, 12, 1, -1), _WIDE),
