@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -52,6 +53,9 @@ def serve(address: str, modules: list[str]) -> None:
     """Run what is asked for, in the background; return in the forks alone."""
     for module in modules:
         importlib.import_module(module)
+    # The forks neither look for garbage in what is loaded nor copy the memory that this writes to.
+    gc.collect()
+    gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(address)

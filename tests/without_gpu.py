@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from _pytest.logging import catching_logs
 
 # Lines of sources in compiled kernels take a tenth of their compilation.
 os.environ.setdefault("TRITON_DISABLE_LINE_INFO", "1")
@@ -33,15 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave out of account what was imported and collected, and what torch does beside its work.
-
-    Pytest adds a handler, six times a test, to each logger that keeps its records to itself. Torch
-    has fifty, and one of them describes all graphs in full as soon as it has a handler.
-    """
-    for name, logger in logging.root.manager.loggerDict.items():
-        if name.startswith("torch.") and isinstance(logger, logging.Logger):
-            logger.handlers.clear()
-            logger.propagate = True
+    """Leave out of account what was imported and collected, and what Dynamo does beside it."""
     guards = sys.modules.get("torch._dynamo.guards")
     if guards:
         # Dynamo times the guards of each graph, and empties the caches of the CPU before: 20 ms.
@@ -49,6 +42,38 @@ def pytest_collection_finish() -> None:
         # And it looks for garbage after each: 17 ms.
         sys.modules["torch._dynamo.config"].run_gc_after_compile = False  # type: ignore[attr-defined]
     gc.freeze()
+
+
+_propagating = 0  # of so many loggers, each hands its records on
+
+
+def _catch_at_root(catching: catching_logs[logging.Handler]) -> logging.Handler:
+    """Catch logs as pytest does, at the root logger, to which every logger hands its records.
+
+    Six times a test, pytest looks through all loggers, of which torch and transformers have more
+    than a thousand, for those that keep their records to themselves, and adds a handler to each.
+    Torch has fifty, and one of them describes all graphs in full as soon as it has a handler.
+    """
+    global _propagating
+    root = logging.getLogger()
+    loggers = root.manager.loggerDict
+    if len(loggers) != _propagating:
+        _propagating = len(loggers)
+        for name, logger in loggers.items():
+            if isinstance(logger, logging.Logger) and not logger.propagate:
+                logger.propagate = True
+                if name.startswith("torch."):
+                    logger.handlers.clear()
+    root.addHandler(catching.handler)
+    catching.attached_loggers.append(root)
+    if catching.level is not None:
+        catching.handler.setLevel(catching.level)
+        catching.orig_level = root.level
+        root.setLevel(min(root.level, catching.level))
+    return catching.handler
+
+
+catching_logs.__enter__ = _catch_at_root  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="module", autouse=True)
