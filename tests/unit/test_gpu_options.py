@@ -59,6 +59,11 @@ def test_a_rehearsal_runs_on_the_cpu(tmp_path: Path, python_with_models: str) ->
     assert all(isinstance(one, int) and one >= 1 for one in seconds)
 
 
+# Of one small file: what other files import and have takes seconds.
+FILE = "tests/gpu/test_attention_varlen.py"
+CASES = "sequences and no_length"
+CHOSEN = ("--", "-k", CASES, "tests/gpu/../gpu/test_attention_varlen.py")
+
 # A plugin that terminates the run after its third test.
 TERMINATED = """
 import os, signal
@@ -75,18 +80,14 @@ def pytest_runtest_logfinish(nodeid):
 
 def test_a_run_that_is_terminated_has_a_record_that_says_so(tmp_path: Path, python: str) -> None:
     (tmp_path / "terminated.py").write_text(TERMINATED, encoding="utf-8")
-    target, file = tmp_path / "record.json", "tests/gpu/test_attention_features.py"
+    target = tmp_path / "record.json"
     path = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import pytest; "
     words = ("-q", "-p", "terminated", "-p", "no:cacheprovider", f"--results={target}")
-    done = run(python, "-c", f"{path}sys.exit(pytest.main({[file, *words]!r}))")
+    done = run(python, "-c", f"{path}sys.exit(pytest.main({[FILE, *words]!r}))")
     assert done.returncode == 2, done.stdout  # pytest's own, of Ctrl-C
     document = result_file.read(target)
     assert document["ended_early"] is True
     assert len(document["cases"]) == 3
-
-
-# Of one file: what other files import takes seconds.
-CHOSEN = ("--", "-k", "test_forward and d40", "tests/gpu/../gpu/test_attention_features.py")
 
 
 @pytest.fixture(scope="module")
@@ -101,22 +102,18 @@ def recorded(python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 def test_shards_together_are_the_whole(recorded: dict[str, Any]) -> None:
     cases = [case["case"] for case in recorded["cases"]]
     assert len(cases) == len(set(cases))
-    sys.path.insert(0, str(ROOT / "tests" / "gpu"))
-    from features import FEATURES
-
-    assert len(cases) == len(FEATURES) * 2 * 2  # dtypes and backends
+    assert len(cases) == 3 * 4 * 2  # sides, places and backends
     assert recorded["counts"] == {"skipped": len(cases)}
     assert list(recorded["not_run"].values()) == [len(cases)]
     assert recorded["seed"] == 5
     assert recorded["ended_early"] is False
-    chosen = ["-k test_forward and d40", "tests/gpu/test_attention_features.py"]
-    assert recorded["chosen"] == chosen
+    assert recorded["chosen"] == [f"-k {CASES}", FILE]
 
 
 def test_files_that_failed_run_again(recorded: dict[str, Any], tmp_path: Path, python: str) -> None:
-    target, file = tmp_path / "all.json", "tests/gpu/test_attention_features.py"
+    target = tmp_path / "all.json"
     words = ("-j", "1", "--results", str(target), "--again", *CHOSEN)
-    failed = {"case": f"{file}::test_mended", "outcome": "failed", "reason": "AssertionError"}
+    failed = {"case": f"{FILE}::test_mended", "outcome": "failed", "reason": "AssertionError"}
     kept = {"case": "tests/gpu/test_rotary.py::test_kept", "outcome": "passed"}
     elsewhere = {**recorded["system"], "visible_devices": "7", "triton_cache": "/elsewhere"}
     before = {**recorded, "system": elsewhere, "seed": 7, "cases": [failed, kept]}
@@ -126,7 +123,7 @@ def test_files_that_failed_run_again(recorded: dict[str, Any], tmp_path: Path, p
     assert document["cases"] == [*recorded["cases"], kept]
     assert document["counts"] == {**recorded["counts"], "passed": 1}
     assert document["seed"] == 7
-    history = {"files": [file], "had_failed": [f"{file}::test_mended: AssertionError"]}
+    history = {"files": [FILE], "had_failed": [f"{FILE}::test_mended: AssertionError"]}
     assert document["ran_again"] == [history]
     done = run_shards(python, *words)
     assert done.returncode == 2
@@ -157,10 +154,10 @@ def test_the_rest_of_a_run_that_was_interrupted(
     assert before["ended_early"] is True
     assert 3 <= len(before["cases"]) < len(recorded["cases"])
     # Other tests are not its rest.
-    other = ("--", "-k", "test_forward and d64", CHOSEN[-1])
+    other = ("--", "-k", "bad_arguments", CHOSEN[-1])
     done = run_shards(python, *words, "--rest", *other)
     assert done.returncode == 1
-    assert "chosen: expected ['-k test_forward and d40'" in done.stdout
+    assert f"chosen: expected ['-k {CASES}'" in done.stdout
     assert not target.exists()
     done = run_shards(python, *words, "--rest", *CHOSEN)
     assert done.returncode == 0, done.stdout
