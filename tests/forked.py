@@ -1,8 +1,8 @@
 """A Python in which modules are loaded already: each program is a fork of one process.
 
-    python forked.py SOCKET MODULE...   loads modules, and serves in the background: prints its
-                                        number
-    python -IS forked.py SOCKET ask ... runs `python ...` there, as far as anybody can see here
+    python forked.py SOCKET MODULE...       loads modules, and serves in the background: prints its
+                                            number
+    python -IS ask_forked.py SOCKET ...     runs `python ...` there, as far as anybody can see here
 
 Such a program costs what it does itself, not the seconds that torch or transformers takes to load.
 Of Python's own options it knows -c, -m and -W. It is killed when the process that asked for it
@@ -16,37 +16,19 @@ import atexit
 import contextlib
 import gc
 import importlib
-import json
+import marshal
 import os
 import select
 import signal
 import socket
 import sys
 import threading
+import weakref
 from typing import Any
 
-_LENGTH = 8  # bytes, of the length of a request
+from ask_forked import LENGTH
+
 _LIMIT = 7200  # seconds, longer than all tests take
-
-
-def ask(address: str, words: list[str]) -> int:
-    """Have the words run with this process' folder, variables and streams; the exit code.
-
-    A program that a signal ended ends this process likewise.
-    """
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(address)
-        here = os.getcwd()  # noqa: PTH109 (pathlib takes longer than all of this)
-        text = json.dumps({"words": words, "cwd": here, "environ": dict(os.environ)}).encode()
-        socket.send_fds(connection, [len(text).to_bytes(_LENGTH, "big")], [0, 1, 2])
-        connection.sendall(text)
-        # The end of this process closes the connection, which ends the program.
-        code = int(connection.recv(16) or b"255")
-    if code < 0:
-        if -code != signal.SIGKILL:
-            signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    return code
 
 
 def serve(address: str, modules: list[str]) -> None:
@@ -56,6 +38,8 @@ def serve(address: str, modules: list[str]) -> None:
     # The forks neither look for garbage in what is loaded nor copy the memory that this writes to.
     gc.collect()
     gc.freeze()
+    for kept in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        kept.atexit = False  # torch has a thousand, of what no fork takes apart
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(address)
@@ -76,7 +60,7 @@ def serve(address: str, modules: list[str]) -> None:
                 break
             connection.close()
     with connection:
-        length, streams, _, _ = socket.recv_fds(connection, _LENGTH, 3)
+        length, streams, _, _ = socket.recv_fds(connection, LENGTH, 3)
         text = b""
         while len(text) < int.from_bytes(length, "big"):
             text += connection.recv(1 << 16)
@@ -86,7 +70,7 @@ def serve(address: str, modules: list[str]) -> None:
                 os.close(stream)
             watch(connection, child)
     try:
-        program(json.loads(text), streams)
+        program(marshal.loads(text), streams)
         code: Any = 0
     except SystemExit as end:
         code = end.code
@@ -169,6 +153,4 @@ def leave(code: int | None) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[2:3] == ["ask"]:
-        sys.exit(ask(sys.argv[1], sys.argv[3:]))
     serve(sys.argv[1], sys.argv[2:])

@@ -115,7 +115,8 @@ def served(python: str, folder: Path, *modules: str) -> Iterator[str]:
             command = [python, str(script), str(address), *modules]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             server.write_text(done.stdout)
-            line = f'exec "{sys.executable}" -IS "{script}" "{address}" ask "$@"\n'
+            asking = script.with_name("ask_forked.py")
+            line = f'exec "{sys.executable}" -IS "{asking}" "{address}" "$@"\n'
             program.write_text(f"#!/bin/sh\n{line}", encoding="utf-8")
             program.chmod(0o755)
         users.write_text(str(count + 1))
