@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -43,9 +42,9 @@ def test_no_folder_imports_what_another_one_has_too() -> None:
     assert shared == {}, "rename one of these, or move what is imported into a module of its own"
 
 
-def test_tests_beside_those_of_the_gpu_run_without_one() -> None:
+def test_tests_beside_those_of_the_gpu_run_without_one(python: str) -> None:
     """In one process: tests/gpu skips its own tests alone."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     files = ["tests/gpu/test_rotary.py", "tests/unit/test_kinds.py"]
     done = subprocess.run(
         [*command, *files], cwd=ROOT, capture_output=True, text=True, env=without_devices()
