@@ -348,6 +348,11 @@ def library(described: Manifest, *device: Image) -> Library:
     )
 
 
+@cache
+def _own(described: Manifest, stem: str) -> bytes:
+    return library(described).build(stem)
+
+
 def sbom_of(described: Manifest, **changes: Any) -> dict[str, Any]:
     """The SBOM of a wheel."""
     name, version, source = described.distribution, described.version, described.source
@@ -426,7 +431,7 @@ class Wheel:
 
     def files(self) -> dict[str, bytes]:
         """What is in it."""
-        built = (self.library or library(self.described)).build(self.stem)
+        built = self.library.build(self.stem) if self.library else _own(self.described, self.stem)
         file = LibraryFile(f"lib{self.stem}.so", len(built), hashlib.sha256(built).hexdigest())
         one = replace(self.described, library=file)
         name, info = self.stem, self.info

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -110,9 +110,15 @@ def with_files(**more: bytes | str) -> Wheel:
     return Wheel(described(), more=found)
 
 
+@cache
+def right() -> Mapping[str, bytes]:
+    """The files of the wheel without a fault."""
+    return Wheel(described()).files()
+
+
 def edited(name: str, old: str, new: str) -> Wheel:
     """The wheel with other text in a file."""
-    text = Wheel(described()).files()[name].decode()
+    text = right()[name].decode()
     assert old in text
     return with_files(**{name: text.replace(old, new, 1)})
 
@@ -136,7 +142,7 @@ def without(name: str) -> Callable[[Path], Path]:
 
 def sbom(change: Callable[[Any], None]) -> Wheel:
     """The wheel with another SBOM."""
-    document = json.loads(Wheel(described()).files()[SBOM])
+    document = json.loads(right()[SBOM])
     change(document)
     return with_files(**{SBOM: json.dumps(document, indent=1) + "\n"})
 
