@@ -161,6 +161,14 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def python_with_nox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Python with nox loaded already, where it is installed, and what commands import beside it."""
+    modules = ["nox._cli"] if find_spec("nox") else []
+    folder = of_all_workers(tmp_path_factory) / "python_with_nox"
+    yield from served(sys.executable, folder, "inspect", "logging", *modules)
+
+
+@pytest.fixture(scope="session")
 def python_with_models(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Python with torch's compiler loaded already, and transformers where it is installed."""
     models = ["transformers.modeling_utils"] if find_spec("transformers") else []

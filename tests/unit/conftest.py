@@ -14,6 +14,7 @@ from without_gpu import (  # noqa: F401 (pytest finds them here)
     pytest_configure,
     python,
     python_with_models,
+    python_with_nox,
 )
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -55,9 +54,9 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def nox(clone: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def nox(python: str, clone: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "nox", "-s", *words],
+        [python, "-m", "nox", "-s", *words],
         cwd=clone,
         env={name: value for name, value in os.environ.items() if name != "CUDACXX"},
         stdout=subprocess.PIPE,
@@ -77,8 +76,10 @@ def nox(clone: Path, *words: str) -> subprocess.CompletedProcess[str]:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_refused_words_leave_no_environment(words: tuple[str, ...], said: str, clone: Path) -> None:
-    done = nox(clone, *words)
+def test_refused_words_leave_no_environment(
+    words: tuple[str, ...], said: str, clone: Path, python_with_nox: str
+) -> None:
+    done = nox(python_with_nox, clone, *words)
     assert done.returncode != 0
     assert said in done.stdout
     assert not (clone / ".nox" / words[0]).exists()
@@ -88,13 +89,13 @@ def test_refused_words_leave_no_environment(words: tuple[str, ...], said: str, c
 @pytest.mark.parametrize("words", [("gpu",), ("bench", "--", "host")], ids=["gpu", "bench"])
 @pytest.mark.parametrize("there", [False, True], ids=["no environment", "half an environment"])
 def test_what_runs_in_the_environment_says_what_makes_it(
-    words: tuple[str, ...], there: bool, clone: Path
+    words: tuple[str, ...], there: bool, clone: Path, python_with_nox: str
 ) -> None:
     folder = clone / ".nox" / "build-dev"
     shutil.rmtree(folder, ignore_errors=True)
     if there:
         made(folder, None)
-    done = nox(clone, *words)
+    done = nox(python_with_nox, clone, *words)
     assert done.returncode != 0
     assert f"expected the environment {folder}" in done.stdout
     assert "run `nox -s build-dev`" in done.stdout

@@ -53,12 +53,16 @@ def environment(*path: Path, buffered: bool = True) -> dict[str, str]:
 
 
 def shell(
-    words: tuple[str, ...], behind: str, *path: Path, buffered: bool = True
+    words: tuple[str, ...],
+    behind: str,
+    *path: Path,
+    buffered: bool = True,
+    python: str = sys.executable,
 ) -> tuple[int, str]:
     """Run a command with a redirection behind it; its exit code, and what stderr has."""
     line = f'"$0" -m "$@" {behind}; exit ${{PIPESTATUS[0]}}'
     done = subprocess.run(
-        ["bash", "-c", line, sys.executable, *words],
+        ["bash", "-c", line, python, *words],
         cwd=ROOT,
         env=environment(SOURCES, *path, buffered=buffered),
         stdout=subprocess.DEVNULL,
@@ -69,11 +73,13 @@ def shell(
 
 
 @ways(*COMMANDS)
-def test_a_reader_that_has_seen_enough_is_no_error(words: tuple[str, ...], buffered: bool) -> None:
+def test_a_reader_that_has_seen_enough_is_no_error(
+    words: tuple[str, ...], buffered: bool, python_with_nox: str
+) -> None:
     read, write = os.pipe()
     os.close(read)  # before the command begins, so that it always meets nobody
     process = subprocess.Popen(
-        [sys.executable, "-m", *words],
+        [python_with_nox if buffered else sys.executable, "-m", *words],
         cwd=ROOT,
         env=environment(SOURCES, WITHOUT_TORCH, buffered=buffered),
         stdout=write,
@@ -95,8 +101,11 @@ def test_a_closed_output_is_no_error(words: tuple[str, ...]) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no device that is always full")
 @ways(*COMMANDS)
-def test_a_full_disk_is_told_in_a_sentence(words: tuple[str, ...], buffered: bool) -> None:
-    code, complaints = shell(words, ">/dev/full", WITHOUT_TORCH, buffered=buffered)
+def test_a_full_disk_is_told_in_a_sentence(
+    words: tuple[str, ...], buffered: bool, python_with_nox: str
+) -> None:
+    python = python_with_nox if buffered else sys.executable
+    code, complaints = shell(words, ">/dev/full", WITHOUT_TORCH, buffered=buffered, python=python)
     said = f"{words[0]}: expected to write the output, found: No space left on device\n"
     assert (code, complaints) == (1, said)
 
