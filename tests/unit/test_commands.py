@@ -13,6 +13,7 @@ import pytest
 import flashvar
 from flashvar import cli
 from flashvar.cli import commands, main
+from flashvar.cli.parser import Parser
 
 SOURCES = Path(flashvar.__file__).parents[1]
 
@@ -87,16 +88,30 @@ def test_help_fits_its_terminal(
     assert any("--json" in line or "doctor" in line for line in lines)
 
 
-def test_every_option_has_a_help() -> None:
-    for parser in commands._parser("attention")[1].values():
-        for action in parser._actions:
-            assert action.help not in (None, ""), (parser.prog, action.dest)
-            assert action.help is not argparse.SUPPRESS
+def parser_of(command: str) -> Parser:
+    """The parser of a command, as a command line that names it has it."""
+    return commands._parser([command])[1][command]
+
+
+@pytest.mark.parametrize("command", commands._COMMANDS)
+def test_every_option_has_a_help(command: str) -> None:
+    parser = parser_of(command)
+    assert parser._actions[1:], "options beside --help"
+    for action in parser._actions:
+        assert action.help not in (None, ""), (parser.prog, action.dest)
+        assert action.help is not argparse.SUPPRESS
+
+
+def test_only_the_command_that_is_named_has_its_options() -> None:
+    """Every other one would start in twice the time."""
+    for words in ([], ["--help"], ["doctor"], ["docter"]):
+        made = commands._parser(words)[1]
+        assert not {"--bias", "--head-dim"}.intersection(made["warmup"].option_names())
+    assert "--bias" in parser_of("warmup").option_names()
 
 
 def test_help_says_where_the_options_of_other_ops_are() -> None:
-    of = commands._parser("attention")[1]
-    helps = {name: " ".join(of[name].format_help().split()) for name in ("warmup", "tune")}
+    helps = {name: " ".join(parser_of(name).format_help().split()) for name in ("warmup", "tune")}
     assert "`flashvar warmup OP --help` lists the options of another" in helps["warmup"]
     assert "OP --help" not in helps["tune"]  # one op has tiles to measure
 

@@ -29,7 +29,7 @@ start here:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The chosen command with its options; exits with 2 if it is missing or wrong."""
-    parser, commands = _parser(_op_of(arguments))
+    parser, commands = _parser(arguments)
     chosen = parser.parse_args(arguments)
     if chosen.command is None:
         parser.exit(2, parser.format_help())
@@ -46,7 +46,12 @@ def _check_doctor(chosen: argparse.Namespace, parser: Parser) -> None:
         parser.error("--verify prints one line: leave --bench and --json out")
 
 
-def _parser(op: str) -> tuple[Parser, dict[str, Parser]]:
+def _parser(arguments: list[str]) -> tuple[Parser, dict[str, Parser]]:
+    """The parser, and those of commands: only the command that is named gets its options.
+
+    Those of `warmup` come from modules of the ops, whose import takes as long as all else.
+    """
+    named = next((word for word in arguments if word in _COMMANDS), None)
     parser = Parser(
         prog="flashvar",
         description="Show, install and prepare the kernels of flashvar on this machine.",
@@ -61,7 +66,8 @@ def _parser(op: str) -> tuple[Parser, dict[str, Parser]]:
         command = commands.add_parser(
             name, help=summary, description=f"{_sentence(summary)}", epilog=closing
         )
-        add_options(command, op)
+        if name == named:
+            add_options(command, _op_of(arguments))
         made[name] = command
     return parser, made
 
