@@ -16,6 +16,7 @@ import atexit
 import contextlib
 import gc
 import importlib
+import inspect
 import marshal
 import os
 import select
@@ -35,6 +36,7 @@ def serve(address: str, modules: list[str]) -> None:
     """Run what is asked for, in the background; return in the forks alone."""
     for module in modules:
         importlib.import_module(module)
+    inspect.getmodule(serve.__code__)  # the files of all modules: torch asks as an op is defined
     # The forks neither look for garbage in what is loaded nor copy the memory that this writes to.
     gc.collect()
     gc.freeze()
