@@ -38,7 +38,7 @@ MASKS: dict[str, dict[str, Any]] = {
 }
 Heads = tuple[int, int]
 # Windows that hide whole blocks of so many keys, and enough sequences that the heads are packed all
-# the same, as a test in tests/kernels/test_wgmma_schedules.py asserts: sequences, heads, window.
+# the same, as tests/kernels/test_wgmma_forward_tiles.py asserts: sequences, heads, window.
 WINDOWED_KEYS = 1217
 WINDOWS: list[tuple[int, Heads, tuple[int, int]]] = [
     (50, (8, 2), (700, 2)),

@@ -1,7 +1,7 @@
 """A few queries on many keys and values whose rows start inside a line of 128 bytes.
 
 Kernels of 9.0 move such rows to the lines between head dims 64 and 128, if there are as many tiles
-as the GPU has SMs. tests/kernels/test_wgmma_schedules.py asserts that they do so here.
+as the GPU has SMs. tests/kernels/test_wgmma_forward_tiles.py asserts that they do so here.
 """
 
 from __future__ import annotations

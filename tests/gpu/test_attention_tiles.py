@@ -71,7 +71,7 @@ def test_other_head_dim_of_v(head_dim: int, backend: str) -> None:
         check(long_call(head_dim, BF16, LENGTHS[""], **given), backend)
 
 
-# tests/kernels/test_wgmma_schedules.py asserts that these take steps of 80 keys.
+# tests/kernels/test_wgmma_forward_tiles.py asserts that these take steps of 80 keys.
 WIDE = [(96, 77), (200, 77), (257, 257), (300, 65)]
 
 

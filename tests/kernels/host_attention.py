@@ -21,3 +21,10 @@ flashvar::attention::FwdProblem made(int64_t batch, int32_t queries, int32_t key
   return problem;
 }
 """
+# What the tiles' headers of 9.0 take of sm90/pipeline.cuh, which needs the driver's headers.
+PIPELINE: Final = """
+#pragma once
+namespace flashvar::sm90 {
+inline constexpr int kColBlockCols = 64;
+}
+"""

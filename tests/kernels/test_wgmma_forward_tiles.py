@@ -1,0 +1,286 @@
+"""Which tiles the forward of 9.0 takes for a call, and when heads are packed, on the host."""
+
+from __future__ import annotations
+
+import ctypes
+
+import host_attention
+import host_program
+import pytest
+
+pytestmark = host_program.needs_compiler
+
+_HEADERS = """
+#define __CUDACC__
+#include <algorithm>
+#include "device.h"
+using std::max, std::min;
+#include "core/dtype.cuh"
+#include "sm90/attention/fwd_variants.h"
+using namespace flashvar;
+using namespace flashvar::sm90::attention;
+"""
+_FUNCTIONS = """
+template <int kHeadDim>
+using VariantsOf = FwdVariants<Target<90, 232448>, dtype::bf16, kHeadDim, kHeadDim>;
+
+template <int kHeadDim>
+int variant_of(const FwdProblem& call) {
+  using Variants = VariantsOf<kHeadDim>;
+  FwdProblem const problem = simplified(call, Variants::kPackGqaTile);
+  return Variants::with_config(problem, [](auto config, SplitChoice) {
+    using C = decltype(config);
+    if (C::kShiftsK || C::kShiftsV) return static_cast<int>(FwdVariant::kLines);
+    if (C::kOneCtaPerSM) return static_cast<int>(FwdVariant::kSmallSplit);
+    if (C::kSplits) return static_cast<int>(FwdVariant::kSplit);
+    return static_cast<int>(C::kTile.variant);
+  });
+}
+
+// The call's FwdVariant.
+extern "C" int variant(int32_t head_dim, int32_t batch, int32_t queries, int32_t keys,
+                       int32_t heads, int32_t group, int32_t right, int32_t what) {
+  static float sinks[1];
+  FwdProblem problem = made(batch, queries, keys, heads, group, -1, right);
+  if (what == 1) problem.sinks = {sinks, 2};
+  if (what == 2) problem.modifiers.softcap = 5.f;
+  return head_dim == 64 ? variant_of<64>(problem) : head_dim == 128 ? variant_of<128>(problem)
+                                                                    : variant_of<256>(problem);
+}
+
+// The FwdVariant of a call without a mask: the distances of positions in k and in v, and of heads.
+// `what`: the sum of 1 with packed keys, 2 with two query heads for each of k and v.
+extern "C" int variant_of_rows(int32_t head_dim, int32_t batch, int32_t queries, int32_t keys,
+                               int32_t stride_k, int32_t stride_v, int32_t head_stride,
+                               int32_t what) {
+  static int32_t const offsets[2] = {};
+  FwdProblem problem = made(batch, queries, keys, what & 2 ? 16 : 8, what & 2 ? 2 : 1);
+  problem.head_dim = problem.head_dim_v = head_dim;
+  problem.k = {nullptr, 0, stride_k, head_stride};
+  problem.v = {nullptr, 0, stride_v, head_stride};
+  if (what & 1) problem.keys.offsets = offsets;
+  return head_dim > 96   ? variant_of<128>(problem)
+         : head_dim > 80 ? variant_of<96>(problem)
+         : head_dim > 64 ? variant_of<80>(problem)
+                         : variant_of<64>(problem);
+}
+
+// Whether PackGQA of several queries per sequence pays.
+extern "C" int packs(int32_t head_dim, int32_t batch, int32_t queries, int32_t keys, int32_t heads,
+                     int32_t group, int32_t left, int32_t right) {
+  FwdProblem const call = made(batch, queries, keys, heads, group, left, right);
+  return row_shift_of(call, head_dim == 64    ? VariantsOf<64>::kPackGqaTile
+                            : head_dim == 128 ? VariantsOf<128>::kPackGqaTile
+                                              : VariantsOf<256>::kPackGqaTile) > 0;
+}
+"""
+_GENERAL, _MEDIUM, _SMALL, _SPLIT, _SMALL_SPLIT, _MODIFIERS, _SMALL_MODIFIERS, _LINES, _WIDE = (
+    range(9)
+)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    folder = tmp_path_factory.mktemp("forward")
+    program = _HEADERS + host_attention.PROBLEM + _FUNCTIONS
+    return host_program.library(program, folder, {"sm90/pipeline.cuh": host_attention.PIPELINE})
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "call", "expected"),
+    [
+        (64, (4, 16384, 16384, 32, 1, -1), _GENERAL),
+        (64, (4, 4096, 4096, 32, 1, 0), _MEDIUM),
+        (64, (64, 197, 197, 16, 1, -1), _WIDE),  # 59 rows beyond the last query instead of 187
+        (64, (512, 49, 49, 8, 1, -1), _SMALL),
+        (64, (64, 384, 384, 12, 1, 0), _SMALL),
+        (128, (512, 49, 49, 8, 1, -1), _SMALL),
+        (128, (64, 197, 197, 16, 1, -1), _WIDE),
+        (64, (8, 4096, 77, 10, 1, -1), _WIDE),  # one step of 80 keys instead of two of 64
+        (128, (32, 1024, 77, 8, 1, -1), _WIDE),
+        (64, (64, 77, 77, 12, 1, 0), _WIDE),
+        (64, (64, 100, 100, 12, 1, 0), _SMALL),  # under a mask steps of 64 hide less
+        (64, (64, 64, 77, 12, 1, -1), _SMALL),  # one tile
+        (64, (64, 128, 128, 12, 1, -1), _SMALL),
+        (64, (64, 384, 384, 12, 1, -1), _SMALL),
+        (64, (64, 512, 512, 12, 1, -1), _SMALL),
+        (128, (64, 100, 100, 8, 1, -1), _SMALL),
+        (64, (32, 257, 257, 16, 1, -1), _WIDE),  # one key in the last step of 64
+        (64, (56, 577, 577, 12, 1, -1), _WIDE),
+        (64, (8, 1500, 1500, 20, 1, -1), _GENERAL),
+        (128, (8, 1024, 1024, 16, 1, 0), _MEDIUM),
+        (128, (1, 512, 8192, 32, 4, -1), _MEDIUM),  # 128 tiles instead of 96
+        (128, (2, 2000, 2000, 12, 1, -1), _GENERAL),
+        (128, (1, 16384, 16384, 16, 1, -1), _GENERAL),
+        (64, (1, 512, 50176, 8, 1, -1), _SPLIT),
+        (64, (1, 65, 8192, 8, 1, -1), _SPLIT),
+        (64, (1, 64, 8192, 8, 1, -1), _SMALL_SPLIT),
+        (128, (1, 1, 8192, 32, 4, 0), _SMALL_SPLIT),
+        (128, (1, 4, 8192, 32, 4, 0), _SMALL_SPLIT),
+        (128, (1, 1, 512, 32, 4, -1), _SMALL_SPLIT),
+        (128, (32, 1, 4096, 32, 4, -1), _SMALL),  # 256 tiles, two for each SM
+        (256, (1, 1, 8192, 8, 8, -1), _SPLIT),
+        (256, (2, 4096, 4096, 16, 2, 0), _GENERAL),
+        (64, (1, 2048, 2048, 8, 1, 0), _SMALL),  # 256 tiles instead of 64
+        (64, (4, 8192, 8192, 16, 1, 0), _MEDIUM),
+        (64, (4, 1024, 1024, 16, 1, -1), _MEDIUM),  # two waves of larger tiles would be three
+        (128, (1, 512, 512, 16, 1, 0), _SMALL),
+        (128, (4, 3072, 3072, 16, 1, 0), _GENERAL),  # 16 tiles of 192 rows, none partly filled
+        (128, (16, 128, 4096, 16, 1, -1), _MEDIUM),  # small tiles would load all keys twice
+        (64, (16, 256, 4096, 16, 1, -1), _MEDIUM),
+        (64, (16, 200, 8192, 12, 1, -1), _SPLIT),  # 128 rows: 3 waves of halves instead of 2
+        (64, (4, 256, 8192, 16, 1, -1), _SPLIT),
+        (
+            64,
+            (16, 200, 3001, 12, 1, -1),
+            _SPLIT,
+        ),  # test_attention_rows_inside_lines.py of tests/gpu
+        (64, (4, 256, 5000, 16, 1, -1), _SPLIT),
+        (64, (4, 129, 2000, 12, 1, 0), _SPLIT),
+    ],
+)
+def test_the_forward_takes_the_tiles_that_waste_least(
+    head_dim: int, call: tuple[int, ...], expected: int, library: ctypes.CDLL
+) -> None:
+    assert library.variant(head_dim, *call, 0) == expected
+
+
+@pytest.mark.parametrize(
+    ("call", "strides", "what", "expected"),
+    [
+        ((72, 33, 1, 1217), (576, 576, 72), 0, _LINES),
+        ((96, 33, 64, 1217), (768, 768, 96), 0, _LINES),
+        ((112, 33, 5, 1217), (896, 896, 112), 0, _LINES),
+        ((104, 33, 5, 1217), (840, 832, 104), 0, _LINES),  # rows of v alone are moved
+        ((104, 33, 5, 1217), (840, 840, 104), 0, _SMALL),
+        ((120, 33, 5, 1217), (960, 960, 120), 0, _SMALL),  # one of 8 heads
+        ((96, 33, 1, 1217), (1024, 1024, 128), 0, _SMALL),  # rows start at lines
+        ((128, 33, 5, 1217), (1024, 1024, 128), 0, _SMALL),
+        ((64, 33, 5, 1217), (512, 512, 64), 0, _SMALL),
+        ((96, 33, 1, 1023), (768, 768, 96), 0, _SMALL),
+        ((96, 20, 1, 1217), (768, 768, 96), 0, _SMALL),  # 28 of 160 tiles in a second round
+        ((96, 33, 65, 1217), (768, 768, 96), 0, _MEDIUM),
+        ((96, 2, 1, 2417), (768, 768, 96), 0, _SMALL_SPLIT),
+        ((72, 33, 1, 4095), (576, 576, 72), 1, _SMALL),  # fewer keys may be in use
+        ((72, 33, 1, 4096), (576, 576, 72), 1, _LINES),
+        ((72, 33, 1, 1217), (576, 576, 72), 2, _LINES),  # PackGQA
+        ((72, 33, 40, 1217), (576, 576, 72), 2, _SMALL),  # two tiles load the same keys
+    ],
+)
+def test_few_queries_take_the_tiles_that_move_rows_to_lines(
+    call: tuple[int, ...],
+    strides: tuple[int, ...],
+    what: int,
+    expected: int,
+    library: ctypes.CDLL,
+) -> None:
+    assert library.variant_of_rows(*call, *strides, what) == expected
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128])
+@pytest.mark.parametrize("lengths", [(96, 77), (200, 77), (257, 257), (300, 65)], ids=str)
+def test_steps_of_80_keys_are_of_known_lengths(
+    head_dim: int, lengths: tuple[int, int], library: ctypes.CDLL
+) -> None:
+    """Those of test_attention_tiles.py of tests/gpu; not of packed sequences."""
+    given = (head_dim, 48, *lengths, 8 * head_dim, 8 * head_dim, head_dim)
+    assert library.variant_of_rows(*given, 0) == _WIDE
+    assert library.variant_of_rows(*given, 1) != _WIDE
+
+
+@pytest.mark.parametrize(("head_dim", "expected"), [(72, _GENERAL), (80, _SMALL)])
+def test_small_tiles_load_rows_of_odd_multiples_of_16_bytes_slowly(
+    head_dim: int, expected: int, library: ctypes.CDLL
+) -> None:
+    strides = (8 * head_dim, 8 * head_dim, head_dim)
+    assert library.variant_of_rows(head_dim, 3, 4096, 300, *strides, 0) == expected
+
+
+@pytest.mark.parametrize("head_dim", [72, 80, 88, 96, 104, 112])
+def test_calls_that_test_moved_rows_move_them(head_dim: int, library: ctypes.CDLL) -> None:
+    """Those of test_attention_rows_inside_lines.py of tests/gpu."""
+    wide = -(-8 * head_dim // 64) * 64 + 64
+    for queries, keys, what in ((1, 1217, 2), (5, 1217, 0), (64, 1217, 0), (2, 4200, 1)):
+        sizes, strides = (33, queries, keys), (wide, wide, head_dim)
+        assert library.variant_of_rows(head_dim, *sizes, *strides, what) == _LINES
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "sizes", "packs"),
+    [
+        # Many keys, which tiles of one head each would read once for each head of a group.
+        (64, (1, 16, 4096, 32, 4), True),
+        (64, (16, 4, 1024, 32, 4), True),
+        # The tiles of all heads run at the same time, and end before others would be merged.
+        (64, (4, 16, 512, 21, 7), False),
+        (64, (1, 16, 512, 48, 4), False),
+        (256, (4, 8, 512, 14, 7), False),
+        # They do not run at the same time.
+        (64, (256, 4, 512, 32, 4), True),
+        (64, (256, 4, 128, 32, 4), True),
+        (256, (64, 4, 256, 32, 4), True),
+        # As many bytes to merge as there are in few keys.
+        (64, (256, 4, 127, 32, 4), False),
+    ],
+)
+def test_heads_are_packed_where_merging_takes_less_than_it_saves(
+    head_dim: int, sizes: tuple[int, ...], packs: bool, library: ctypes.CDLL
+) -> None:
+    assert library.packs(head_dim, *sizes, -1, -1) == packs
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("queries", [2, 5, 8])
+@pytest.mark.parametrize(
+    ("batch", "keys", "heads", "group", "left", "right"),
+    [
+        (2, 2417, 8, 4, -1, -1),  # test_attention_few_queries.py of tests/gpu
+        (64, 301, 8, 4, -1, -1),
+        (64, 301, 12, 6, -1, 0),
+        (50, 1217, 8, 4, 700, 2),
+        (50, 1217, 8, 4, 300, 0),
+        (50, 1217, 6, 3, 700, 2),
+        (50, 1217, 7, 7, 700, 2),
+        (24, 1217, 24, 12, 700, 2),
+        (24, 1217, 24, 12, 300, 0),
+        (24, 1217, 64, 64, 300, 0),
+        (54, 4097, 8, 4, 700, 0),  # test_attention_cache.py
+        (54, 4097, 6, 3, 700, 0),
+    ],
+)
+def test_calls_that_test_packed_heads_pack_them(
+    batch: int,
+    keys: int,
+    heads: int,
+    group: int,
+    left: int,
+    right: int,
+    queries: int,
+    head_dim: int,
+    library: ctypes.CDLL,
+) -> None:
+    assert library.packs(head_dim, batch, queries, keys, heads, group, left, right)
+
+
+def test_only_one_kernel_adds_the_sinks_of_packed_groups(library: ctypes.CDLL) -> None:
+    packed, of_one_head = (256, 1, 200, 8, 4, -1), (256, 1, 200, 8, 1, -1)
+    assert library.variant(128, *packed, 0) == _SMALL
+    assert library.variant(128, *packed, 1) == _SMALL_SPLIT
+    assert library.variant(128, *of_one_head, 1) == _SMALL
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "length", "expected"),
+    [
+        (64, 49, _SMALL_MODIFIERS),
+        (64, 128, _SMALL_MODIFIERS),
+        (64, 1024, _MODIFIERS),
+        (128, 64, _SMALL_MODIFIERS),
+        (128, 2048, _MODIFIERS),
+        (256, 64, _MODIFIERS),
+    ],
+)
+def test_tiles_of_calls_with_modifiers(
+    head_dim: int, length: int, expected: int, library: ctypes.CDLL
+) -> None:
+    assert library.variant(head_dim, 32, length, length, 8, 1, -1, 2) == expected
