@@ -37,6 +37,13 @@ int variant_of(const FwdProblem& call) {
   });
 }
 
+int variant_up_to(int32_t head_dim, const FwdProblem& call) {
+  return head_dim > 96   ? variant_of<128>(call)
+         : head_dim > 80 ? variant_of<96>(call)
+         : head_dim > 64 ? variant_of<80>(call)
+                         : variant_of<64>(call);
+}
+
 // The call's FwdVariant.
 extern "C" int variant(int32_t head_dim, int32_t batch, int32_t queries, int32_t keys,
                        int32_t heads, int32_t group, int32_t right, int32_t what) {
@@ -59,10 +66,21 @@ extern "C" int variant_of_rows(int32_t head_dim, int32_t batch, int32_t queries,
   problem.k = {nullptr, 0, stride_k, head_stride};
   problem.v = {nullptr, 0, stride_v, head_stride};
   if (what & 1) problem.keys.offsets = offsets;
-  return head_dim > 96   ? variant_of<128>(problem)
-         : head_dim > 80 ? variant_of<96>(problem)
-         : head_dim > 64 ? variant_of<80>(problem)
-                         : variant_of<64>(problem);
+  return variant_up_to(head_dim, problem);
+}
+
+// The FwdVariant of a call of 8 heads. Windows: negative where they have no bound. `what`: 1 with
+// packed keys, 2 with sinks.
+extern "C" int variant_of_dims(int32_t head_dim, int32_t head_dim_v, int32_t batch, int32_t queries,
+                               int32_t keys, int32_t left, int32_t right, int32_t what) {
+  static int32_t const offsets[2] = {};
+  static float sinks[1];
+  FwdProblem problem = made(batch, queries, keys, 8, 1, left, right);
+  problem.head_dim = head_dim;
+  problem.head_dim_v = head_dim_v;
+  if (what == 1) problem.keys.offsets = offsets;
+  if (what == 2) problem.sinks = {sinks, 2};
+  return variant_up_to(std::max(head_dim, head_dim_v), problem);
 }
 
 // Whether PackGQA of several queries per sequence pays.
@@ -177,23 +195,52 @@ def test_few_queries_take_the_tiles_that_move_rows_to_lines(
     assert library.variant_of_rows(*call, *strides, what) == expected
 
 
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128])
-@pytest.mark.parametrize("lengths", [(96, 77), (200, 77), (257, 257), (300, 65)], ids=str)
+@pytest.mark.parametrize(
+    ("head_dim", "other"),
+    [(16, 32), (40, 24), (64, 128), (72, 64), (96, 64), (104, 64), (128, 64)],
+)
+@pytest.mark.parametrize("lengths", [(96, 77), (300, 77), (100, 257), (300, 65)], ids=str)
 def test_steps_of_80_keys_are_of_known_lengths(
-    head_dim: int, lengths: tuple[int, int], library: ctypes.CDLL
+    head_dim: int, other: int, lengths: tuple[int, int], library: ctypes.CDLL
 ) -> None:
     """Those of test_attention_tiles.py of tests/gpu; not of packed sequences."""
-    given = (head_dim, 48, *lengths, 8 * head_dim, 8 * head_dim, head_dim)
-    assert library.variant_of_rows(*given, 0) == _WIDE
-    assert library.variant_of_rows(*given, 1) != _WIDE
+
+    def variant(head_dim_v: int, right: int = -1, what: int = 0) -> int:
+        return int(library.variant_of_dims(head_dim, head_dim_v, 48, *lengths, -1, right, what))
+
+    assert variant(head_dim) == variant(other) == variant(head_dim, what=2) == _WIDE
+    assert variant(head_dim, what=1) != _WIDE
+    if lengths[1] <= 80:
+        assert variant(head_dim, right=0) == _WIDE
 
 
-@pytest.mark.parametrize(("head_dim", "expected"), [(72, _GENERAL), (80, _SMALL)])
-def test_small_tiles_load_rows_of_odd_multiples_of_16_bytes_slowly(
-    head_dim: int, expected: int, library: ctypes.CDLL
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        # Rows of K or V that are an odd multiple of 16 bytes take longer in small tiles.
+        ((80, 80, 48, 200, 100, -1, -1, 0), _SMALL),
+        ((80, 72, 48, 200, 100, -1, -1, 0), _MEDIUM),
+        ((80, 64, 8, 2048, 300, -1, -1, 0), _SMALL),
+        ((72, 64, 8, 2048, 300, -1, -1, 0), _MEDIUM),
+        ((72, 72, 3, 4096, 300, -1, -1, 0), _GENERAL),
+        ((72, 72, 3, 17, 129, -1, -1, 0), _SMALL),  # not if one tile has all queries
+        # All keys are visible, or steps of 80 hide more than those of 64.
+        ((80, 80, 3, 257, 197, -1, -1, 0), _WIDE),
+        ((80, 80, 3, 257, 197, 32, -1, 0), _SMALL),
+        ((128, 128, 8, 128, 130, -1, -1, 0), _WIDE),
+        ((128, 128, 8, 128, 130, -1, 0, 0), _SMALL),
+        # A few keys in the last step of several; their number is known, and none is hidden.
+        ((104, 104, 8, 300, 8, -1, -1, 0), _SMALL),
+        ((96, 96, 48, 2048, 130, -1, -1, 0), _WIDE),
+        ((96, 96, 48, 2048, 130, -1, -1, 1), _SMALL),
+        ((128, 128, 16, 1024, 321, -1, -1, 0), _MEDIUM),
+        ((128, 128, 16, 1024, 321, -1, 32, 0), _SMALL),
+    ],
+)
+def test_what_makes_steps_of_small_tiles_longer(
+    call: tuple[int, ...], expected: int, library: ctypes.CDLL
 ) -> None:
-    strides = (8 * head_dim, 8 * head_dim, head_dim)
-    assert library.variant_of_rows(head_dim, 3, 4096, 300, *strides, 0) == expected
+    assert library.variant_of_dims(*call) == expected
 
 
 @pytest.mark.parametrize("head_dim", [72, 80, 88, 96, 104, 112])
