@@ -58,6 +58,25 @@ def test_known_ones_and_those_of_others_are_left_alone() -> None:
     assert variables.misspelled({**environ, "BACKENDS": "1", "XFLASHVAR_BACKENDS": "1"}) == {}
 
 
+@pytest.mark.parametrize("service", ["BACKEND", "CACHE", "INDEX", "LOG"])
+def test_addresses_of_services_are_left_alone(service: str) -> None:
+    """What Kubernetes and linked containers set for a service called `flashvar-index`."""
+    endings = (
+        "SERVICE_HOST",
+        "SERVICE_PORT",
+        "SERVICE_PORT_HTTP_METRICS",
+        "PORT",
+        "PORT_80_TCP",
+        "PORT_80_TCP_ADDR",
+        "PORT_80_TCP_PORT",
+        "PORT_53_UDP_PROTO",
+        "PORT_9_SCTP",
+    )
+    environ = {f"FLASHVAR_{service}_{ending}": "1" for ending in endings}
+    assert variables.misspelled(environ) == {}
+    assert variables.misspelled({f"FLASHVAR_{service}_DIRS": "1"}) != {}
+
+
 @pytest.mark.parametrize("way", ["a call", "the command"])
 @pytest.mark.usefixtures("fresh_registry")
 def test_it_is_said_once(

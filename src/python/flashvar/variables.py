@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Final
@@ -13,6 +14,8 @@ _PREFIX: Final = "FLASHVAR_"
 NAMES: Final = ("BACKEND", "CACHE_DIR", "FORCE_ARCH", "INDEX", "LIB_DIR", "LOG", "STRICT")
 # How alike a name must be, from 0 to 1: the variables of a user's own scripts are none of ours.
 _CUTOFF: Final = 0.7
+# Kubernetes and linked containers set these for a service, such as one called `flashvar-index`.
+_OF_SERVICE: Final = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?$")
 
 _log: Final = logging.getLogger("flashvar")
 
@@ -28,6 +31,8 @@ def misspelled(environ: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for variable in unknown:
         name = variable.upper().removeprefix(_PREFIX)
+        if _OF_SERVICE.search(name):
+            continue
         longer = [one for one in NAMES if name.startswith(f"{one}_")]
         near = longer or get_close_matches(name, NAMES, n=1, cutoff=_CUTOFF)
         if near:
