@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import sys
 import sysconfig
 from argparse import Namespace
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,7 +19,7 @@ from installed import put_binary, put_wheel
 from flashvar._version import __version__
 from flashvar.cli import install
 from flashvar.errors import InstallError
-from flashvar.installing import destination, wheel_requirements
+from flashvar.installing import destination, installer, wheel_requirements
 from flashvar.installing.wheel_requirements import WheelRequirement
 from flashvar.machine.system import platform_tag
 
@@ -86,3 +90,43 @@ def test_a_folder_that_cannot_be_locked_is_used(
     monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path / "missing"))
     with destination.locked():
         pass
+
+
+def test_a_file_system_without_locks_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some say so at once, some only where a lock has to be waited for."""
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
+    for errors in ([errno.EBADF], [errno.EWOULDBLOCK, errno.ENOLCK]):
+        raised = iter(errors)
+
+        def lock(number: int, how: int, raised: Iterator[int] = raised) -> None:
+            error = next(raised)
+            raise OSError(error, os.strerror(error))
+
+        monkeypatch.setattr(fcntl, "flock", lock)
+        with destination.locked():
+            assert list(raised) == []
+
+
+def test_an_installer_that_outlives_its_process_keeps_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
+    os.mkfifo(tmp_path / "pipe")
+    command = [sys.executable, "-c", f"open({str(tmp_path / 'pipe')!r}).read()"]
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        with ThreadPoolExecutor() as pool:
+            with destination.locked():
+                run = pool.submit(installer._run, command, os.environ, to_its_end=True)
+                pipe = (tmp_path / "pipe").open("w")  # the installer runs
+            try:  # what a process has open is closed when it dies
+                with pytest.raises(BlockingIOError):
+                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            finally:
+                pipe.close()
+            assert run.result().returncode == 0
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(folder)

@@ -6,7 +6,7 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 from flashvar.errors import InstallError
@@ -17,6 +17,7 @@ except ImportError:  # not Unix, where flashvar has no binaries
     fcntl = None  # type: ignore[assignment]
 
 _MEGABYTE = 1_000_000
+_held: list[int] = []  # the open folders that hold the lock
 
 
 def folders() -> tuple[Path, ...]:
@@ -45,7 +46,7 @@ def locked() -> Iterator[None]:
     """Hold the lock of the folders, so that one `flashvar install` at a time changes them.
 
     It is on the folders themselves: no file is added. A file system that has no locks is used
-    without.
+    without. If this process dies, an installer that has `lock_files` open keeps the lock.
     """
     with ExitStack() as held:
         # `lib64` may be a link to `lib`; locked twice, a folder would be waited for.
@@ -56,19 +57,25 @@ def locked() -> Iterator[None]:
                 continue
             held.callback(os.close, number)
             _lock(number)
+            _held.append(number)
+            held.callback(_held.remove, number)
         yield
+
+
+def lock_files() -> tuple[int, ...]:
+    """What a child process needs to have open to keep the lock."""
+    return tuple(_held)
 
 
 def _lock(number: int) -> None:
     if fcntl is None:
         return
-    try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        print("waiting for another `flashvar install` in this environment", flush=True)
-        fcntl.flock(number, fcntl.LOCK_EX)
-    except OSError:  # as on NFS, for a folder
-        return
+    with suppress(OSError):  # as on NFS, for a folder
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("waiting for another `flashvar install` in this environment", flush=True)
+            fcntl.flock(number, fcntl.LOCK_EX)
 
 
 def require_room(size: int) -> None:

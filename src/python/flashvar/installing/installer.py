@@ -223,7 +223,10 @@ def _variables(source: WheelSource, folder: Path) -> dict[str, str]:
 def _run(
     command: Sequence[str], environ: Mapping[str, str], *, to_its_end: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Run an installer; with `to_its_end`, an interrupt waits for it: half a change is worse."""
+    """Run an installer; with `to_its_end`, an interrupt waits for it: half a change is worse.
+
+    If this process dies meanwhile, the installer may go on, and others wait for it.
+    """
     try:
         process = subprocess.Popen(
             command,
@@ -234,6 +237,7 @@ def _run(
             text=True,
             errors="replace",
             start_new_session=to_its_end,
+            pass_fds=destination.lock_files() if to_its_end else (),
         )
     except OSError as error:
         raise InstallError(
