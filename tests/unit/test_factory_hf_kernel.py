@@ -164,7 +164,8 @@ def test_what_names_no_branch_is_refused(
     words = ["--wheels", str(wheels), "--output", str(tmp_path / "kernel")]
     words += ["--kernel-version", version]
     assert main(["--root", str(root), "hf-kernel", *words]) == 2
-    assert f"expected an integer above 0, found {version}" in capsys.readouterr().err
+    said = f"expected an integer above 0, found {version}: name 1 for the branch v1"
+    assert said in capsys.readouterr().err
     assert not (tmp_path / "kernel").exists()
 
 

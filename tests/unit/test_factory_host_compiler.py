@@ -39,7 +39,7 @@ def test_what_is_named_must_be_there(named: str, nothing: Path) -> None:
 
 def test_a_quotation_that_does_not_end_is_said(nothing: Path) -> None:
     put(nothing, "g++")
-    with pytest.raises(ToolchainError, match=r"CXX: expected .*: No closing quotation"):
+    with pytest.raises(ToolchainError, match=r"CXX: .*\(No closing quotation\): correct CXX"):
         host_compiler.require({"PATH": str(nothing), "CXX": 'g++ "-O2'})
 
 

@@ -36,7 +36,8 @@ def run(arguments: argparse.Namespace) -> None:
     """Write the repository, and say how to load it."""
     if arguments.kernel_version < 1:
         raise ConfigurationError(
-            f"--kernel-version: expected an integer above 0, found {arguments.kernel_version}"
+            f"--kernel-version: expected an integer above 0, found {arguments.kernel_version}: "
+            "name 1 for the branch v1 of the Hub, and so on"
         )
     project = schema.read(arguments.root / schema.FILE_NAME).project.name
     output = arguments.root / arguments.output

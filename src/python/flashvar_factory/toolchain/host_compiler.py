@@ -22,7 +22,7 @@ def require(environ: Mapping[str, str]) -> None:
         names = (shlex.split(named)[:1] or [named]) if named else _NAMES
     except ValueError as error:
         raise ToolchainError(
-            f"CXX: expected a C++ compiler and its options, found {named}: {error}"
+            f"CXX: expected a C++ compiler and its options, found {named} ({error}): correct CXX"
         ) from error
     path = os.pathsep.join([environ.get("PATH", ""), *_USUAL])
     if any(shutil.which(name, path=path) for name in names):
