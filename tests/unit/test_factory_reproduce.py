@@ -39,3 +39,13 @@ def test_what_no_run_left_stays(folder: str, tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="which stays as it is"):
             build((), TOOLCHAIN, root=tmp_path, folder=tmp_path / folder)
     assert all(path.exists() for path in mine)
+
+
+@pytest.mark.parametrize("name", ["one", "one/mine", "two/mine", "two/in-a-longer-path/mine"])
+def test_folders_of_the_same_names_stay_too(name: str, tmp_path: Path) -> None:
+    mine = tmp_path / "work" / name
+    mine.parent.mkdir(parents=True)
+    mine.touch()
+    with pytest.raises(ConfigurationError, match=f"found {name}, which stays as it is"):
+        reproduce.build_twice((), TOOLCHAIN, root=tmp_path, folder=tmp_path / "work")
+    assert mine.exists()

@@ -11,7 +11,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -79,15 +79,22 @@ def _clear(folder: Path) -> None:
     """
     if not folder.exists():
         return
-    tops = {PurePosixPath(one.folder).parts[0] for one in CONDITIONS}
-    others = sorted({path.name for path in folder.iterdir()} - tops) if folder.is_dir() else [""]
-    if others:
+    copies = {folder / one.folder / _COPY for one in CONDITIONS}
+    above = {parent for copy in copies for parent in copy.parents if parent.is_relative_to(folder)}
+    others = sorted(
+        str(path.relative_to(folder))
+        for parent in above
+        if parent.is_dir()
+        for path in parent.iterdir()
+        if path not in copies and not (path in above and path.is_dir())
+    )
+    if others or not folder.is_dir():
         raise ConfigurationError(
             f"{folder}: expected a folder of an earlier run, an empty one or none, found "
-            f"{others[0] or 'a file'}, which stays as it is; name another folder"
+            f"{others[0] if others else 'a file'}, which stays as it is; name another folder"
         )
-    for top in tops:
-        shutil.rmtree(folder / top, ignore_errors=True)
+    for copy in copies:
+        shutil.rmtree(copy, ignore_errors=True)
 
 
 def require(one: Iterable[Path], two: Iterable[Path], where: str) -> None:
