@@ -143,6 +143,18 @@ def test_a_build_of_others_stays(said: str | None, wheels: Path, tmp_path: Path)
     assert [one.name for one in theirs.parent.iterdir()] == ["torch-cpu"]
 
 
+@pytest.mark.parametrize("target", ["elsewhere", "nowhere"])
+def test_a_link_to_a_build_stays(target: str, made: Path, wheels: Path) -> None:
+    """It may lead to the only copy of a build."""
+    folder = made / "build" / "torch-cpu"
+    folder.rename(made / "elsewhere")
+    folder.symlink_to(made / target)
+    before = sorted(made.rglob("*"))
+    with pytest.raises(PackagingError, match="torch-cpu: expected an earlier build of flashvar"):
+        hf_kernel.write(wheels, made, "flashvar", modules=["flashvar"], version=3)
+    assert sorted(made.rglob("*")) == before
+
+
 def test_an_earlier_build_stays_until_the_new_one_is_whole(
     made: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,11 +78,12 @@ def write(
 
 def _check_replaceable(folder: Path, project: str) -> None:
     """PackagingError where a folder is there that is no earlier build of the project."""
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+    is_link = folder.is_symlink()  # neither removed nor written through
+    if not is_link and (not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))):
         return
     try:
         found = json.loads((folder / _METADATA).read_text(encoding="utf-8"))["id"]
-        is_ours = found.startswith(f"_{project}_")
+        is_ours = not is_link and found.startswith(f"_{project}_")
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         is_ours = False
     if not is_ours:
