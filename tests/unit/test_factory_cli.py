@@ -132,22 +132,26 @@ def test_what_the_file_system_refuses_is_an_error_of_the_build(
     assert "found: Not a directory" in err
 
 
-@pytest.mark.parametrize("obstacle", ["a file", "no permission"])
+@pytest.mark.parametrize("obstacle", ["a file", "no permission", "no permission above"])
 def test_a_folder_that_takes_no_wheels_is_refused_before_they_are_built(
     obstacle: str, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[Path] = []
     monkeypatch.setattr(wheel, "makers", lambda *_: {"pure": built.append})
     output = root / "out"
+    refused = root if obstacle.endswith("above") else output
     if obstacle == "a file":
         output.touch()
     else:  # root may write everywhere
-        monkeypatch.setattr(os, "access", lambda path, mode: path != output)
+        refused.mkdir(exist_ok=True)
+        monkeypatch.setattr(os, "access", lambda path, mode: path != refused)
+    before = sorted(root.iterdir())
     words = ("wheels", "--project-only", "--output", "out")
     code, _, err = run(capsys, "--root", str(root), *words)
     assert (code, built) == (4, [])
-    assert err.startswith(f"flashvar_factory wheels: {output}: expected ")
+    assert err.startswith(f"flashvar_factory wheels: {refused}: expected ")
     assert err.count("\n") == 1
+    assert sorted(root.iterdir()) == before
 
 
 @pytest.mark.parametrize("output", ["|cat", ">/dev/null", ">log"])

@@ -120,7 +120,15 @@ def test_what_an_earlier_release_left_is_removed(release: Release) -> None:
     assert [path.name for path in release.wheels.iterdir()] == [WHEEL]
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "numpy-2.0-py3-none-any.whl", "folder"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "notes.txt",
+        "numpy-2.0-py3-none-any.whl",
+        "flashvar_tools-2.0-py3-none-any.whl",  # of a project of its own
+        "folder",
+    ],
+)
 def test_what_others_left_stays(name: str, release: Release) -> None:
     path = release.wheels / name
     path.mkdir() if name == "folder" else path.touch()

@@ -45,10 +45,14 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _require_writable(folder: Path) -> None:
-    """Make the folder, and check that files can be added: a build may take an hour."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if not os.access(folder, os.W_OK | os.X_OK):
+    """Check that files can be added to the folder, or it can be made: a build may take an hour."""
+    nearest = next(one for one in (folder, *folder.parents) if one.exists() or one.is_symlink())
+    if not nearest.is_dir():
         raise BuildError(
-            f"{folder}: expected a folder that can be written, found no permission; name another "
+            f"{nearest}: expected a folder, found something else; name another with --output"
+        )
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise BuildError(
+            f"{nearest}: expected a folder that can be written, found no permission; name another "
             "with --output"
         )

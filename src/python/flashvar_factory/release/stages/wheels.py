@@ -8,6 +8,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
+from flashvar.binaries.kinds import BinaryKind
 from flashvar_factory.build import wheel
 from flashvar_factory.build.self_contained import group_of
 from flashvar_factory.config.expand import Build
@@ -49,10 +50,19 @@ def _remove_others(release: Release) -> None:
         member = members.read(file)
         if member is None or member in release.members or not file.is_file():
             continue
-        if member.distribution in ours or member.distribution.startswith(f"{project}-"):
+        if member.distribution in ours or _is_of_binary(member.distribution, project):
             file.unlink()
     found = members.complaints(release.wheels.iterdir(), release.members, whole=False)
     members.refuse(found, str(release.wheels), "move them away, or name another --work-dir")
+
+
+def _is_of_binary(distribution: str, project: str) -> bool:
+    """Whether it is the name of a project's binary: `flash-attn` is none of a project `flash`."""
+    try:
+        BinaryKind.parse(distribution.removeprefix(f"{project}-"))
+    except ValueError:
+        return False
+    return distribution.startswith(f"{project}-")
 
 
 def _own(release: Release, make: Callable[[Path], Path]) -> Outcome:
