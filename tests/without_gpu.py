@@ -13,11 +13,8 @@ import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 from _pytest.logging import catching_logs
@@ -28,22 +25,6 @@ os.environ.setdefault("TRITON_DISABLE_LINE_INFO", "1")
 # Garbage is looked for after each file, and not in what was there before it: to look through torch
 # again and again took a tenth of all tests.
 gc.disable()
-
-
-@cache
-def _rfc3987_syntax() -> Any:
-    del sys.modules["rfc3987_syntax"]
-    return import_module("rfc3987_syntax")
-
-
-def is_valid_syntax(term: str, text: str) -> bool:
-    """Whether a text is an IRI: jsonschema imports this, which takes a second, and seldom asks."""
-    found: bool = _rfc3987_syntax().is_valid_syntax(term, text)
-    return found
-
-
-if find_spec("rfc3987_syntax"):
-    sys.modules.setdefault("rfc3987_syntax", sys.modules[__name__])
 
 
 def pytest_configure(config: pytest.Config) -> None:

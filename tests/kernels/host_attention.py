@@ -1,4 +1,4 @@
-"""A C++ function for host programs that makes an attention problem without tensors."""
+"""Parts of host programs for attention: headers, and a problem without tensors."""
 
 from __future__ import annotations
 
@@ -28,3 +28,21 @@ namespace flashvar::sm90 {
 inline constexpr int kColBlockCols = 64;
 }
 """
+
+_RUNTIME: Final = """
+#define __CUDACC__
+#include <algorithm>
+#include "device.h"
+using std::max, std::min;
+#include "core/dtype.cuh"
+"""
+_NAMESPACES: Final = """
+using namespace flashvar;
+using namespace flashvar::sm90::attention;
+"""
+
+
+def program(functions: str, *headers: str) -> str:
+    """A host program of headers of the attention kernels of 9.0, and functions that use them."""
+    includes = "".join(f'#include "sm90/attention/{name}"\n' for name in headers)
+    return f"{_RUNTIME}{includes}{_NAMESPACES}{PROBLEM}{functions}"

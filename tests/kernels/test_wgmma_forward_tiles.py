@@ -10,16 +10,7 @@ import pytest
 
 pytestmark = host_program.needs_compiler
 
-_HEADERS = """
-#define __CUDACC__
-#include <algorithm>
-#include "device.h"
-using std::max, std::min;
-#include "core/dtype.cuh"
-#include "sm90/attention/fwd_variants.h"
-using namespace flashvar;
-using namespace flashvar::sm90::attention;
-"""
+_HEADERS = ("fwd_variants.h",)
 _FUNCTIONS = """
 template <int kHeadDim>
 using VariantsOf = FwdVariants<Target<90, 232448>, dtype::bf16, kHeadDim, kHeadDim>;
@@ -100,7 +91,7 @@ _GENERAL, _MEDIUM, _SMALL, _SPLIT, _SMALL_SPLIT, _MODIFIERS, _SMALL_MODIFIERS, _
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("forward")
-    program = _HEADERS + host_attention.PROBLEM + _FUNCTIONS
+    program = host_attention.program(_FUNCTIONS, *_HEADERS)
     return host_program.library(program, folder, {"sm90/pipeline.cuh": host_attention.PIPELINE})
 
 

@@ -11,18 +11,11 @@ import pytest
 
 pytestmark = host_program.needs_compiler
 
-_HEADERS = """
-#define __CUDACC__
-#include <algorithm>
-#include "device.h"
-using std::max, std::min;
-#include "core/dtype.cuh"
-#include "sm90/attention/bwd_variants.h"
-#include "sm90/attention/key_tile_splits.h"
-#include "sm90/attention/pair_schedule.cuh"
-using namespace flashvar;
-using namespace flashvar::sm90::attention;
-"""
+_HEADERS = (
+    "bwd_variants.h",
+    "key_tile_splits.h",
+    "pair_schedule.cuh",
+)
 _FUNCTIONS = """
 // Of tiles of 64 queries and 128 keys: parts of a group's heads, and of a head's query blocks.
 extern "C" void key_tile_splits(int32_t batch, int32_t queries, int32_t keys, int32_t heads,
@@ -105,7 +98,7 @@ _BWD = {
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("wgmma")
-    program = _HEADERS + host_attention.PROBLEM + _FUNCTIONS
+    program = host_attention.program(_FUNCTIONS, *_HEADERS)
     return host_program.library(program, folder, {"sm90/pipeline.cuh": host_attention.PIPELINE})
 
 
