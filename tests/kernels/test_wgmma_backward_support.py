@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
+import host_attention
 import host_program
 import pytest
 
 pytestmark = host_program.needs_compiler
 
-# What the tiles' header takes of another, which needs the driver's headers.
-_PIPELINE = """
-#pragma once
-namespace flashvar::sm90 {
-inline constexpr int kColBlockCols = 64;
-}
-"""
 # A line for each call: why, or "wgmma".
 _PROGRAM = """
 #include <cuda_runtime.h>
@@ -62,7 +56,7 @@ int main() {
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     code, text = host_program.run(
-        _PROGRAM, tmp_path_factory.mktemp("support"), {"sm90/pipeline.cuh": _PIPELINE}
+        _PROGRAM, tmp_path_factory.mktemp("support"), {"sm90/pipeline.cuh": host_attention.PIPELINE}
     )
     assert code == 0
     return text.splitlines()
