@@ -187,11 +187,14 @@ struct FwdVariants {
     int64_t const cost =
         work.causal && C::kTile.cost_causal > 0 ? C::kTile.cost_causal : C::kTile.cost;
     int64_t const tiles_per_sm = ceil_div(work.tiles, kMultiprocessors);
-    int64_t const start = C::kTile.start + (rescales<C>(problem) ? 10 : 0);  // tenths of a step
+    // `start`, `longest` and `mean` are in tenths of a step.
+    int64_t const start = C::kTile.start + (rescales<C>(problem) ? 10 : 0);
     int64_t const longest = 10 * work.most + start;
     // In one wave the longest tile decides. In more, tiles with much work come first, so that SMs
     // end together.
     int64_t const mean = tiles_per_sm <= C::kBlocksPerSM ? longest : 10 * work.mean + start;
+    // Small tiles with slow rows take six fifths of the time. The divisor is that of fifths, and of
+    // half of the tenths, since the unit is 1/200 of the time for a score and costs are in percent.
     int64_t const fifths = C::kBlockQ == kSmallRows && !one_tile && has_slow_rows(problem) ? 6 : 5;
     return fifths * area<C>() * std::max(longest * alone, tiles_per_sm * mean * cost) / 25;
   }
