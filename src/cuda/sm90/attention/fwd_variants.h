@@ -193,8 +193,8 @@ struct FwdVariants {
     // In one wave the longest tile decides. In more, tiles with much work come first, so that SMs
     // end together.
     int64_t const mean = tiles_per_sm <= C::kBlocksPerSM ? longest : 10 * work.mean + start;
-    // Small tiles with slow rows take six fifths of the time. The divisor is that of fifths, and of
-    // half of the tenths, since the unit is 1/200 of the time for a score and costs are in percent.
+    // Small tiles with slow rows take six fifths of the time. 25 is 5 for fifths, times 10 for
+    // tenths of a step, by 2 for percent in a unit of 1/200.
     int64_t const fifths = C::kBlockQ == kSmallRows && !one_tile && has_slow_rows(problem) ? 6 : 5;
     return fifths * area<C>() * std::max(longest * alone, tiles_per_sm * mean * cost) / 25;
   }
