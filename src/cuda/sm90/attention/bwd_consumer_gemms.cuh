@@ -74,7 +74,8 @@ __device__ __forceinline__ void bwd_consume_dv(const BwdArgs& args,
                                     rS[4 * n + 2 * half + e] = 0.f;
                                   });
         } else {
-          exponentiate<Config>(rS, scale_log2, smem.lse(s), tile.mask, tile.first_key, first_query);
+          exponentiate<Config>(rS, scale_log2, ColumnValues(smem.lse(s)), tile.mask, tile.first_key,
+                               first_query);
           Scores<Config>::pack(rS, rP);
         }
         // The second consumer has read the P that was in this buffer.

@@ -54,6 +54,12 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
         ptx::mbarrier_wait(smem.full_q(step.stage()), step.phase());  // Q is loaded
         gemm_scores_t<Config, Config::kHeadDim>(rS, smem.k() + offset, smem.q(step.stage()));
       };
+      EarlyColumnValues<Config::kEarlyTiles> lse, delta;
+      auto load_lse = [&] {
+        // dO, LSE and delta are loaded.
+        ptx::mbarrier_wait(smem.full_grad_out(step.stage()), step.phase());
+        lse.load(smem.lse(step.stage()));
+      };
       auto start_grad_q = [&](float (&rdQ)[Config::kGradQCols / 2], const ExchangeState& exchange) {
         // dS of both consumers is written.
         ptx::mbarrier_wait(smem.full_exchange(exchange.stage()), exchange.phase());
@@ -68,22 +74,23 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
         __syncwarp();              // all lanes have written dS
         if (first_lane) ptx::mbarrier_arrive(smem.full_exchange(exchange.stage()));
       };
-      // Step i, software pipelined. `first`, `last`: of the tile. Precondition: S(i) complete.
-      // wgmma groups in flight, in order:
-      // {dP(i)}, {dQ(i-1), dV(i)}, {dV(i), dK(i)}, {dK(i), S(i+1)}.
+      float* sums = grad_q_sums<Config>(args, it.number, warpgroup);  // of the next dQ
+      // Step i, software pipelined. `first`, `last`: of the tile. Precondition: S(i) complete,
+      // dO(i) loaded. What the step needs right after a GEMM is loaded before the wait for that
+      // GEMM. wgmma groups in flight, in order: {dP(i)}, {dQ(i-1), dV(i)}, {dV(i), dK(i)}, {dK(i),
+      // S(i+1)}.
       auto run_step = [&](auto first, auto last) {
         uint32_t const s = step.stage();
         ExchangeState const exchange{step.count}, previous{step.count - 1};
         typename Scores<Config>::Registers rdP;
         typename Scores<Config>::Packed rP, rdS;
-        ptx::mbarrier_wait(smem.full_grad_out(s), step.phase());  // dO, LSE, delta are loaded
         gemm_scores_t<Config, Config::kHeadDimV>(rdP, smem.v() + offset, smem.grad_out(s));
-        exponentiate<Config>(rS, scale_log2, smem.lse(s), tile.mask, first_key,
-                             it.m * Config::kBlockQ);
+        exponentiate<Config>(rS, scale_log2, lse, tile.mask, first_key, it.m * Config::kBlockQ);
         Scores<Config>::pack(rS, rP);
+        delta.load(smem.delta(s));
         ptx::wgmma_wait<0>();
         ptx::wgmma_fence_operand(rdP);
-        differentiate_softmax<Config>(rS, rdP, smem.delta(s));
+        differentiate_softmax<Config>(rS, rdP, delta);
         Scores<Config>::pack(rdP, rdS);
         publish_ds(rdS, exchange);
         float rdQ[Config::kGradQCols / 2];
@@ -97,7 +104,11 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
         }
         gemm_grad_kv<Config, Config::kHeadDim>(rdK, rdS, smem.q(s));
         if constexpr (!first.value) {
-          put_grad_q<Config>(args, tile, it.previous, warpgroup, rdQ);
+          if constexpr (Config::kAddsGradQ) {
+            add_grad_q<Config>(sums, rdQ);
+          } else {
+            put_grad_q<Config>(args, tile, it.previous, warpgroup, rdQ);
+          }
         }
         ptx::wgmma_wait<1>();
         ptx::wgmma_fence_operand(rdV);
@@ -107,12 +118,15 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
         // descriptors ahead of the loop, for which there are no registers.
         step.count = ptx::warp_uniform(step.count);
         smem.base = ptx::warp_uniform(smem.base);
+        uint32_t const added = it.previous;
         it.advance(args);
         if constexpr (!last.value) start_scores();
         ptx::wgmma_wait<last.value ? 0 : 1>();
         ptx::wgmma_fence_operand(rdK);
         if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));  // dK has read Q
         if constexpr (!last.value) {
+          load_lse();
+          if constexpr (!first.value) move_grad_q_sums<Config>(sums, it.previous - added);
           ptx::wgmma_wait<0>();
           ptx::wgmma_fence_operand(rS);
         }
@@ -141,9 +155,10 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
             Scores<Config>::clear(rdS, n, half, e);
           });
         } else {
-          exponentiate<Config>(rS, scale_log2, smem.lse(s), tile.mask, first_key, first_query);
+          exponentiate<Config>(rS, scale_log2, ColumnValues(smem.lse(s)), tile.mask, first_key,
+                               first_query);
           Scores<Config>::pack(rS, rP);
-          differentiate_softmax<Config>(rS, rdP, smem.delta(s));
+          differentiate_softmax<Config>(rS, rdP, ColumnValues(smem.delta(s)));
           Scores<Config>::pack(rdP, rdS);
         }
         uint32_t const previous_tile = it.previous;  // whose dQ this step computes, or kNone
@@ -192,6 +207,7 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
       } else {
         start_scores();
         ptx::mbarrier_wait(smem.full_v(), kv.phase());  // V is loaded
+        load_lse();
         ptx::wgmma_wait<0>();
         ptx::wgmma_fence_operand(rS);
         if (it.left == 1) {

@@ -58,12 +58,12 @@ __device__ __forceinline__ void bwd_small_step(const BwdArgs& args, const KeyTil
   } else {
     ptx::wgmma_wait<1>();
     ptx::wgmma_fence_operand(rS);
-    exponentiate<Config>(rS, problem.score_sign * problem.scale_log2, smem.lse(s), tile.mask,
-                         tile.first_key, first_query);
+    exponentiate<Config>(rS, problem.score_sign * problem.scale_log2, ColumnValues(smem.lse(s)),
+                         tile.mask, tile.first_key, first_query);
     Scores<Config>::pack(rS, rP);
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_operand(rdP);
-    differentiate_softmax<Config>(rS, rdP, smem.delta(s));
+    differentiate_softmax<Config>(rS, rdP, ColumnValues(smem.delta(s)));
     Scores<Config>::pack(rdP, rdS);
   }
   // dQ of the step before the last read this buffer. It is complete in all warps, which have since

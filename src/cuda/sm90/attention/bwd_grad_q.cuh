@@ -16,19 +16,33 @@ __device__ __forceinline__ uint32_t grad_q_offset(uint32_t thread, uint32_t tile
   return (tile * 128 + thread) * 4;
 }
 
-// Adds columns [kFirst, kFirst + kCols) of a warpgroup's part of a tile of dQ to the sums,
-// atomically. One address and constant distances from it. `number`: query_tile().
-template <class Config, int kFirst, int kCols>
-__device__ __forceinline__ void add_grad_q(const BwdArgs& args, uint32_t number, uint32_t warpgroup,
-                                           const float (&grad)[kCols / 2]) {
+// Where a thread adds its elements of a warpgroup's part of a tile of dQ. `number`: query_tile().
+template <class Config>
+__device__ __forceinline__ float* grad_q_sums(const BwdArgs& args, uint32_t number,
+                                              uint32_t warpgroup) {
   float* const part = args.grad_q_sum +
                       (uint64_t{number} * Config::kConsumers + warpgroup) * Config::kGradQElements;
-  float* const first = part + grad_q_offset(ptx::thread_index() % 128, kFirst / 8);
+  return part + grad_q_offset(ptx::thread_index() % 128, 0);
+}
+
+// Adds columns [kFirst, kFirst + kCols) of a warpgroup's part to the sums, atomically. One address
+// and constant distances from it.
+template <class Config, int kFirst = 0, int kCols = Config::kGradQCols>
+__device__ __forceinline__ void add_grad_q(float* sums, const float (&grad)[kCols / 2]) {
 #pragma unroll
   for (int n = 0; n < kCols / 8; ++n) {
     const float* const x = &grad[4 * n];
-    ptx::global_add(first + int64_t{n} * 128 * 4, x[0], x[1], x[2], x[3]);
+    ptx::global_add(sums + grad_q_offset(0, kFirst / 8 + n), x[0], x[1], x[2], x[3]);
   }
+}
+
+// Moves such an address by `tiles`. Code that adds in every step keeps the address and moves it,
+// instead of computing a new one. An address that nothing needs after the adds gives its registers
+// to the next instructions, which then wait until the last add has left the SM.
+template <class Config>
+__device__ __forceinline__ void move_grad_q_sums(float*& sums, uint32_t tiles) {
+  sums += int64_t{static_cast<int32_t>(tiles)} * Config::kTileElements;
+  asm volatile("" : "+l"(sums));
 }
 
 // Adds these columns to the sums or, without sums, stores them.
@@ -51,7 +65,7 @@ __device__ __forceinline__ void put_grad_q(const BwdArgs& args, const Tile& tile
       return;
     }
   }
-  add_grad_q<Config, kFirst, kCols>(args, number, warpgroup, grad);
+  add_grad_q<Config, kFirst, kCols>(grad_q_sums<Config>(args, number, warpgroup), grad);
 }
 
 }  // namespace flashvar::sm90::attention

@@ -99,26 +99,6 @@ __device__ __forceinline__ void mask_transposed(const Mask& mask, int32_t first_
   }
 }
 
-// Computes P = exp2(S scale - LSE) in place, with 0 for hidden keys; rows are keys.
-template <class Config>
-__device__ __forceinline__ void exponentiate(typename Scores<Config>::Registers& scores,
-                                             float scale_log2, uint32_t lse, const Mask& mask,
-                                             int32_t first_key, int32_t first_query) {
-  uint32_t const column = ptx::thread_index() % 4 * 2;
-#pragma unroll
-  for (int n = 0; n < Scores<Config>::kMmaCols; ++n) {
-    float2 const shift = ptx::shared_load2(lse + (n * 8 + column) * 4);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float* const pair = &scores[4 * n + 2 * half];
-      pair[0] = exp2_approx(pair[0] * scale_log2 - shift.x);
-      pair[1] = exp2_approx(pair[1] * scale_log2 - shift.y);
-    }
-  }
-  mask_transposed<Config>(mask, first_key, first_query,
-                          [&](int n, int half, int e) { scores[4 * n + 2 * half + e] = 0.f; });
-}
-
 // LSE or delta for a thread's scores where columns are queries: two values per mma tile, read from
 // shared memory.
 struct ColumnValues {
@@ -134,6 +114,22 @@ struct ColumnValues {
   }
 };
 
+// ColumnValues of which load() reads the first kEarly mma tiles' ahead of their use.
+template <int kEarly>
+struct EarlyColumnValues {
+  uint32_t first;  // as for ColumnValues
+  float2 early[kEarly];
+
+  __device__ __forceinline__ void load(uint32_t address) {
+    first = address;
+#pragma unroll
+    for (int n = 0; n < kEarly; ++n) early[n] = ColumnValues(first).of_tile(n);
+  }
+  __device__ __forceinline__ float2 of_tile(int n) const {
+    return n < kEarly ? early[n] : ColumnValues(first).of_tile(n);
+  }
+};
+
 // LSE or delta for a thread's scores where rows are queries: the values of its two rows.
 struct RowValues {
   float2 values;
@@ -141,6 +137,26 @@ struct RowValues {
   static constexpr int kRepeat = 2;
   __device__ __forceinline__ float2 of_tile(int) const { return values; }
 };
+
+// Computes P = exp2(S scale - LSE) in place, with 0 for hidden keys; rows are keys. Values:
+// ColumnValues or EarlyColumnValues.
+template <class Config, class Values>
+__device__ __forceinline__ void exponentiate(typename Scores<Config>::Registers& scores,
+                                             float scale_log2, const Values& lse, const Mask& mask,
+                                             int32_t first_key, int32_t first_query) {
+#pragma unroll
+  for (int n = 0; n < Scores<Config>::kMmaCols; ++n) {
+    float2 const shift = lse.of_tile(n);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float* const pair = &scores[4 * n + 2 * half];
+      pair[0] = exp2_approx(pair[0] * scale_log2 - shift.x);
+      pair[1] = exp2_approx(pair[1] * scale_log2 - shift.y);
+    }
+  }
+  mask_transposed<Config>(mask, first_key, first_query,
+                          [&](int n, int half, int e) { scores[4 * n + 2 * half + e] = 0.f; });
+}
 
 // Computes dS = P (dP - delta) in place of dP (`grads`), for one mma tile.
 template <class Values>
@@ -151,17 +167,14 @@ __device__ __forceinline__ void differentiate_tile(const float* p, float* grads,
   }
 }
 
-// Computes dS in place of dP (`grads`), for all mma tiles; rows are keys, `delta` is the address
-// in shared memory.
-template <class Config>
+// Computes dS in place of dP (`grads`), for all mma tiles; rows are keys. Values: as above.
+template <class Config, class Values>
 __device__ __forceinline__ void differentiate_softmax(const typename Scores<Config>::Registers& p,
                                                       typename Scores<Config>::Registers& grads,
-                                                      uint32_t delta) {
+                                                      const Values& delta) {
 #pragma unroll
   for (int n = 0; n < Scores<Config>::kMmaCols; ++n) {
-    differentiate_tile<ColumnValues>(
-        &p[4 * n], &grads[4 * n],
-        ptx::shared_load2(delta + (n * 8 + ptx::thread_index() % 4 * 2) * 4));
+    differentiate_tile<ColumnValues>(&p[4 * n], &grads[4 * n], delta.of_tile(n));
   }
 }
 
