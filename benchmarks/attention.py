@@ -1,8 +1,8 @@
 """Attention, both directions: flashvar's backends beside their peers, on the same tensors.
 
 Rate = operations of the result / median time, in TFLOP/s. `difference_to_reference` is the relative
-distance (Frobenius norm) of a contender's results from the first one's: it tells that the same
-function was timed.
+distance (Frobenius norm) of a contender's results from those of the first exact one: it tells that
+the same function was timed, or how far an approximate one is from it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ DEFAULT = (
         "flash-attn-3",
         "flash-attn-4",
         "flashinfer",
+        "xformers",
+        "sageattention",
         "flashvar-cuda",
         "flashvar-sm80",
         "flashvar-triton",
@@ -38,7 +40,7 @@ _PRODUCT: Final = "product"
 
 @dataclass(frozen=True)
 class Prepared:
-    """Works that were called once: their calls by name, distances from the first, why not."""
+    """Works that were called once: calls by name, distances from the first exact one, why not."""
 
     calls: dict[str, Call]
     distances: dict[str, float]
@@ -74,9 +76,9 @@ def report(cells: Sequence[cases.Cell], options: Options) -> Report:
     timed = [name for name in contenders if name in ran]
     return Report(
         rows=rows,
-        columns=("cell (TFLOP/s)", *timed, "cuda / flash", "cuda / best"),
+        columns=("cell (TFLOP/s)", *map(ratios.marked, timed), "cuda / flash", "cuda / best"),
         lines=[_line(name, rows, timed) for name in names],
-        closing=[ratios.summary(rows), ratios.to_best_peers(rows)],
+        closing=[ratios.summary(rows), ratios.to_best_peers(rows), ratios.differences(rows)],
     )
 
 
@@ -177,6 +179,7 @@ def _rows(cell: cases.Cell, measured: Measurement, prepared: Prepared) -> list[R
             **describe_timing(timing),
             "tflops": rates[name],
             "difference_to_reference": prepared.distances[name],
+            **({"approximate": True} if name in ratios.APPROXIMATE else {}),
             **compared[name],
             **beside,
             **measured.clocks,
@@ -190,10 +193,14 @@ def _rows(cell: cases.Cell, measured: Measurement, prepared: Prepared) -> list[R
 
 
 def _distances(results: Mapping[str, Tensors]) -> dict[str, float]:
-    """Relative distance of each work's results from the first one's, the largest of its tensors."""
-    if not results:
-        return {}
-    first = [tensor.float() for tensor in next(iter(results.values()))]
+    """Relative distance of each work's results from the first exact one's: of its tensors the most.
+
+    Not a number where there is none to compare with.
+    """
+    exact = [name for name in results if name not in ratios.APPROXIMATE]
+    if not exact:
+        return dict.fromkeys(results, float("nan"))
+    first = [tensor.float() for tensor in results[exact[0]]]
     return {
         name: max(
             float((tensor.float() - expected).norm() / expected.norm())

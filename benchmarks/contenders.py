@@ -22,6 +22,8 @@ CONTENDERS: Final[dict[str, Contender]] = {
     "flash-attn-3": Contender(peers.flash_attn_3),
     "flash-attn-4": Contender(peers.flash_attn_4),
     "flashinfer": Contender(peers.flashinfer),
+    "xformers": Contender(peers.xformers),
+    "sageattention": Contender(peers.sageattention),
     "flashvar-cuda": Contender(flashvar("cuda"), features=FEATURES),
     "flashvar-triton": Contender(flashvar("triton"), features=FEATURES),
     "flashvar-reference": Contender(flashvar("reference"), features=FEATURES),

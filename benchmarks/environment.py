@@ -21,7 +21,8 @@ _REVISION: Final = "BENCH_REVISION"
 _VERSIONS: Final = ("torch", "triton", "numpy")
 # Distributions of contenders, and of the compilers that those bring: told where they are installed.
 _PEERS: Final = (
-    *("causal-conv1d", "flash-attn", "flash-attn-4", "flashinfer-python", "vllm"),
+    *("causal-conv1d", "flash-attn", "flash-attn-3", "flash-attn-4", "flashinfer-python", "vllm"),
+    *("xformers", "sageattention"),
     *("flash-linear-attention", "fla-core", "flash-qla", "tilelang", "nvidia-cutlass-dsl"),
 )
 # Without the folder that binaries are found in: what was found there is told by their manifests.

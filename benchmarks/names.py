@@ -16,6 +16,8 @@ CONTENDERS: Final = {
     "flash-attn-3": "FlashAttention-3 (vLLM's build)",
     "flash-attn-4": "FlashAttention-4",
     "flashinfer": "FlashInfer",
+    "xformers": "xformers",
+    "sageattention": "SageAttention 1 (approximate)",
 }
 # The contenders of `run.py ops`.
 OF_OPS: Final = {

@@ -2,12 +2,15 @@
 
 Each raises ImportError where its package is missing, and ValueError for what it does not run:
 the run records that as the reason why it is absent. The calls follow the packages' documentation:
-flash-attn 2.8, flash-attn-4 4.0.0b36, flashinfer-python 0.7; FlashAttention 3 as built into
-vllm 0.33.
+flash-attn 2.8, flash-attn-4 4.0.0b36, flashinfer-python 0.7, xformers 0.0.35, sageattention 1.0;
+FlashAttention 3 as built into vllm 0.33.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution, version
@@ -104,6 +107,75 @@ def flashinfer(cell: Cell, device: torch.device) -> Forward:
     return forward
 
 
+def xformers(cell: Cell, device: torch.device) -> Forward:
+    """xformers with the kernel that it chooses: FlashAttention 3 where its package is installed."""
+    group = cell.heads // cell.heads_kv
+    if group > 1 and cell.direction == "backward":
+        raise ValueError("grouped heads have no backward")
+    with _foreign_flash_attn_hidden():
+        module = _installed("xformers", "xformers.ops")
+    mask = module.LowerTriangularMask() if cell.causal else None
+    if cell.lengths:
+        mask = module.fmha.BlockDiagonalMask.from_seqlens(cell.lengths, device=device)
+        mask = mask.make_causal() if cell.causal else mask
+
+    def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        given = (q, k, v)
+        if group > 1:
+            k, v = (one.unsqueeze(-2).expand(*one.shape[:-1], group, -1) for one in (k, v))
+            given = (q.unflatten(-2, (cell.heads_kv, group)), k, v)
+        if cell.lengths:
+            given = tuple(one.unsqueeze(0) for one in given)
+        out: torch.Tensor = module.memory_efficient_attention(*given, attn_bias=mask)
+        return out.view_as(q)
+
+    return forward
+
+
+@contextmanager
+def _foreign_flash_attn_hidden() -> Iterator[None]:
+    """Hides flash_attn while xformers is loaded, unless that is flash-attn's.
+
+    xformers takes every flash_attn for it, so it does not load beside flash-attn-4 alone.
+    """
+    name = "flash_attn"
+    if _is_installed("flash-attn"):
+        yield
+        return
+    others = sys.modules.get(name)
+    sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+        if others is not None:
+            sys.modules[name] = others
+
+
+def sageattention(cell: Cell, device: torch.device) -> Forward:
+    """SageAttention 1, which rounds q and k to 8 bits: approximate, and a forward alone."""
+    if cell.direction == "backward":
+        raise ValueError("it has no backward")
+    module = _installed("sageattention", "sageattention")
+    offsets = bounds(cell, device) if cell.lengths else None
+    keys: list[torch.Tensor] = []
+
+    def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        # It writes to k, which others read too: its own copy is made in the first call, which is
+        # not timed.
+        if not keys:
+            keys.append(k.clone())
+        out: torch.Tensor
+        if offsets is None:
+            out = module.sageattn(q, keys[0], v, tensor_layout="NHD", is_causal=cell.causal)
+        else:
+            sizes = (offsets, offsets, cell.seqlen, cell.seqlen)
+            out = module.sageattn_varlen(q, keys[0], v, *sizes, is_causal=cell.causal)
+        return out
+
+    return forward
+
+
 def _all_bounds(cell: Cell, rows: int, device: torch.device) -> torch.Tensor:
     """`bounds`, of dense sequences too: for contenders that take nothing but packed sequences."""
     if cell.lengths:
@@ -117,11 +189,17 @@ def _installed(package: str, module: str) -> Any:
     Raises:
         ImportError: it is not installed.
     """
+    if not _is_installed(package):
+        raise ImportError(f"{package} is not installed")
+    return import_module(module)
+
+
+def _is_installed(package: str) -> bool:
     try:
         version(package)
     except PackageNotFoundError:
-        raise ImportError(f"{package} is not installed") from None
-    return import_module(module)
+        return False
+    return True
 
 
 def _first(result: Any) -> torch.Tensor:

@@ -9,16 +9,28 @@ from typing import Final
 from benchmarks.report import Row
 
 REFERENCE: Final = "sdpa-flash"
+# Contenders that round q and k to fewer bits than they are given.
+APPROXIMATE: Final = frozenset({"sageattention"})
 
 
 def is_ours(contender: str) -> bool:
-    """Whether a contender is one of flashvar's backends; the others are its peers."""
+    """Whether a contender is one of flashvar's backends."""
     return contender.startswith("flashvar-")
+
+
+def is_peer(contender: str) -> bool:
+    """Whether it computes the same as flashvar: no other can be the fastest peer of a cell."""
+    return not is_ours(contender) and contender not in APPROXIMATE
+
+
+def marked(contender: str) -> str:
+    """Its name in the tables of a run, which say who is approximate."""
+    return f"{contender} (approximate)" if contender in APPROXIMATE else contender
 
 
 def to_peers(rates: Mapping[str, float]) -> dict[str, dict[str, float]]:
     """Each rate over the reference's (`to_reference`) and over the best peer's (`to_best`)."""
-    peers = [rate for name, rate in rates.items() if not is_ours(name)]
+    peers = [rate for name, rate in rates.items() if is_peer(name)]
     result: dict[str, dict[str, float]] = {name: {} for name in rates}
     for name, rate in rates.items():
         if REFERENCE in rates:
@@ -38,7 +50,7 @@ def by_cell(rows: Sequence[Row], direction: str, contender: str, peer: str) -> d
 def summary(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     """Lines: direction, contender / peer, geometric mean, lowest ratio, its cell, cells."""
     lines = [
-        (f"{direction} {contender} / {peer}", *_mean_and_lowest(found))
+        (f"{direction} {contender} / {marked(peer)}", *_mean_and_lowest(found))
         for direction in _directions(rows)
         for contender in filter(is_ours, _contenders(rows))
         for peer in _contenders(rows)
@@ -57,7 +69,7 @@ def to_best_peers(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     """Lines: a cell's fastest peer, and our rates over it; last, their geometric means."""
     best: dict[str, Row] = {}
     for row in rows:
-        if "tflops" in row and not is_ours(str(row["contender"])):
+        if "tflops" in row and is_peer(str(row["contender"])):
             cell = str(row["cell"])
             best[cell] = max(row, best.get(cell, row), key=lambda one: float(one["tflops"]))
     ours = [name for name in _contenders(rows) if is_ours(name)]
@@ -79,6 +91,22 @@ def to_best_peers(rows: Sequence[Row]) -> list[tuple[str, ...]]:
             shown = (_shown(geometric_mean(one) if one else None) for one in found)
             means.append((f"geometric mean, {direction}", "", "", *shown))
     return [("rate / the fastest peer's", "peer", "TFLOP/s", *ours), *lines, *means]
+
+
+def differences(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Lines: an approximate contender, how far its results are from the reference's, cells."""
+    found = {
+        name: list(_column(rows, None, name, "difference_to_reference").values())
+        for name in _contenders(rows)
+        if name in APPROXIMATE
+    }
+    lines = [
+        (marked(name), f"{min(one):.4f}", f"{max(one):.4f}", str(len(one)))
+        for name, one in found.items()
+        if one
+    ]
+    head = ("difference to the reference", "lowest", "highest", "cells")
+    return [head, *lines] if lines else []
 
 
 def _contenders(rows: Sequence[Row]) -> list[str]:

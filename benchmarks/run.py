@@ -36,9 +36,10 @@ The JSON file, schema 2, here as `result_file.read` gives it:
     attention  cell, contender, direction, dtype, batch, seqlen, seqlen_k where it differs, heads,
                heads_kv, head_dim, causal;
                then median_ms, low_ms, high_ms (20th and 80th percentile), rounds, tflops,
-               difference_to_reference (relative distance from the first contender's output),
-               to_reference, to_best (ratio of rates to SDPA's FlashAttention-2 and to the fastest
-               contender that is not flashvar), product_tflops (of a matrix product of 8192 x
+               difference_to_reference (relative distance from the output of the first contender
+               that is exact), approximate (true where it is), to_reference, to_best (ratio of rates
+               to SDPA's FlashAttention-2 and to the fastest contender that is exact and not
+               flashvar), product_tflops (of a matrix product of 8192 x
                8192, timed beside the long forwards), and clocks under load: sm_mhz,
                memory_mhz, power_w, power_limit_w, temperature_c; or skipped: why it did not run
     models     as attention

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.ratios import is_peer
 from rates import OURS, caption, contender, documents, relative, sizes_of
 from tables import table
 
@@ -13,8 +14,8 @@ _ABOUT: Final = (
     "Calls whose sizes are drawn from lists in `benchmarks/cases.toml`, so that nobody chose them: "
     "self-attention with and without a causal mask, cross-attention, prompts and single tokens on "
     "many keys. A call is written as batch x queries / keys, heads / key-value heads x head dim. "
-    "Ratios are those of rates to the fastest other package in the run, so above 1 flashvar is "
-    "faster."
+    "Ratios are those of rates to the fastest other package in the run that is exact, so above 1 "
+    "flashvar is faster."
 )
 
 
@@ -28,7 +29,7 @@ def random_calls(root: Path) -> str:
                 cells.setdefault(row["cell"], {})[row["contender"]] = row
         found = []
         for by in cells.values():
-            others = {name: row for name, row in by.items() if not name.startswith("flashvar-")}
+            others = {name: row for name, row in by.items() if is_peer(name)}
             if OURS in by and others:
                 fastest = max(others, key=lambda name: others[name]["tflops"])
                 found.append((by[OURS]["tflops"] / others[fastest]["tflops"], by[OURS], fastest))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, Final, TypeAlias
@@ -27,6 +27,7 @@ from benchmarks.names import (
     PACKED,
     note_on_wheel,
 )
+from benchmarks.ratios import APPROXIMATE, is_ours, is_peer
 from tables import table
 
 RESULTS: Final = Path("benchmarks", "results")
@@ -101,12 +102,13 @@ def ratios(root: Path) -> str:
         if not any(directions):
             continue
         named = dict.fromkeys([*(row["contender"] for row in document["rows"]), *CONTENDERS])
-        peers = [name for name in named if not name.startswith("flashvar-")]
+        peers = [name for name in named if not is_ours(name)]
         rows = [(contender(peer), *(_ratio(cells, peer) for cells in directions)) for peer in peers]
         absent = [name for name, *found in rows if set(found) == {NONE}]
         heading = ("other kernel", "forward: mean (range)", "backward: mean (range)")
         made = table(heading, (row for row in rows if row[0] not in absent))
         missing = f"\n\nNot measured in this run: {', '.join(absent)}." if absent else ""
+        missing += _approximations(by for cells in directions for by in cells.values())
         measured = caption(file, document["environment"], "Measured")
         parts.append(f"{measured} Means are geometric.\n\n{made}{missing}")
     return "\n\n".join(parts)
@@ -142,9 +144,15 @@ def of_the_chart(root: Path) -> str:
 
 
 def _with_a_forward(root: Path) -> tuple[str, dict[str, Any]]:
-    """The newest record of attention in which a device ran its own binary."""
+    """Of the records of attention with a forward, one with the most peers; of these the newest."""
+
+    def worth(record: tuple[str, dict[str, Any]]) -> tuple[int, str]:
+        cells = _cells(record[1], "forward").values()
+        peers = {name for by in cells for name in by if is_peer(name)}
+        return len(peers), str(record[1]["environment"]["time"])
+
     found = [(file, one) for file, one in _of_own_binaries(root) if _cells(one, "forward")]
-    return max(found, key=lambda record: str(record[1]["environment"]["time"]))
+    return max(found, key=worth)
 
 
 def relative(of_call: Mapping[str, Sequence[float]]) -> str:
@@ -162,9 +170,24 @@ def relative(of_call: Mapping[str, Sequence[float]]) -> str:
 
 
 def _fastest_other(by: dict[str, dict[str, Any]]) -> float | None:
-    """The highest rate in a cell that is of another package."""
-    others = (row["tflops"] for name, row in by.items() if not name.startswith("flashvar-"))
-    return max(others, default=None)
+    """The highest rate in a cell that is of another package, and exact."""
+    return max((row["tflops"] for name, row in by.items() if is_peer(name)), default=None)
+
+
+def _approximations(cells: Iterable[dict[str, dict[str, Any]]]) -> str:
+    """How far the results of approximate kernels are from exact ones; "" where there are none."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for by in cells:
+        reference = next(name for name in by if name not in APPROXIMATE)
+        for name in APPROXIMATE.intersection(by):
+            difference = by[name]["difference_to_reference"]
+            found.setdefault((name, reference), []).append(100 * difference)
+    return "".join(
+        f"\n\n{contender(name)} rounds q and k to INT8: its results differ from those of "
+        f"{contender(reference)} by {min(differences):.2g} to {max(differences):.2g} % (Frobenius "
+        "norm). It never counts as the fastest other."
+        for (name, reference), differences in sorted(found.items())
+    )
 
 
 def _comparison(cells: Cells) -> str:
@@ -184,7 +207,8 @@ def _comparison(cells: Cells) -> str:
         )
     heading = ("head dim", "length", "mask", "flashvar")
     short = (_SHORT.get(name, contender(name)) for name in peers)
-    return table((*heading, *short, "vs fastest other"), rows)
+    made = table((*heading, *short, "vs fastest other"), rows)
+    return made + _approximations(cells.values())
 
 
 def contender(name: str) -> str:

@@ -166,6 +166,31 @@ def test_the_best_peer_is_none_of_ours() -> None:
     assert found["flashvar-cuda"] == {"to_reference": 1.0, "to_best": 0.5}
 
 
+def test_who_is_approximate_is_no_peer_and_marked() -> None:
+    ratios = import_module("benchmarks.ratios")
+    found = ratios.to_peers({"sageattention": 400.0, "xformers": 200.0, "flashvar-cuda": 100.0})
+    assert found["flashvar-cuda"]["to_best"] == found["sageattention"]["to_best"] / 4 == 0.5
+    rows = rates("forward", sageattention=[400.0], xformers=[200.0], flashvar_cuda=[100.0])
+    rows[2]["to_best"] = 0.5
+    assert ratios.to_best_peers(rows)[1] == ("c0", "xformers", "200", "0.500")
+    assert [line[:2] for line in ratios.summary(rows)[1:]] == [
+        ("forward flashvar-cuda / sageattention (approximate)", "0.250"),
+        ("forward flashvar-cuda / xformers", "0.500"),
+    ]
+
+
+def test_how_far_who_is_approximate_is_from_the_reference() -> None:
+    ratios = import_module("benchmarks.ratios")
+    rows = rates("forward", xformers=[1.0, 1.0], sageattention=[2.0, 2.0])
+    assert ratios.differences(rows) == []
+    for one, difference in zip(rows, (0.0, 0.001, 0.02, 0.03), strict=True):
+        one["difference_to_reference"] = difference
+    assert ratios.differences(rows)[1:] == [
+        ("sageattention (approximate)", "0.0200", "0.0300", "2")
+    ]
+    assert ratios.differences(rows[:2]) == []
+
+
 def test_a_closing_table_stands_below() -> None:
     closing = [[("mean", "2"), ("lowest one", "3")], [], [("last", "4")]]
     report = import_module("benchmarks.report").Report([], ("a", "b"), [("x", "1")], closing)

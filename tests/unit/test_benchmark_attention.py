@@ -7,8 +7,10 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError
+from math import isnan
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pooled_work
@@ -56,13 +58,13 @@ def cell(**changes: Any) -> Any:
 def test_a_whole_run(on_cpu: ModuleType) -> None:
     contenders = (
         *("sdpa-flash", "flash-attn", "flash-attn-3", "flash-attn-4", "flashinfer"),
-        "flashvar-reference",
+        *("xformers", "sageattention", "flashvar-reference"),
     )
     cells = [cell(name=f"small-{d}", direction=d) for d in ("forward", "backward")]
     options = import_module("benchmarks.report").Options(contenders=contenders)
     report = on_cpu.report(cells, options)
     rows = {(row["cell"], row["contender"]): row for row in report.rows}
-    assert len(rows) == 12
+    assert len(rows) == 16
     for direction in ("forward", "backward"):
         ours = rows[f"small-{direction}", "flashvar-reference"]
         assert ours["median_ms"] == 2.0
@@ -73,11 +75,11 @@ def test_a_whole_run(on_cpu: ModuleType) -> None:
             "ImportError: flash-attn-4 is not installed"
         )
     assert rows["small-forward", "flash-attn-3"]["skipped"] == "ImportError: vllm is not installed"
-    for contender in ("flash-attn-3", "flashinfer"):
+    for contender in ("flash-attn-3", "flashinfer", "xformers", "sageattention"):
         assert "no backward" in rows["small-backward", contender]["skipped"]
     # Who never ran has a note in the place of a column.
     assert report.columns[1:3] == ("sdpa-flash", "flashvar-reference")
-    assert len(report.notes()) == 6
+    assert len(report.notes()) == 10
 
 
 def test_a_matrix_product_is_timed_beside(
@@ -215,6 +217,169 @@ def test_a_peer_that_is_installed_runs(
     rows = on_cpu.report([cell()], options).rows
     assert rows[1].get("skipped") is None
     assert rows[1]["difference_to_reference"] < 0.02
+
+
+class Masked:
+    """xformers' masks, as far as the benchmark uses them."""
+
+    def __init__(self, lengths: tuple[int, ...] = (), causal: bool = True) -> None:
+        self.lengths, self.causal = lengths, causal
+
+    @classmethod
+    def from_seqlens(cls, lengths: tuple[int, ...], *, device: torch.device) -> Masked:
+        return cls(lengths, causal=False)
+
+    def make_causal(self) -> Masked:
+        return Masked(self.lengths)
+
+
+def memory_efficient_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, attn_bias: Masked | None
+) -> torch.Tensor:
+    if q.dim() == 5:  # grouped heads, as xformers wants them: the same shape, and copies of k and v
+        assert q.shape[2:] == k.shape[2:] == v.shape[2:]
+        assert k.stride(3) == v.stride(3) == 0
+        given = (one.flatten(2, 3) for one in (q, k, v))
+        return memory_efficient_attention(*given, attn_bias=attn_bias).view(q.shape)
+    mask = attn_bias or Masked(causal=False)
+    lengths = list(mask.lengths) or [q.shape[1]]
+    parts = zip(*(one.split(lengths, 1) for one in (q, k, v)), strict=True)
+    return torch.cat([attend(*part, mask.causal) for part in parts], 1)
+
+
+XFORMERS = {
+    "memory_efficient_attention": memory_efficient_attention,
+    "LowerTriangularMask": Masked,
+    "fmha": SimpleNamespace(BlockDiagonalMask=Masked),
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"causal": False},
+        {"causal": True, "heads": 6},
+        {"causal": True, "heads_kv": 4, "direction": "backward"},
+        {"causal": False, "lengths": (16, 8)},
+        {"causal": True, "lengths": (16, 8)},
+        {"causal": True, "lengths": (16, 8), "heads_kv": 4, "direction": "backward"},
+    ],
+    ids=["full", "causal", "backward", "packed", "packed-causal", "packed-backward"],
+)
+def test_xformers_gets_what_it_documents(
+    changes: dict[str, Any], on_cpu: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch, "xformers.ops", **XFORMERS)
+    contenders = ("flashvar-reference", "xformers")
+    options = import_module("benchmarks.report").Options(contenders=contenders)
+    _, theirs = on_cpu.report([cell(**changes)], options).rows
+    assert theirs.get("skipped") is None
+    assert theirs["difference_to_reference"] < 0.02
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["found", "loaded"])
+def test_xformers_does_not_see_the_flash_attn_of_others(
+    held: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """flash-attn-4 alone brings a flash_attn, which xformers would take for flash-attn."""
+    (tmp_path / "flash_attn" / "cute").mkdir(parents=True)
+    (tmp_path / "flash_attn" / "cute" / "__init__.py").touch()
+    (tmp_path / "xformers").mkdir()
+    (tmp_path / "xformers" / "__init__.py").touch()
+    asks = "from importlib.util import find_spec\nsees = find_spec('flash_attn') is not None\n"
+    (tmp_path / "xformers" / "ops.py").write_text(f"{asks}LowerTriangularMask = list\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("xformers", "xformers.ops", "flash_attn", "flash_attn.cute"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    before = import_module("flash_attn") if held else None
+    peers = import_module("benchmarks.peers")
+    installed = {"xformers"}
+
+    def version(name: str) -> str:
+        if name not in installed:
+            raise PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr(peers, "version", version)
+    peers.xformers(cell(), torch.device("cpu"))
+    assert not sys.modules["xformers.ops"].sees
+    assert sys.modules.get("flash_attn") is before
+    assert import_module("flash_attn.cute")
+    # flash-attn itself is what xformers is to find.
+    installed.add("flash-attn")
+    monkeypatch.delitem(sys.modules, "xformers.ops")
+    peers.xformers(cell(), torch.device("cpu"))
+    assert sys.modules["xformers.ops"].sees
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    return (x * 8).round() / 8
+
+
+def sageattn(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, tensor_layout: str, is_causal: bool
+) -> torch.Tensor:
+    """Approximate, and it writes to k, as SageAttention does."""
+    assert tensor_layout == "NHD"
+    out = attend(rounded(q), rounded(k), v, is_causal)
+    k.mul_(-1)
+    return out
+
+
+def sageattn_varlen(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *sizes: Any, is_causal: bool
+) -> torch.Tensor:
+    offsets, offsets_k, *longest = sizes
+    assert (offsets.tolist(), longest) == (offsets_k.tolist(), [16, 16])
+    lengths = offsets.diff().tolist()
+    parts = zip(*(one.unsqueeze(0).split(lengths, 1) for one in (q, k, v)), strict=True)
+    return torch.cat([attend(*part, is_causal)[0] for part in parts])
+
+
+@pytest.fixture
+def _sageattention(monkeypatch: pytest.MonkeyPatch) -> None:
+    functions = {"sageattn": sageattn, "sageattn_varlen": sageattn_varlen}
+    stand_in(monkeypatch, "sageattention", **functions)
+
+
+@pytest.mark.usefixtures("_sageattention")
+def test_who_is_approximate_is_marked_and_no_best_peer(on_cpu: ModuleType) -> None:
+    # The clock says 1 ms for the first, 2 ms for the second.
+    contenders = ("sageattention", "sdpa-flash", "flashvar-reference")
+    options = import_module("benchmarks.report").Options(contenders=contenders)
+    report = on_cpu.report([cell()], options)
+    theirs, reference, ours = report.rows
+    assert (theirs["approximate"], theirs["to_best"]) == (True, 2.0)
+    assert 0.01 < theirs["difference_to_reference"] < 0.2
+    assert reference["difference_to_reference"] == 0.0
+    assert ours["to_best"] == pytest.approx(2 / 3)
+    assert "approximate" not in {*reference, *ours}
+    # What it wrote to its k, no other has read.
+    assert ours["difference_to_reference"] < 0.01
+    assert report.columns[1] == "sageattention (approximate)"
+    tables = report.last_tables().splitlines()
+    assert len([line for line in tables if "sageattention (approximate)" in line]) == 2
+    assert tables[-1].split() == [
+        *("sageattention", "(approximate)"),
+        *(f"{theirs['difference_to_reference']:.4f}",) * 2,
+        "1",
+    ]
+
+
+@pytest.mark.usefixtures("_sageattention")
+def test_who_is_approximate_is_no_reference(on_cpu: ModuleType) -> None:
+    options = import_module("benchmarks.report").Options(contenders=("sageattention",))
+    (row,) = on_cpu.report([cell()], options).rows
+    assert isnan(row["difference_to_reference"])
+    assert "to_best" not in row
+
+
+@pytest.mark.usefixtures("_sageattention")
+def test_packed_sequences_of_sageattention(on_cpu: ModuleType) -> None:
+    contenders = ("flashvar-reference", "sageattention")
+    options = import_module("benchmarks.report").Options(contenders=contenders)
+    _, theirs = on_cpu.report([cell(lengths=(16, 8))], options).rows
+    assert theirs["difference_to_reference"] < 0.02
 
 
 def test_a_pool_prepares_together_and_measures_in_order() -> None:

@@ -25,7 +25,7 @@ def row(contender: str, seqlen: int, direction: str = "forward", **measured: Any
 def ratios(root: Path, *rows: dict[str, Any], **settings: str) -> str:
     folder = root / "benchmarks" / "results"
     folder.mkdir(parents=True)
-    environment = {**ENVIRONMENT, "settings": settings}
+    environment = {**ENVIRONMENT, "time": "2026-01-02", "settings": settings}
     document = {"benchmark": "attention", "environment": environment, "rows": list(rows)}
     result_file.write(folder / "made.json", document)
     return str(import_module("rates").ratios(root))
@@ -88,9 +88,51 @@ def test_who_was_not_measured_is_named(tmp_path: Path) -> None:
     found = ratios(tmp_path, *OURS, *peers)
     missing = found.partition("Not measured in this run: ")[2]
     assert missing.startswith("`absent`, ")
-    assert missing.endswith(", FlashInfer.")  # which no row names
+    assert ", FlashInfer, xformers, " in missing  # which no row names
     assert "`peer`" not in missing
     assert "| `absent`" not in found
+
+
+APPROXIMATE = [
+    row("sageattention", 1024, tflops=800.0, difference_to_reference=0.0214),
+    row("sageattention", 2048, tflops=900.0, difference_to_reference=0.0325),
+]
+WHO_IS_APPROXIMATE = (
+    "SageAttention 1 (approximate) rounds q and k to INT8: its results differ from those of "
+    "`peer` by 2.1 to 3.2 % (Frobenius norm). It never counts as the fastest other."
+)
+
+
+def test_who_is_approximate_is_marked_with_its_difference(tmp_path: Path) -> None:
+    peer = [row("peer", 1024, tflops=100.0), row("peer", 2048, tflops=500.0)]
+    found = ratios(tmp_path, *APPROXIMATE, *peer, *OURS)
+    assert "| SageAttention 1 (approximate) | 0.33 (0.25 to 0.44) | - |" in found
+    assert found.endswith(WHO_IS_APPROXIMATE)
+    rates = import_module("rates")
+    heading, _, first, second, _, below = rates.forward(tmp_path).splitlines()[2:]
+    assert heading.endswith("| SageAttention 1 (approximate) | `peer` | vs fastest other |")
+    assert first.endswith("| **200** | 800 | 100 | 2.00 |")
+    assert second.endswith("| **400** | 900 | 500 | 0.80 |")
+    assert below == WHO_IS_APPROXIMATE
+    line = rates.to_the_fastest(tmp_path).splitlines()[-1]
+    assert line == "| forward, head dim 64 | 1.26 | 0.800 to 2.00 | 1 of 2 |"
+
+
+def test_a_run_without_who_is_approximate_says_nothing_of_it(tmp_path: Path) -> None:
+    found = ratios(tmp_path, *OURS, row("peer", 1024, tflops=100.0))
+    assert found.endswith("SageAttention 1 (approximate).")  # the last that was not measured
+    assert "INT8" not in found + import_module("rates").forward(tmp_path)
+
+
+def test_the_chart_is_of_the_run_with_the_most_peers(tmp_path: Path) -> None:
+    folder = tmp_path / "benchmarks" / "results"
+    folder.mkdir(parents=True)
+    fewer = [*OURS, row("peer", 1024, tflops=100.0), *APPROXIMATE]
+    more = [*OURS, row("peer", 1024, tflops=100.0), row("other", 1024, tflops=50.0)]
+    for name, rows in {"2026-01": more, "2027-01": more, "2028-01": fewer}.items():
+        document = {"benchmark": "attention", "environment": {**ENVIRONMENT, "time": name}}
+        result_file.write(folder / f"{name}.json", {**document, "rows": rows})
+    assert "2027-01.json" in import_module("rates").of_the_chart(tmp_path)
 
 
 def test_our_own_other_kernels_are_no_contenders(tmp_path: Path) -> None:
@@ -231,6 +273,7 @@ def test_random_calls_begin_with_the_slowest(tmp_path: Path) -> None:
         "sdpa-cudnn": (100.0, 100.0),
         "sdpa-flash": (50.0, 400.0),
         "flashvar-triton": (900.0, 900.0),  # no other package
+        "sageattention": (900.0, 900.0),  # approximate
     }
     rows = [
         {
