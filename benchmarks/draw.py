@@ -34,6 +34,7 @@ from benchmarks import compare
 from benchmarks.drawing import heat, host, ops, rates, sizes, style
 from benchmarks.drawing.points import Rates, best_peer, over
 from benchmarks.drawing.points import rates as rates_of
+from benchmarks.ratios import APPROXIMATE
 from benchmarks.report import BenchmarkError
 
 _PEER_SIZES: Final = Path(__file__).with_name("peer_sizes.toml")
@@ -125,9 +126,12 @@ def _attention(rows: Rows, environment: dict[str, Any], runs: int) -> Iterator[t
     ours = [(direction, _to_best(one)) for direction, one in measured.items()]
     if any(maps for _, maps in ours):
         title = "flashvar's rate relative to that of the fastest other kernel"
+        others = "every other kernel"
+        if any(APPROXIMATE.intersection(one) for one in measured.values()):
+            others += " that is exact"
         legend = (
-            "head dim, mask and length; above 1 (blue): faster than every other kernel in this "
-            "run; means are geometric"
+            f"head dim, mask and length; above 1 (blue): faster than {others} in this run; "
+            "means are geometric"
         )
         yield "best-peer", heat.draw(ours, title, machine, legend)
     each = [(direction, _to_each(one)) for direction, one in measured.items()]

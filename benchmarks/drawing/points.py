@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Any, Final, TypeAlias
 
-from benchmarks.drawing.style import STYLES, is_ours
+from benchmarks.drawing.style import STYLES
+from benchmarks.ratios import is_peer
 
 MASKS: Final = {False: "no mask", True: "causal"}
 
@@ -35,8 +36,8 @@ def rates(rows: Sequence[dict[str, Any]], direction: str) -> Rates:
 
 
 def best_peer(measured: Rates) -> dict[Point, float]:
-    """The fastest of the peers at each point."""
-    peers = [found for name, found in measured.items() if not is_ours(name)]
+    """The fastest of the peers at each point: of those that are exact."""
+    peers = [found for name, found in measured.items() if is_peer(name)]
     points = {point for found in peers for point in found}
     return {point: max(found[point] for found in peers if point in found) for point in points}
 

@@ -30,6 +30,8 @@ STYLES: Final[dict[str, tuple[str, str]]] = {
     "flash-attn-3": ("#B8860B", "d"),
     "flash-attn-4": ("#56B4E9", ">"),
     "flashinfer": ("#8C564B", "X"),
+    "xformers": ("#117733", "p"),
+    "sageattention": ("#AA4499", "*"),
 }
 SHORT: Final = {
     "flashvar-sm80": "flashvar (mma.sync)",
@@ -39,6 +41,7 @@ SHORT: Final = {
     "flash-attn-4": "FA4",
     "flex": "Flex",
     "sdpa-efficient": "mem.-efficient",
+    "sageattention": "Sage (approx.)",
 }
 # Inches. A phone shows this as about 360 pixels, and so the smallest letters, of 9 points, as 9.
 WIDTH: Final = 5.0

@@ -149,6 +149,7 @@ def test_the_best_peer_is_the_fastest_that_ran(monkeypatch: pytest.MonkeyPatch) 
     measured = {
         "sdpa-flash": {a: 100.0, b: 200.0},
         "sdpa-cudnn": {a: 300.0},
+        "sageattention": {a: 600.0, b: 600.0},  # approximate
         "flashvar-cuda": {a: 900.0, b: 900.0},
     }
     best = points.best_peer(measured)
@@ -156,26 +157,70 @@ def test_the_best_peer_is_the_fastest_that_ran(monkeypatch: pytest.MonkeyPatch) 
     assert points.over(measured["flashvar-cuda"], best) == {a: 3.0, b: 4.5}
 
 
-RECORDS = ("attention-h200", "host-h200", "ops-gated-delta-rule-h200", "size")
+RESULTS = ROOT / "benchmarks" / "results"
 
 
-@pytest.mark.parametrize("record", RECORDS)
-def test_a_picture_is_legible_on_a_phone(
-    record: str, tmp_path: Path, call: Draw, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """360 pixels show its smallest letters as 9, and no word stands outside of it."""
-    figure, drawn = import_module("matplotlib.figure").Figure, []
-    monkeypatch.setattr(figure, "savefig", lambda self, file, **_: drawn.append((file, self)))
-    folder = ROOT / "benchmarks" / "results"
-    assert call(str(folder / f"{record}.json"), "--out", str(tmp_path))[0] == 0
-    assert drawn
+@pytest.fixture
+def figures(
+    tmp_path: Path, call: Draw, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Path], dict[str, Any]]:
+    """`figures(record)` gives what is drawn from it, by name."""
+    figure, drawn = import_module("matplotlib.figure").Figure, {}
+    monkeypatch.setattr(figure, "savefig", lambda self, file, **_: drawn.update({file.stem: self}))
+
+    def made(record: Path) -> dict[str, Any]:
+        assert call(str(record), "--out", str(tmp_path / "out"))[0] == 0
+        assert drawn
+        return drawn
+
+    return made
+
+
+def words(figure: Any) -> list[Any]:
     text = import_module("matplotlib.text").Text
-    for file, one in drawn[::2]:  # a PNG, then the same as SVG
-        sizes = [words.get_fontsize() for words in one.findobj(text) if words.get_text()]
-        assert min(sizes) * 360 / 72 / one.get_figwidth() >= 9, file.name
+    return [one for one in figure.findobj(text) if one.get_text()]
+
+
+def assert_legible(figures: dict[str, Any]) -> None:
+    """360 pixels show its smallest letters as 9, and no word stands outside of it."""
+    for name, one in figures.items():
+        sizes = [word.get_fontsize() for word in words(one)]
+        assert min(sizes) * 360 / 72 / one.get_figwidth() >= 9, name
         all_of_it = one.get_tightbbox()
-        assert min(all_of_it.min) > -0.01, file.name
-        assert all_of_it.x1 < one.get_figwidth() + 0.01, file.name
+        assert min(all_of_it.min) > -0.01, name
+        assert all_of_it.x1 < one.get_figwidth() + 0.01, name
+
+
+@pytest.mark.parametrize(
+    "record", ["attention-h200", "host-h200", "ops-gated-delta-rule-h200", "size"]
+)
+def test_a_picture_is_legible_on_a_phone(
+    record: str, figures: Callable[[Path], dict[str, Any]]
+) -> None:
+    assert_legible(figures(RESULTS / f"{record}.json"))
+
+
+def test_pictures_say_who_is_approximate(
+    tmp_path: Path, figures: Callable[[Path], dict[str, Any]]
+) -> None:
+    document = result_file.read(RESULTS / "attention-h200.json")
+    of_flash = [row for row in document["rows"] if row["contender"] == "sdpa-flash"]
+    document["rows"] += [{**row, "contender": "xformers"} for row in of_flash]
+    document["rows"] += [
+        {**row, "contender": "sageattention", "tflops": 9000.0}
+        for row in of_flash
+        if row["direction"] == "forward" and row["head_dim"] < 256
+    ]
+    result_file.write(tmp_path / "more.json", document)
+    drawn = figures(tmp_path / "more.json")
+    assert_legible(drawn)
+    said = {name: [word.get_text() for word in words(one)] for name, one in drawn.items()}
+    assert {"xformers", "Sage (approx.)"} <= {*said["forward"]}
+    assert "xformers" in said["backward"]
+    assert "Sage (approx.)" not in said["backward"]
+    assert {"vs xformers", "vs Sage (approx.)"} <= {*said["each-peer"]}
+    assert "every other kernel that is exact" in " ".join(said["best-peer"])
+    assert "0.05" not in said["best-peer"]  # of a rate of 9000
 
 
 @pytest.mark.parametrize(("maps", "rows"), [(0, [0]), (3, [3]), (5, [3, 2]), (6, [3, 3])])
