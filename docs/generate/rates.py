@@ -184,7 +184,7 @@ def _approximations(cells: Iterable[dict[str, dict[str, Any]]]) -> str:
             found.setdefault((name, reference), []).append(100 * difference)
     return "".join(
         f"\n\n{contender(name)} rounds q and k to INT8: its results differ from those of "
-        f"{contender(reference)} by {min(differences):.2g} to {max(differences):.2g} % (Frobenius "
+        f"{contender(reference)} by {min(differences):.1f} to {max(differences):.1f} % (Frobenius "
         "norm). It never counts as the fastest other."
         for (name, reference), differences in sorted(found.items())
     )
