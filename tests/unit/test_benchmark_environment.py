@@ -44,9 +44,11 @@ def test_contenders_are_told_with_their_versions(monkeypatch: pytest.MonkeyPatch
     """Those that are installed; what decides how flashvar itself runs is always told."""
     monkeypatch.syspath_prepend(str(ROOT))
     environment = import_module("benchmarks.environment")
-    there = {"torch": "2.11.0", "flash-qla": "0.1.3"}
+    peers = {"flash-qla": "0.1.3", "flash-attn-3": "3.0", "xformers": "0.0.35"}
+    peers["sageattention"] = "1.0.6"
+    there = {"torch": "2.11.0", **peers}
     monkeypatch.setattr(environment, "_version", there.get)
     assert environment.gather(device=False)["versions"] == {
         **{"torch": "2.11.0", "triton": None, "numpy": None},
-        "flash-qla": "0.1.3",
+        **peers,
     }
