@@ -108,7 +108,11 @@ def flashinfer(cell: Cell, device: torch.device) -> Forward:
 
 
 def xformers(cell: Cell, device: torch.device) -> Forward:
-    """xformers with the kernel that it chooses: FlashAttention 3 where its package is installed."""
+    """xformers with the kernel that it chooses: FlashAttention 3 where its package is installed.
+
+    Its wheel on PyPI needs libcudart.so.12, beside a torch for CUDA 13 too: without it xformers
+    warns while it is loaded, and refuses every call.
+    """
     group = cell.heads // cell.heads_kv
     if group > 1 and cell.direction == "backward":
         raise ValueError("grouped heads have no backward")
