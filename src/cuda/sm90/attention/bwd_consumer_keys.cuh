@@ -75,10 +75,12 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
         if (first_lane) ptx::mbarrier_arrive(smem.full_exchange(exchange.stage()));
       };
       float* sums = grad_q_sums<Config>(args, it.number, warpgroup);  // of the next dQ
-      // Step i, software pipelined. `first`, `last`: of the tile. Precondition: S(i) complete,
-      // dO(i) loaded. What the step needs right after a GEMM is loaded before the wait for that
-      // GEMM. wgmma groups in flight, in order: {dP(i)}, {dQ(i-1), dV(i)}, {dV(i), dK(i)}, {dK(i),
-      // S(i+1)}.
+      // Step i, software pipelined. `first`, `last`: of the tile. Preconditions: S(i) is complete,
+      // and dO(i) is loaded. LSE and delta are read before the wait for the GEMM that needs them
+      // next.
+      //
+      // wgmma groups in flight, in order:
+      // {dP(i)}, {dQ(i-1), dV(i)}, {dV(i), dK(i)}, {dK(i), S(i+1)}.
       auto run_step = [&](auto first, auto last) {
         uint32_t const s = step.stage();
         ExchangeState const exchange{step.count}, previous{step.count - 1};
