@@ -49,7 +49,8 @@ def chart(root: Path) -> str:
         root,
         path,
         "Rates of causal attention by length, forward and backward, beside FlashAttention 4, "
-        "vLLM's build of FlashAttention 3, cuDNN, FlashAttention 2 and FlexAttention.",
+        "vLLM's build of FlashAttention 3, cuDNN, FlashAttention 2, FlexAttention, xformers and "
+        "SageAttention, which is approximate.",
     )
 
 
