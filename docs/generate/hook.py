@@ -7,7 +7,8 @@
 * Marks behind the language of a fenced block, which say who runs it (tests/documented.py), are
   not shown.
 * Inline code breaks between the words of a name (line_breaks.py); the search index has no breaks.
-* A built page that would load anything from another host is an error.
+* A built page that would load anything from another host is an error, and so is a NAME that no
+  page has: what was deleted by mistake would not be missed.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from drawings import DRAWINGS  # noqa: E402
 
 from flashvar.cli.speed import timed_ops  # noqa: E402
 
+# Attention has tables of its own.
+OTHER_OPS = [name for name in timed_ops() if name != "attention"]
 # NAME -> a function of the repository's root that returns Markdown.
 GENERATED = {
     "architectures": variants.architectures,
@@ -65,7 +68,7 @@ GENERATED = {
     "sizes": rates.sizes,
     "sizes of others": rates.sizes_of_others,
     "installing": rates.installing,
-    **{f"rates of {name}": op_rates.of_op(name) for name in timed_ops()},
+    **{f"rates of {name}": op_rates.of_op(name) for name in OTHER_OPS},
     "ratios of linear attention": op_rates.ratios_of_linear_attention,
     "pictures": pictures.pictures,
     "chart": pictures.chart,
@@ -83,7 +86,7 @@ UNBROKEN = {
     "models",
     "random calls",
     "packed and grouped",
-    *(f"rates of {name}" for name in timed_ops()),
+    *(f"rates of {name}" for name in OTHER_OPS),
 }
 MARKER = re.compile(r"^<!-- (generated|drawing): (.+) -->$", re.MULTILINE)
 SIZES = re.compile(r"(?<=\d) ([x/]) (?=\d)")  # such as 4 x 4,096, in tables of rates
@@ -94,8 +97,12 @@ ELSEWHERE = re.compile(
 )
 
 
+_put_in: set[str] = set()  # names that pages of this build have
+
+
 def on_config(config: Any) -> Any:
     """Fill in the patterns of the navigation."""
+    _put_in.clear()
     config["nav"] = _expanded(config["nav"], Path(config["docs_dir"]))
     return config
 
@@ -132,6 +139,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
                 f"{page.file.src_uri}: expected one of {', '.join(known)} to be {kind}, "
                 f"found {name!r}"
             )
+        _put_in.add(name)
         if kind == "drawing":
             return str(DRAWINGS[name]())
         text = GENERATED[name](ROOT)
@@ -146,7 +154,12 @@ def on_post_page(output: str, **_: Any) -> str:
 
 
 def on_post_build(config: Any) -> None:
-    """Refuse what could not be read without a network."""
+    """Refuse what could not be read without a network, and generated text that no page has."""
+    if missing := {*GENERATED, *DRAWINGS} - _put_in:
+        raise PluginError(
+            f"expected a page with each generated text and drawing, found none with "
+            f"{', '.join(sorted(missing))}: put its marker on a page, or remove it"
+        )
     for path in sorted(Path(config["site_dir"]).rglob("*")):
         if path.suffix in {".html", ".css", ".svg"}:
             found = ELSEWHERE.search(path.read_text(encoding="utf-8"))
