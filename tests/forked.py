@@ -5,7 +5,7 @@
     python -IS ask_forked.py SOCKET ...     runs `python ...` there, as far as anybody can see here
 
 Such a program costs what it does itself, not the seconds that torch or transformers takes to load.
-Of Python's own options it knows -c, -m and -W. It is killed when the process that asked for it
+Of Python's own options it knows -c, -m, -u and -W. It is killed when the process that asked for it
 ends, as by a timeout, and after two hours. Any signal to that process is thus SIGKILL to the
 program.
 """
@@ -17,6 +17,7 @@ import contextlib
 import gc
 import importlib
 import inspect
+import io
 import marshal
 import os
 import select
@@ -110,9 +111,9 @@ def program(asked: dict[str, Any], streams: list[int]) -> None:
     import runpy
     import warnings
 
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
+    for number, given in enumerate(streams):
+        os.dup2(given, number)
+        os.close(given)
     # The first entry was that of this file; others came from the variables of the server.
     own = set(map(os.path.abspath, path_of_environment()))
     found = [folder for folder in sys.path[1:] if os.path.abspath(folder) not in own]  # noqa: PTH100
@@ -120,11 +121,15 @@ def program(asked: dict[str, Any], streams: list[int]) -> None:
     os.environ.clear()
     os.environ.update(asked["environ"])
     words = list(asked["words"])
-    while words[0] == "-W":
-        action, _, category = words[1].partition("::")
+    while words[0] in ("-W", "-u"):
+        if words.pop(0) == "-u":
+            for number, name in ((1, "stdout"), (2, "stderr")):
+                raw = io.FileIO(number, "wb", closefd=False)
+                setattr(sys, name, io.TextIOWrapper(raw, write_through=True))
+            continue
+        action, _, category = words.pop(0).partition("::")
         kind = getattr(__import__("builtins"), category or "Warning")
         warnings.simplefilter(action, kind)  # type: ignore[arg-type]
-        del words[:2]
     sys.path[:] = ["", *path_of_environment(), *found]
     if words[0] == "-m":
         sys.argv = words[1:]

@@ -11,13 +11,20 @@ import signal
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _pytest.logging import catching_logs
+
+# Torch's compiler, and what it loads only as it compiles.
+COMPILER = (
+    *("torch._dynamo", "torch._dynamo.backends.debugging", "torch._functorch.aot_autograd"),
+    *("torch._inductor.debug", "torch._inductor.pattern_matcher"),
+)
 
 # Lines of sources in compiled kernels take a tenth of their compilation.
 os.environ.setdefault("TRITON_DISABLE_LINE_INFO", "1")
@@ -103,7 +110,7 @@ def alone(folder: Path) -> Iterator[None]:
 def served(python: str, folder: Path, *modules: str) -> Iterator[str]:
     """A program that is Python with modules loaded already (forked.py), the same for all workers.
 
-    The first worker that needs it starts its server, the last that is done with it ends that.
+    The first process that needs it starts its server, the last that is done with it ends that.
     """
     folder.mkdir(exist_ok=True)
     script, address = Path(__file__).with_name("forked.py"), folder / "socket"
@@ -134,11 +141,43 @@ def of_all_workers(factory: pytest.TempPathFactory) -> Path:
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
+def _python(folder: Path) -> Iterator[str]:
+    yield from served(sys.executable, folder / "python", "torch", "pytest")
+
+
+def _python_with_models(python: str, folder: Path) -> Iterator[str]:
+    models = ["transformers.modeling_utils"] if find_spec("transformers") else []
+    yield from served(python, folder / "python_with_models", *COMPILER, *models)
+
+
+_serving: list[Iterator[str]] = []
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
+    """Start workers that test whole folders as forks, each of which loads no torch of its own."""
+    if not any(Path(word).is_dir() for word in config.args):
+        return
+    folder: Path = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+    first = _python(folder)
+    second = _python_with_models(next(first), folder)
+    program = next(second)
+    _serving.extend((second, first))
+    for spec in specs:
+        spec.python = program
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    """End what serves the workers, whose folder goes next."""
+    for one in _serving:
+        next(one, None)
+
+
 @pytest.fixture(scope="session")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Python with torch and pytest loaded already."""
-    folder = of_all_workers(tmp_path_factory) / "python"
-    yield from served(sys.executable, folder, "torch", "pytest")
+    yield from _python(of_all_workers(tmp_path_factory))
 
 
 @pytest.fixture(scope="session")
@@ -152,6 +191,4 @@ def python_with_nox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def python_with_models(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Python with torch's compiler loaded already, and transformers where it is installed."""
-    models = ["transformers.modeling_utils"] if find_spec("transformers") else []
-    folder = of_all_workers(tmp_path_factory) / "python_with_models"
-    yield from served(python, folder, "torch._dynamo", *models)
+    yield from _python_with_models(python, of_all_workers(tmp_path_factory))

@@ -12,6 +12,8 @@ from without_gpu import (  # noqa: F401 (pytest finds them here)
     _seeded,
     pytest_collection_finish,
     pytest_configure,
+    pytest_sessionfinish,
+    pytest_xdist_setupnodes,
     python,
     python_with_models,
     python_with_nox,

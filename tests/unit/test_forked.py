@@ -46,6 +46,13 @@ def test_ends_as_a_process_of_its_own(python: str, code: str, tmp_path: Path) ->
     assert found.stderr.splitlines()[-1:] == expected.stderr.splitlines()[-1:]
 
 
+def test_writes_at_once_where_that_is_asked_for(python: str) -> None:
+    """As whoever starts workers of pytest-xdist does."""
+    words = ["-u", "-c", "import os; print('kept', end=''); os._exit(0)"]
+    for program in (python, sys.executable):
+        assert subprocess.run([program, *words], stdout=subprocess.PIPE).stdout == b"kept"
+
+
 def test_has_the_folders_of_its_own_variables(python: str, tmp_path: Path) -> None:
     """Not those of the process that loaded the modules, which are where this project is."""
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}

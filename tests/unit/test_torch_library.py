@@ -138,7 +138,7 @@ def test_one_graph_serves_all_sizes_of_a_dynamic_dimension(dim: int) -> None:
     assert counter.frame_count == 1
 
 
-def test_compiles_as_the_first_use_in_a_process(python: str) -> None:
+def test_compiles_as_the_first_use_in_a_process(python_with_models: str) -> None:
     program = """
 import torch, flashvar
 q = torch.randn(1, 4, 2, 8)
@@ -146,7 +146,7 @@ compiled = torch.compile(lambda q: flashvar.attention(q, q, q), fullgraph=True, 
 torch.testing.assert_close(compiled(q), flashvar.attention(q, q, q))
 """
     finished = subprocess.run(
-        [python, "-c", program],
+        [python_with_models, "-c", program],
         env={**os.environ, "PYTHONPATH": str(Path(flashvar.__file__).parents[1])},
         capture_output=True,
         text=True,

@@ -27,12 +27,12 @@ def example() -> ModuleType:
     return module
 
 
-def test_a_few_steps_on_the_cpu(tmp_path: Path, python: str) -> None:
+def test_a_few_steps_on_the_cpu(tmp_path: Path, python_with_models: str) -> None:
     target = tmp_path / "curves.json"
     words = ["--steps", "4", "--batch", "1", "--length", "32", "--json", str(target)]
     words += ["--attention", "sdpa-flash", "--attention", "flashvar-reference"]
     done = subprocess.run(
-        [python, str(EXAMPLE), *words],
+        [python_with_models, str(EXAMPLE), *words],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT / "src" / "python"), "CUDA_VISIBLE_DEVICES": ""},

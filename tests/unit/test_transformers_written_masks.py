@@ -196,7 +196,9 @@ def test_positions_that_eager_code_has_read_are_positions_of_a_graph() -> None:
     torch.testing.assert_close(found, wanted)
 
 
-def test_an_exported_graph_needs_only_the_ops_of_attention(tmp_path: Path, python: str) -> None:
+def test_an_exported_graph_needs_only_the_ops_of_attention(
+    tmp_path: Path, python_with_models: str
+) -> None:
     class Layer(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return layer(x, made("flashvar", None))
@@ -207,5 +209,5 @@ def test_an_exported_graph_needs_only_the_ops_of_attention(tmp_path: Path, pytho
     code = f"import sys, torch, flashvar; flashvar.attention; {load}"
     code += "; assert 'flashvar.integrations.transformers' not in sys.modules"
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src" / "python")}
-    ended = subprocess.run([python, "-c", code], env=environ, stderr=subprocess.PIPE)
+    ended = subprocess.run([python_with_models, "-c", code], env=environ, stderr=subprocess.PIPE)
     assert ended.returncode == 0, ended.stderr.decode()

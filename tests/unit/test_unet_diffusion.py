@@ -15,9 +15,10 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "unet_diffusion.py"
 
 
-def test_a_few_steps_on_the_cpu(python: str) -> None:
+def test_a_few_steps_on_the_cpu(python_with_models: str) -> None:
+    words = ["--steps", "30", "--batch", "8", "--backend", "reference"]
     done = subprocess.run(
-        [python, str(EXAMPLE), "--steps", "30", "--batch", "8", "--backend", "reference"],
+        [python_with_models, str(EXAMPLE), *words],
         capture_output=True,
         text=True,
         env=os.environ
