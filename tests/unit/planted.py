@@ -62,6 +62,11 @@ def library(**changes: Any) -> Wheel:
     return Wheel(described(), one)
 
 
+def later(make: Callable[..., Wheel], *given: object) -> Plant:
+    """The wheel, made where its test runs: it takes as long as many tests."""
+    return lambda folder: make(*given).write(folder)
+
+
 def device(*images: Image) -> Wheel:
     """The wheel with other device code."""
     return Wheel(described(), fake_artifacts.library(described(), *images))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import fake_artifacts
@@ -19,7 +19,7 @@ import pytest
 from audited import Fault, check_found_at_once, rows
 from fake_artifacts import Wheel
 from fake_elf import Section
-from planted import Plant, described
+from planted import described, later
 from test_audit_planted_loading import packed
 from test_audit_planted_readers import changed, header
 
@@ -28,11 +28,6 @@ from flashvar_factory.inspect import elf
 pytestmark = pytest.mark.usefixtures("auditwheel")
 
 TIMES = 90  # what repeats itself may be longer than noise
-
-
-def later(make: Callable[..., Wheel], *given: object) -> Plant:
-    """The wheel, made where its test runs: it takes as long as many tests."""
-    return lambda folder: make(*given).write(folder)
 
 
 def noise(size: int) -> Section:

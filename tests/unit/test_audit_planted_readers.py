@@ -472,8 +472,14 @@ OF_DEVICE: Mapping[str, Fault] = {
         planted.older(compression="lz4"),
         "expected device code that is not compressed, or by zstd",
     ),
-    "200,000 images": (many_images(200_000), "expected at most 4,096 images of device code"),
-    "1,100,000 facts": (longer(".nv.info", FRAME * 1_100_000), "expected at most 1,048,576"),
+    "200,000 images": (
+        planted.later(many_images, 200_000),
+        "expected at most 4,096 images of device code",
+    ),
+    "1,100,000 facts": (
+        planted.later(lambda: longer(".nv.info", FRAME * 1_100_000)),
+        "expected at most 1,048,576",
+    ),
 }
 
 FAULTS = rows(archive=ARCHIVE, record=RECORDS, library=OF_LIBRARY, device=OF_DEVICE)
