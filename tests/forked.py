@@ -26,7 +26,7 @@ import socket
 import sys
 import threading
 import weakref
-from typing import Any
+from typing import Any, TextIO
 
 from ask_forked import LENGTH
 
@@ -121,15 +121,15 @@ def program(asked: dict[str, Any], streams: list[int]) -> None:
     os.environ.clear()
     os.environ.update(asked["environ"])
     words = list(asked["words"])
+    unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
     while words[0] in ("-W", "-u"):
         if words.pop(0) == "-u":
-            for number, name in ((1, "stdout"), (2, "stderr")):
-                raw = io.FileIO(number, "wb", closefd=False)
-                setattr(sys, name, io.TextIOWrapper(raw, write_through=True))
+            unbuffered = True
             continue
         action, _, category = words.pop(0).partition("::")
         kind = getattr(__import__("builtins"), category or "Warning")
         warnings.simplefilter(action, kind)  # type: ignore[arg-type]
+    sys.stdout, sys.stderr = opened(sys.stdout, unbuffered), opened(sys.stderr, unbuffered)
     sys.path[:] = ["", *path_of_environment(), *found]
     if words[0] == "-m":
         sys.argv = words[1:]
@@ -141,6 +141,18 @@ def program(asked: dict[str, Any], streams: list[int]) -> None:
         sys.argv = words
         sys.path[0] = os.path.dirname(os.path.abspath(words[0]))  # noqa: PTH100, PTH120
         runpy.run_path(words[0], run_name="__main__")
+
+
+def opened(stream: TextIO, unbuffered: bool) -> TextIO:
+    """The same once more: whether the server's own is buffered was decided as that started."""
+    raw = io.FileIO(stream.fileno(), "wb", closefd=False)
+    return io.TextIOWrapper(
+        raw if unbuffered else io.BufferedWriter(raw),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=raw.isatty() or stream is sys.stderr,
+        write_through=unbuffered,
+    )
 
 
 def path_of_environment() -> list[str]:

@@ -48,9 +48,13 @@ def test_ends_as_a_process_of_its_own(python: str, code: str, tmp_path: Path) ->
 
 def test_writes_at_once_where_that_is_asked_for(python: str) -> None:
     """As whoever starts workers of pytest-xdist does."""
-    words = ["-u", "-c", "import os; print('kept', end=''); os._exit(0)"]
+    code = "import os; print('kept', end=''); os._exit(0)"
     for program in (python, sys.executable):
-        assert subprocess.run([program, *words], stdout=subprocess.PIPE).stdout == b"kept"
+        for words, variable in ((["-u"], ""), ([], "1"), ([], "")):
+            environ = {**os.environ, "PYTHONUNBUFFERED": variable}
+            command = [program, *words, "-c", code]
+            written = subprocess.run(command, env=environ, stdout=subprocess.PIPE).stdout
+            assert written == (b"kept" if words or variable else b"")
 
 
 def test_has_the_folders_of_its_own_variables(python: str, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(
     read, write = os.pipe()
     os.close(read)  # before the command begins, so that it always meets nobody
     process = subprocess.Popen(
-        [python_with_nox if buffered else sys.executable, "-m", *words],
+        [python_with_nox, "-m", *words],
         cwd=ROOT,
         env=environment(SOURCES, WITHOUT_TORCH, buffered=buffered),
         stdout=write,
@@ -104,8 +104,8 @@ def test_a_closed_output_is_no_error(words: tuple[str, ...]) -> None:
 def test_a_full_disk_is_told_in_a_sentence(
     words: tuple[str, ...], buffered: bool, python_with_nox: str
 ) -> None:
-    python = python_with_nox if buffered else sys.executable
-    code, complaints = shell(words, ">/dev/full", WITHOUT_TORCH, buffered=buffered, python=python)
+    given = {"buffered": buffered, "python": python_with_nox}
+    code, complaints = shell(words, ">/dev/full", WITHOUT_TORCH, **given)
     said = f"{words[0]}: expected to write the output, found: No space left on device\n"
     assert (code, complaints) == (1, said)
 
