@@ -100,7 +100,7 @@ struct BwdConfig {
   static constexpr bool kAddsGradQ = kGradQ && !has(BwdVariant::kOneKeyTile);
   static constexpr bool kStoresGradQ =
       kGradQ && (!kAddsGradQ || kSmall || kBias || (kModifiers && kLargest <= 64));
-  // mma tiles of which each step loads LSE and delta before its scores are complete.
+  // mma tiles whose LSE a pipelined step loads before the wait for S, and delta before that for dP.
   static constexpr int kEarlyTiles = kLargest <= 64 ? 4 : 8;
   // Steps without software pipelining: no wgmma is in flight between them.
   static constexpr bool kSerial = kSplitsKeys && (kModifiers || !kGradQ);

@@ -76,8 +76,8 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
       };
       float* sums = grad_q_sums<Config>(args, it.number, warpgroup);  // of the next dQ
       // Step i, software pipelined. `first`, `last`: of the tile. Preconditions: S(i) is complete,
-      // and dO(i) is loaded. LSE and delta are read before the wait for the GEMM that needs them
-      // next.
+      // load_lse() has run, and `sums` is of the tile of dQ(i-1). The early part of LSE and delta
+      // is read before the wait for the GEMM after which it is needed.
       //
       // wgmma groups in flight, in order:
       // {dP(i)}, {dQ(i-1), dV(i)}, {dV(i), dK(i)}, {dK(i), S(i+1)}.

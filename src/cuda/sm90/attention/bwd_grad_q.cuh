@@ -42,7 +42,7 @@ __device__ __forceinline__ void add_grad_q(float* sums, const float (&grad)[kCol
 template <class Config>
 __device__ __forceinline__ void move_grad_q_sums(float*& sums, uint32_t tiles) {
   sums += int64_t{static_cast<int32_t>(tiles)} * Config::kTileElements;
-  asm volatile("" : "+l"(sums));  // else the compiler computes it anew
+  asm volatile("" : "+l"(sums));  // no compiler may make a new address of this sum
 }
 
 // Adds these columns to the sums or, without sums, stores them.
