@@ -161,6 +161,8 @@ def sageattention(cell: Cell, device: torch.device) -> Forward:
     if cell.direction == "backward":
         raise ValueError("it has no backward")
     module = _installed("sageattention", "sageattention")
+    if (found := version("sageattention")).partition(".")[0] != "1":
+        raise ValueError(f"expected version 1, whose rounding the tables tell, found {found}")
     offsets = bounds(cell, device) if cell.lengths else None
     keys: list[torch.Tensor] = []
 

@@ -333,7 +333,9 @@ def sageattn_varlen(
     assert (offsets.tolist(), longest) == (offsets_k.tolist(), [16, 16])
     lengths = offsets.diff().tolist()
     parts = zip(*(one.unsqueeze(0).split(lengths, 1) for one in (q, k, v)), strict=True)
-    return torch.cat([attend(*part, is_causal)[0] for part in parts])
+    out = torch.cat([attend(*part, is_causal)[0] for part in parts])
+    k.mul_(-1)
+    return out
 
 
 @pytest.fixture
@@ -372,6 +374,38 @@ def test_who_is_approximate_is_no_reference(on_cpu: ModuleType) -> None:
     (row,) = on_cpu.report([cell()], options).rows
     assert isnan(row["difference_to_reference"])
     assert "to_best" not in row
+
+
+@pytest.mark.usefixtures("_sageattention")
+@pytest.mark.parametrize("lengths", [(), (16, 8)], ids=["dense", "packed"])
+def test_sageattention_writes_to_one_copy_of_k(
+    lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_call = cell(lengths=lengths)
+    forward = import_module("benchmarks.peers").sageattention(of_call, torch.device("cpu"))
+    rows = (sum(lengths),) if lengths else (of_call.batch, of_call.seqlen)
+    q, k, v = (torch.randn(*rows, heads, of_call.head_dim) for heads in (4, 2, 2))
+    before = k.clone()
+    copies = []
+    clone = torch.Tensor.clone
+    monkeypatch.setattr(torch.Tensor, "clone", lambda x: copies.append(x) or clone(x))
+    for _ in range(2):
+        forward(q, k, v)
+    assert len(copies) == 1  # a copy in each call would be timed
+    assert torch.equal(k, before)
+
+
+@pytest.mark.usefixtures("_sageattention")
+def test_another_sageattention_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    peers = import_module("benchmarks.peers")
+    monkeypatch.setattr(peers, "version", lambda name: "2.2.0")
+    with pytest.raises(ValueError, match=r"expected version 1, .* found 2\.2\.0"):
+        peers.sageattention(cell(), torch.device("cpu"))
+
+
+def test_every_package_is_a_contender_by_default() -> None:
+    others = {"xformers", "sageattention", "flash-attn-4", "flash-attn-3", "flashinfer"}
+    assert others <= {*import_module("benchmarks.attention").DEFAULT}
 
 
 @pytest.mark.usefixtures("_sageattention")
