@@ -97,7 +97,7 @@ ELSEWHERE = re.compile(
 )
 
 
-_put_in: set[str] = set()  # names that pages of this build have
+_put_in: set[tuple[str, str]] = set()  # markers that pages of this build have: kind, NAME
 
 
 def on_config(config: Any) -> Any:
@@ -139,7 +139,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
                 f"{page.file.src_uri}: expected one of {', '.join(known)} to be {kind}, "
                 f"found {name!r}"
             )
-        _put_in.add(name)
+        _put_in.add((kind, name))
         if kind == "drawing":
             return str(DRAWINGS[name]())
         text = GENERATED[name](ROOT)
@@ -155,10 +155,12 @@ def on_post_page(output: str, **_: Any) -> str:
 
 def on_post_build(config: Any) -> None:
     """Refuse what could not be read without a network, and generated text that no page has."""
-    if missing := {*GENERATED, *DRAWINGS} - _put_in:
+    known = {("generated", name) for name in GENERATED} | {("drawing", name) for name in DRAWINGS}
+    if missing := known - _put_in:
+        markers = ", ".join(sorted(f"<!-- {kind}: {name} -->" for kind, name in missing))
         raise PluginError(
-            f"expected a page with each generated text and drawing, found none with "
-            f"{', '.join(sorted(missing))}: put its marker on a page, or remove it"
+            f"expected each marker on a page, found none with {markers}: put it on one, or remove "
+            "what makes its text"
         )
     for path in sorted(Path(config["site_dir"]).rglob("*")):
         if path.suffix in {".html", ".css", ".svg"}:
