@@ -26,6 +26,7 @@ import socket
 import sys
 import threading
 import weakref
+from types import ModuleType
 from typing import Any, TextIO
 
 from ask_forked import LENGTH
@@ -136,7 +137,8 @@ def program(asked: dict[str, Any], streams: list[int]) -> None:
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     elif words[0] == "-c":
         sys.argv = ["-c", *words[2:]]
-        exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
+        sys.modules["__main__"] = main = ModuleType("__main__")
+        exec(compile(words[1], "<string>", "exec"), vars(main))
     else:
         sys.argv = words
         sys.path[0] = os.path.dirname(os.path.abspath(words[0]))  # noqa: PTH100, PTH120

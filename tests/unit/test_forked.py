@@ -37,6 +37,7 @@ def run(python: str, code: str, **options: object) -> subprocess.CompletedProces
         "import os; os.abort()",
         "import sys; print(sys.stdin.read(), sys.argv)",
         "import os; print(os.getcwd(), os.environ['GIVEN'])",
+        "import __main__; name = 1; print(__main__.name, __main__.__name__)",
     ],
 )
 def test_ends_as_a_process_of_its_own(python: str, code: str, tmp_path: Path) -> None:
