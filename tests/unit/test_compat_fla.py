@@ -162,6 +162,17 @@ def test_a_mixture_of_dtypes(name: str) -> None:
     assert torch.equal(final, after)
 
 
+@pytest.mark.parametrize("name", ["chunk_delta_rule", "fused_recurrent_delta_rule"])
+def test_the_delta_rule_has_the_dtype_of_q(name: str) -> None:
+    given = inputs(torch.float16)
+    del given["g"]
+    given["q"] = given["q"].float()
+    out, _ = getattr(delta_rule, name)(**given)
+    wanted, _ = delta_rule.chunk_delta_rule(**{name: x.float() for name, x in given.items()})
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out, wanted)
+
+
 def test_gates_in_the_kernel() -> None:
     given = inputs(beta=torch.randn(2, 5, 4), g=torch.randn(2, 5, 4))
     a_log, dt_bias = torch.randn(4), torch.randn(4)

@@ -155,7 +155,7 @@ def fused_recurrent_delta_rule(
     """The delta rule, which is the gated one without gates."""
     _refuse_head_first(head_first or None)
     return _run(
-        *("fused_recurrent_delta_rule", v.dtype, others),
+        *("fused_recurrent_delta_rule", q.dtype, others),
         *(q, k, v, None, beta, scale, initial_state, output_final_state, cu_seqlens),
         use_qk_l2norm_in_kernel,
     )
