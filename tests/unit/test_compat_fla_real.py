@@ -154,6 +154,15 @@ def test_its_registry() -> None:
     assert torch.equal(*caches)
 
 
+def test_its_registry_takes_residuals_of_flat_heads() -> None:
+    ours.register()
+    x, residual = torch.randn(2, 5, 3, 2), torch.randn(2, 5, 6, requires_grad=True)
+    y, _ = modules.causal_conv1d(x, torch.randn(6, 4), residual=residual)
+    upstream = torch.randn_like(y)
+    (grad,) = torch.autograd.grad(y, residual, upstream)
+    assert torch.equal(grad, upstream.flatten(2))
+
+
 @pytest.mark.skipif(not SINCE_0_6, reason="only the convolution is dispatched before 0.6")
 def test_its_registry_has_the_gated_delta_rule() -> None:
     ours.register()

@@ -42,7 +42,7 @@ def causal_conv1d_bwd(
         grad_x.reshape(x.shape),
         grad_weight,
         None if bias is None else grad_bias,
-        None if residual is None else dy,
+        None if residual is None else dy.reshape(residual.shape),
         None if initial_state is None else grad_state,
     )
 
