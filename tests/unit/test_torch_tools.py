@@ -221,3 +221,45 @@ def test_a_replaced_function_while_dtensor_is_imported(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "torch.distributed.tensor", ModuleType("tensor"))
     monkeypatch.setattr(functional, "scaled_dot_product_attention", lambda *_: None)
     assert not attribute.splits_sequences()
+
+
+FILTERS = made(8, 3)
+
+
+def causal_attention(q: torch.Tensor, flag: bool) -> Any:
+    return flashvar.attention(q, q, q, causal=flag, deterministic=flag, return_lse=flag)
+
+
+def convolution_with_state(q: torch.Tensor, flag: bool) -> Any:
+    return flashvar.causal_conv1d(q[:, :, 0], FILTERS, return_final_state=flag)
+
+
+def rule_with_norms(q: torch.Tensor, flag: bool) -> Any:
+    flags = dict.fromkeys(
+        ("qk_l2norm", "beta_sigmoid", "allow_neg_eigval", "return_final_state"), flag
+    )
+    return flashvar.gated_delta_rule(q, q, q, None, q[..., 0].sigmoid(), **flags)
+
+
+@pytest.mark.parametrize(
+    "call", [causal_attention, convolution_with_state, rule_with_norms], ids=lambda f: f.__name__
+)
+@pytest.mark.parametrize("tool", ["compile", "export"])
+def test_flags_that_compare_sizes(call: Callable[..., Any], tool: str) -> None:
+    """Such a flag is a symbol while a graph of any size is traced."""
+
+    class Model(torch.nn.Module):
+        def forward(self, q: torch.Tensor) -> Any:
+            return call(q, q.shape[1] > 2)
+
+    model, tensors = Model(), [made(1, length, 2, 8) for length in (5, 2, 3)]
+    if tool == "compile":
+        traced = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+    else:
+        size = {1: torch.export.Dim("seqlen", min=3, max=64)}
+        traced = torch.export.export(
+            model, (tensors[0],), dynamic_shapes={"q": size}, strict=False
+        ).module()
+        del tensors[1]
+    for q in tensors:
+        torch.testing.assert_close(traced(q), model(q))

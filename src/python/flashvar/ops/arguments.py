@@ -23,7 +23,8 @@ _FLOAT32_LIMIT: Final = float(torch.finfo(torch.float32).max)
 # Numbers may also come from numpy, and be symbols while a graph is traced.
 _INTEGERS: Final = (int, torch.SymInt, Integral)
 _NUMBERS: Final = (int, float, torch.SymFloat, torch.SymInt, Real)
-_TRACEABLE: Final = (bool, int, float, str, torch.SymFloat, torch.SymInt, torch.Tensor)
+_BOOLS: Final = (bool, torch.SymBool)
+_TRACEABLE: Final = (int, float, str, torch.SymFloat, torch.SymInt, torch.Tensor)
 _PACKED: Final = "a padded dense one, or pass its values packed, with cu_seqlens"
 
 
@@ -116,7 +117,7 @@ def check_flag(name: str, flag: Any) -> None:
 
     Plans are found by equality, and 1 equals True.
     """
-    if flag is not True and flag is not False:
+    if not is_bool(flag):
         raise InvalidInputError(f"{name} must be True or False, found {flag!r}: pass a bool")
 
 
@@ -153,18 +154,27 @@ def is_number(value: object) -> bool:
     return isinstance(value, _NUMBERS) and type(value) is not bool
 
 
+def is_bool(value: object) -> bool:
+    """Whether a value is a bool, or the symbol of one: comparisons of sizes that are traced."""
+    return type(value) in _BOOLS
+
+
 def is_integer(value: object) -> bool:
     """Whether the type of a value is an integer type; bool is not, nor is a tensor."""
     return isinstance(value, _INTEGERS) and type(value) is not bool
 
 
 def as_traceable(value: Any) -> Any:
-    """While torch.compile traces, a NumPy number as one of torch; other values unchanged.
+    """While torch.compile traces, NumPy numbers and symbolic booleans as what ops take.
 
-    Dynamo turns NumPy numbers into arrays, which no op accepts.
+    Dynamo turns NumPy numbers into arrays, which no op accepts. Other values are unchanged.
     """
     # The usual types return first: type() of a value from eager code can end the trace.
-    if not is_compiling() or value is None or isinstance(value, _TRACEABLE):
+    if not is_compiling() or value is None:
+        return value
+    if isinstance(value, _BOOLS):  # bool() of a symbol would be one, too
+        return True if value else False  # noqa: SIM210
+    if isinstance(value, _TRACEABLE):
         return value
     if type(value).__module__ != "numpy":
         return value

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from flashvar.errors import InvalidInputError
-from flashvar.ops.arguments import as_integer, refuses_unknown_subclasses
+from flashvar.ops.arguments import as_integer, is_bool, refuses_unknown_subclasses
 from flashvar.ops.causal_conv1d import run, torch_library
 from flashvar.ops.causal_conv1d.autograd import forward_of_plain
 from flashvar.ops.causal_conv1d.inputs import (
@@ -169,7 +169,7 @@ def causal_conv1d(
     if not (plain and _is_activation(activation)):
         plain = False
         check_kinds({**tensors, **others}, activation, layout, backend)
-    if type(return_final_state) is not bool:
+    if not is_bool(return_final_state):
         raise InvalidInputError(
             f"return_final_state must be True or False, found {return_final_state!r}: pass one of "
             "them, and the columns as state_len"
