@@ -238,6 +238,8 @@ def test_refusals() -> None:
         ours.causal_conv1d_fn(x, weight, bias, names, return_final_states=True)
     with pytest.raises(flashvar.InvalidInputError, match="activation must be one of"):
         ours.causal_conv1d_fn(x, weight, bias, activation="gelu")
+    with pytest.raises(flashvar.ShapeError, match=r"\(1, 6, 3\), found \(2, 6, 3\)"):
+        ours.causal_conv1d_fn(x, weight, bias, None, None, True, torch.zeros(2, 6, 3))
     with pytest.raises(flashvar.ShapeError, match=r"rows, 5, found \[0, 6\]"):
         ours.causal_conv1d_varlen_states(x[0].T, torch.tensor([0, 6]), 2)
     with pytest.raises(flashvar.InvalidInputError, match="state_len must be a whole number"):

@@ -23,12 +23,13 @@ from flashvar.compat.distribution import Finder
 from flashvar.compat.not_provided import MissingModuleFinder
 from flashvar.compat.rebinding import Rebinding, rebindable, words_of
 from flashvar.compat.stand_in import StandIn, modules_of
-from flashvar.errors import IntegrationError
+from flashvar.errors import IntegrationError, ShapeError
 from flashvar.ops.arguments import as_bool, check_tensor, count
 from flashvar.ops.causal_conv1d import api
 from flashvar.ops.causal_conv1d.sequence_ids import check_packed, last_tokens
 from flashvar.ops.dispatch_modes import as_list, can_be_read
 from flashvar.ops.sequences import check_ends
+from flashvar.ops.unknown_sizes import differ
 
 __all__ = [
     "causal_conv1d_fn",
@@ -101,6 +102,12 @@ def causal_conv1d_fn(
     y, final = found
     if final_states_out is None:
         return y, final.to(x.dtype)
+    check_tensor("final_states_out", final_states_out)
+    if differ(final_states_out.shape, final.shape):  # it would be broadcast
+        raise ShapeError(
+            f"final_states_out must have the shape of the final states, {tuple(final.shape)}, "
+            f"found {tuple(final_states_out.shape)}: pass a tensor of that shape"
+        )
     return y, final_states_out.copy_(final)
 
 
