@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import flashvar
-from flashvar.errors import InvalidInputError
+from flashvar.errors import InvalidInputError, LayoutError
 from flashvar.ops.attention import plan as plans
 from flashvar.ops.attention.problem import NO_TENSORS, Options
 from flashvar.ops.attention.torch_library import attention_fwd
@@ -167,3 +167,18 @@ def test_values_while_compiling() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(f, backend="eager")
     assert torch.equal(compiled(torch.tensor([2, 3])), torch.tensor([2, 3, 1]))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_states_of_a_negated_view_are_refused(mode: Any) -> None:
+    negated = torch._neg_view(torch.randn(2, 6, 3))
+    rows, pool = torch.randn(2, 1, 2, 4), torch._neg_view(torch.randn(2, 2, 4, 4))
+    with mode():
+        with pytest.raises(LayoutError, match="state must hold its own values"):
+            flashvar.causal_conv1d_update(torch.randn(2, 6), negated, torch.randn(6, 4))
+        with pytest.raises(LayoutError, match="initial_state must hold its own values"):
+            flashvar.gated_delta_rule(
+                *(rows, rows, rows, None, rows[..., 0].sigmoid()),
+                initial_state=pool,
+                state_indices=torch.tensor([1, 0]),
+            )

@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 
 from flashvar.errors import DtypeError, InvalidInputError, LayoutError, ShapeError
-from flashvar.ops.dispatch_modes import as_list
+from flashvar.ops.dispatch_modes import as_list, is_compiling
 from flashvar.ops.unknown_sizes import differ, is_known
 
 # What torch says of a tensor that is neither dense nor expanded.
@@ -110,6 +110,18 @@ def check_own_memory(name: str, x: Any) -> None:
         raise LayoutError(
             f"{name} must have memory of its own for each element to be written in place, found "
             f"strides {x.stride()} of {tuple(x.shape)}: make it contiguous first"
+        )
+
+
+def check_not_negated(name: str, x: torch.Tensor) -> None:
+    """Refuse a state that is written in place and whose memory holds other values.
+
+    Torch fails in such a call in words of its own.
+    """
+    if not is_compiling() and x.is_neg():
+        raise LayoutError(
+            f"{name} must hold its own values to be written in place, found a negated view, such "
+            "as the imaginary part of a conjugate: pass resolve_neg() of it"
         )
 
 

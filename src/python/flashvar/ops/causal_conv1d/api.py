@@ -34,6 +34,7 @@ from flashvar.ops.causal_conv1d.spec import UPDATE
 from flashvar.ops.dispatch_modes import are_plain, is_compiling, no_dispatch_mode_active
 from flashvar.ops.dispatched import dispatched
 from flashvar.ops.profiling import recorded
+from flashvar.ops.sequences import check_not_negated
 from flashvar.ops.sharding import are_dtensors
 from flashvar.selection.request import BackendName
 
@@ -339,6 +340,7 @@ def causal_conv1d_update(
         return y
     named = dict(zip(run.UPDATE_NAMES, given, strict=True))
     check_kinds(named, activation, layout, backend)
+    check_not_negated("state", state)
     register_sharding_rules()
     if not is_compiling() and are_dtensors("causal_conv1d_update", named):
         # So that errors are not those of DTensor.

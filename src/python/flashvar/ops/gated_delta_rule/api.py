@@ -20,6 +20,7 @@ from flashvar.ops.gated_delta_rule.torch_library import (
     gated_delta_rule_update,
 )
 from flashvar.ops.profiling import recorded
+from flashvar.ops.sequences import check_not_negated
 from flashvar.ops.sharding import are_dtensors
 from flashvar.selection.request import BackendName
 
@@ -195,6 +196,7 @@ def _checked(
             "initial_state must be given with state_indices, which are its rows, found None: pass "
             "the pool of states"
         )
+    check_not_negated("initial_state", initial_state)
     if _has_gradients(given):
         raise InvalidInputError(
             "tensors must require no gradient with state_indices, which updates states in place, "
