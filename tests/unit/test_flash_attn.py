@@ -186,6 +186,22 @@ def test_dropped_weights(causal: bool) -> None:
     assert abs((shown < 0).float().sum() / (shown != 0).sum() - 0.3) < 0.02
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_dropped_weights_in_a_graph(dynamic: bool) -> None:
+    def call(q: torch.Tensor, k: torch.Tensor) -> flash_attn.Result:
+        return flash_attn.flash_attn_func(q, k, k, 0.3, causal=True, return_attn_probs=True)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(call, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for keys in (5, 7):
+        q, k, _ = make(3, keys, 16)
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.manual_seed(1)
+            expected = call(q, k)
+            torch.manual_seed(1)
+            torch.testing.assert_close(compiled(q, k), expected)
+
+
 def test_dropped_weights_of_packed_sequences() -> None:
     q = torch.randn(9, 2, 16)
     cu = offsets(0, 2, 9)

@@ -16,7 +16,6 @@ from flashvar.backends.reference.attention.scores import (
     compute_dtype,
     dropout_factors,
     scores,
-    without_autocast,
 )
 from flashvar.backends.reference.attention.sequences import of_keys, of_queries, parts
 from flashvar.ops.attention.problem import Inputs, Options
@@ -28,10 +27,15 @@ _BLOCKS: Final = {32: 128, 64: 64, 96: 64, 128: 32, 160: 32, 256: 64}
 _SMALL_SHARED_MEMORY: Final = {160: 64}  # capabilities 8.6 and 8.9
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
-@without_autocast
 def signed_probabilities(inputs: Inputs, options: Options) -> torch.Tensor:
     """[batch, heads_q, seqlen_q, seqlen_k] in the dtype of q, lengths rounded up to 128."""
+    device = "cuda" if inputs.q.is_cuda else "cpu"
+    # Not `without_autocast`, which torch.compile does not trace.
+    with torch.no_grad(), torch.autocast(device, enabled=False):
+        return _signed_probabilities(inputs, options)
+
+
+def _signed_probabilities(inputs: Inputs, options: Options) -> torch.Tensor:
     problem = inspect(inputs, options._replace(backend="reference"))
     dtype = compute_dtype(problem)
     block = block_of_keys(problem.head_dim, inputs.q.device)
