@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import flashvar
 from flashvar.errors import InvalidInputError, LayoutError
@@ -14,7 +16,7 @@ from flashvar.ops.attention import plan as plans
 from flashvar.ops.attention.problem import NO_TENSORS, Options
 from flashvar.ops.attention.torch_library import attention_fwd
 from flashvar.ops.causal_conv1d import api as convolution
-from flashvar.ops.dispatch_modes import are_plain, as_list
+from flashvar.ops.dispatch_modes import are_plain, as_list, have_values
 
 
 class Own(torch.Tensor):
@@ -158,6 +160,33 @@ def test_values_inside_of_transforms(transform: Callable[..., Any]) -> None:
 
     transform(f)
     assert found == [([0, 3, 7], [3, 4])]
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_only_mapped_tensors_have_no_values(name: str) -> None:
+    offsets, found = torch.tensor([0, 3, 7]), []
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        found.append((have_values(None, offsets, offsets.diff()), have_values(x)))
+        return x * 2
+
+    TRANSFORMS[name](f)
+    assert found == [(True, "vmap" not in name)]
+
+
+def test_traced_tensors_have_no_values() -> None:
+    found = []
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        found.append(have_values(x))
+        return x * 2
+
+    x = torch.ones(2)
+    make_fx(f)(x)
+    with FakeTensorMode():
+        f(torch.ones(2))
+    f(x)
+    assert found == [False, False, True]
 
 
 def test_values_while_compiling() -> None:

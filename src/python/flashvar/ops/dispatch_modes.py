@@ -44,6 +44,19 @@ def can_be_read(*tensors: torch.Tensor | None) -> bool:
     )
 
 
+def have_values(*tensors: torch.Tensor | None) -> bool:
+    """Whether Python may read the values of tensors on any device: not if traced, faked or mapped.
+
+    Without tensors, True.
+    """
+    given = [x for x in tensors if x is not None]
+    if not given:
+        return True
+    if is_compiling() or is_faking() or _infra_mode(_PROXIES) is not None:
+        return False
+    return all(type(x) in PLAIN and not is_mapped(x) for x in given)
+
+
 def as_list(tensor: torch.Tensor) -> Any:
     """`tensor.tolist()`, also inside of torch.func's derivatives.
 

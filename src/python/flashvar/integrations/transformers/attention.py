@@ -33,6 +33,7 @@ from flashvar.integrations.transformers.visibility import (
 from flashvar.ops.attention.api import attention as dense
 from flashvar.ops.attention.validate import rows_contiguous
 from flashvar.ops.attention.varlen import attention_varlen
+from flashvar.ops.dispatch_modes import have_values
 
 _ROWS: Final = "_flashvar_rows"
 # Arguments of a layer that are not supported, and why.
@@ -211,8 +212,8 @@ def _packed_visibility(call: Call, visibility: Visibility, others: dict[str, Any
         and 1 < seqlen_q == keys
         and positions.shape == (1, keys)
     ):
-        if torch.compiler.is_compiling():
-            # A bias: the graph must not depend on the number of sequences.
+        if not have_values(positions):
+            # A bias: a graph must not depend on the number of sequences.
             return visibility._replace(bias=same_sequence(positions))
         return visibility._replace(rows=_rows_of_positions(positions))
     return visibility

@@ -26,6 +26,7 @@ from flashvar.integrations.transformers.visibility import (
     packed_visibility,
     padding_visibility,
 )
+from flashvar.ops.dispatch_modes import have_values
 
 
 class Pattern(NamedTuple):
@@ -71,7 +72,8 @@ def attention_mask(
         "device": device,
     }
     visibility = None
-    if pattern is not None and not (static if compiling else is_tracing(attention_mask)):
+    known = not static if compiling else not is_tracing(attention_mask)
+    if pattern is not None and known and _has_values(pattern, attention_mask):
         # The cache increments q_offset in place, so its current value is read.
         requested["q_offset"] = int(q_offset) if static else q_offset
         visibility = _visibility(pattern, requested)
@@ -84,6 +86,11 @@ def attention_mask(
     # the mask.
     mask = _evaluated(requested)
     return mask if visibility is None else attach(mask, visibility)
+
+
+def _has_values(pattern: Pattern, padding: torch.Tensor | None) -> bool:
+    """Whether the rows of sequences can be found; while compiling they are not looked for."""
+    return torch.compiler.is_compiling() or have_values(pattern.sequences, padding)
 
 
 def _evaluated(requested: dict[str, Any]) -> torch.Tensor:

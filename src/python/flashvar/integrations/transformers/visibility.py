@@ -14,6 +14,7 @@ from flashvar.integrations.transformers.rows import (
     rows_of,
     rows_of_keys,
 )
+from flashvar.ops.dispatch_modes import have_values
 
 
 class Visibility(NamedTuple):
@@ -52,11 +53,11 @@ def padding_visibility(
 
     With as many queries as keys, rows are packed. If not causal, all queries are packed, because
     they may be of another sequence (cross attention). With a cache, packing would copy all keys for
-    few queries, so a bias hides the padding. A bias is also used while a graph is traced, since the
-    graph must not depend on the number of rows.
+    few queries, so a bias hides the padding. A bias is also used where the numbers have no values:
+    while a graph is traced, which must not depend on the number of rows, and under vmap.
     """
     keys = numbers.shape[1]
-    if seqlen_q == keys and not torch.compiler.is_compiling():
+    if seqlen_q == keys and have_values(numbers):
         rows = rows_of(numbers) if causal else rows_of_keys(numbers)
         if rows is None or window == (-1, -1) or (causal and not has_holes(rows)):
             return Visibility(causal, window, keys, rows)
