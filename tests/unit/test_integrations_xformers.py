@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from flashvar.errors import InvalidInputError, LayoutError, ShapeError
+from flashvar.integrations.xformers import attention as xformers_attention
 from flashvar.integrations.xformers import memory_efficient_attention
 
 B, M, N, H, K = 2, 6, 9, 4, 16
@@ -79,6 +80,51 @@ def test_three_dimensions() -> None:
     q, k, v, bias = made(B, M, K), made(B, N, K), made(B, N, K), made(B, M, N)
     expected = oracle(q[:, :, None], k[:, :, None], v[:, :, None], bias[:, None])[:, :, 0]
     torch.testing.assert_close(memory_efficient_attention(q, k, v, bias), expected)
+
+
+@pytest.mark.parametrize("kept", ["leaf", "view of a leaf", "view of a view", "retained"])
+@pytest.mark.parametrize("place", [1, 2], ids=["key", "value"])
+def test_gradients_of_expanded_heads(place: int, kept: str) -> None:
+    q, (k, v) = made(B, M, 2, 3, K), made(2, B, N, 2, 1, K)
+    retained = kept == "retained"
+    given = [q, *(x.requires_grad_(retained).expand(-1, -1, -1, 3, -1) for x in (k, v))]
+    dense = [x.detach().clone().requires_grad_() for x in given]
+    one = given[place]
+    if retained:
+        one.retain_grad()
+    else:
+        if kept != "view of a view":
+            one = one.detach()
+        one.requires_grad_()
+        given[place] = one if kept == "leaf" else one[:]
+    memory_efficient_attention(*given).sin().sum().backward()
+    memory_efficient_attention(*dense).sin().sum().backward()
+    torch.testing.assert_close(one.grad, dense[place].grad)
+
+
+def test_gradients_of_expanded_heads_in_a_graph() -> None:
+    q, k = made(B, M, 2, 3, K), made(B, N, 2, 1, K).expand(-1, -1, -1, 3, -1).requires_grad_()
+    dense = k.detach().clone().requires_grad_()
+    torch._dynamo.reset()
+    compiled = torch.compile(memory_efficient_attention, fullgraph=True, backend="aot_eager")
+    compiled(q, k, k).sin().sum().backward()
+    memory_efficient_attention(q, dense, dense).sin().sum().backward()
+    torch.testing.assert_close(k.grad, dense.grad)
+
+
+def test_expanded_heads_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **_: Any) -> torch.Tensor:
+        seen.append(tuple(x.shape[2] for x in (q, k, v)))
+        return q + k.sum() + v.sum()
+
+    monkeypatch.setattr(xformers_attention, "attention", attention)
+    q, k = made(B, M, 2, 3, K), made(B, N, 2, 1, K).requires_grad_()
+    keys = k.transpose(1, 2).transpose(1, 2).expand(-1, -1, -1, 3, -1)[:, 1:]
+    memory_efficient_attention(q, keys, keys)
+    memory_efficient_attention(q, keys.detach(), keys.detach())
+    assert seen == [(6, 2, 2)] * 2
 
 
 @pytest.mark.parametrize("expanded", [True, False], ids=["expanded", "dense"])

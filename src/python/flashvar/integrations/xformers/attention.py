@@ -14,6 +14,8 @@ from flashvar.integrations.xformers.output import check_dtype
 from flashvar.ops.arguments import check_strided
 from flashvar.ops.attention.api import attention
 from flashvar.ops.attention.varlen import attention_varlen
+from flashvar.ops.dispatch_modes import is_compiling
+from flashvar.ops.sequences import shares_memory
 from flashvar.ops.unknown_sizes import differ, is_known
 
 __all__ = ["memory_efficient_attention", "memory_efficient_attention_partial"]
@@ -43,7 +45,8 @@ def memory_efficient_attention(
     Args:
         query: Dtypes are those of `flashvar.attention`. May also be [batch, seqlen_q, head_dim]
             with one head, or [batch, seqlen_q, groups, heads, head_dim]; key and value that are
-            expanded from one head of each group are then not copied.
+            expanded from one head of each group are then not copied, unless a gradient is kept in
+            the expanded tensor.
         key: Like query, with seqlen_k.
         value: Like key, with its own head dim.
         attn_bias: None; a tensor that is added to the scores, [batch or 1, heads or 1, seqlen_q or
@@ -256,7 +259,27 @@ def _with_heads(
     if q.dim() == 3:
         return q.unsqueeze(2), k.unsqueeze(2), v.unsqueeze(2)
     if q.dim() == 5:
-        if k.stride(3) == 0 and v.stride(3) == 0:  # expanded from one head per group
+        if _is_of_one_head(k) and _is_of_one_head(v):
             return q.flatten(2, 3), k[:, :, :, 0], v[:, :, :, 0]
         return q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3)
     return q, k, v
+
+
+def _is_of_one_head(tensor: torch.Tensor) -> bool:
+    """Whether each group is expanded from one head, and gradients of its heads are only summed.
+
+    The gradient of all heads is in the first one then. It would be wrong in a tensor that keeps it,
+    or in one whose own memory is that of one head.
+    """
+    if tensor.stride(3) != 0:
+        return False
+    if not (torch.is_grad_enabled() and tensor.requires_grad):
+        return True
+    if tensor.is_leaf or tensor.retains_grad:
+        return False
+    if is_compiling():  # Dynamo does not know of what a tensor is a view
+        return True
+    base = tensor._base
+    if base is None or not base.requires_grad:
+        return False
+    return not shares_memory(base)
