@@ -186,6 +186,10 @@ def test_dropped_weights(causal: bool) -> None:
     assert abs((shown < 0).float().sum() / (shown != 0).sum() - 0.3) < 0.02
 
 
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.8."),
+    reason=f"torch {torch.__version__} traces no methods of named tuples",
+)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_dropped_weights_in_a_graph(dynamic: bool) -> None:
     def call(q: torch.Tensor, k: torch.Tensor) -> flash_attn.Result:
