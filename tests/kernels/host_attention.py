@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+from pathlib import Path
 from typing import Final
+
+import host_program
 
 # For after the headers that a program includes.
 PROBLEM: Final = """
@@ -46,3 +50,10 @@ def program(functions: str, *headers: str) -> str:
     """A host program of headers of the attention kernels of 9.0, and functions that use them."""
     includes = "".join(f'#include "sm90/attention/{name}"\n' for name in headers)
     return f"{_RUNTIME}{includes}{_NAMESPACES}{PROBLEM}{functions}"
+
+
+def library(folder: Path, functions: str, *headers: str) -> ctypes.CDLL:
+    """That program, compiled in this folder."""
+    return host_program.library(
+        program(functions, *headers), folder, {"sm90/pipeline.cuh": PIPELINE}
+    )

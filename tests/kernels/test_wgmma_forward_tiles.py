@@ -90,9 +90,7 @@ _GENERAL, _MEDIUM, _SMALL, _SPLIT, _SMALL_SPLIT, _MODIFIERS, _SMALL_MODIFIERS, _
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    folder = tmp_path_factory.mktemp("forward")
-    program = host_attention.program(_FUNCTIONS, *_HEADERS)
-    return host_program.library(program, folder, {"sm90/pipeline.cuh": host_attention.PIPELINE})
+    return host_attention.library(tmp_path_factory.mktemp("forward"), _FUNCTIONS, *_HEADERS)
 
 
 @pytest.mark.parametrize(

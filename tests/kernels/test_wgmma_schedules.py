@@ -97,9 +97,7 @@ _BWD = {
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    folder = tmp_path_factory.mktemp("wgmma")
-    program = host_attention.program(_FUNCTIONS, *_HEADERS)
-    return host_program.library(program, folder, {"sm90/pipeline.cuh": host_attention.PIPELINE})
+    return host_attention.library(tmp_path_factory.mktemp("wgmma"), _FUNCTIONS, *_HEADERS)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ __device__ __forceinline__ void add_grad_q(float* sums, const float (&grad)[kCol
 
 // Moves such an address by `tiles`. Code that adds in every step keeps the address and moves it,
 // instead of computing a new one. An address that nothing needs after the adds gives its registers
-// to the next instructions, which then wait until the last add has left the SM.
+// to the next instructions, which then wait until the last add has left the queue.
 template <class Config>
 __device__ __forceinline__ void move_grad_q_sums(float*& sums, uint32_t tiles) {
   sums += int64_t{static_cast<int32_t>(tiles)} * Config::kTileElements;
