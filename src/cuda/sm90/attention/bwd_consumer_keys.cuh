@@ -128,7 +128,10 @@ __device__ __forceinline__ void bwd_consume_keys(const BwdArgs& args, KeyTileSme
         if (first_lane) ptx::mbarrier_arrive(smem.empty_q(s));  // dK has read Q
         if constexpr (!last.value) {
           load_lse();
-          if constexpr (!first.value) move_grad_q_sums<Config>(sums, it.previous - added);
+          if constexpr (Config::kAddsGradQ && !first.value) {
+            // The launcher has checked that numbers of tiles fit 31 bits.
+            move_grad_q_sums<Config>(sums, static_cast<int32_t>(it.previous - added));
+          }
           ptx::wgmma_wait<0>();
           ptx::wgmma_fence_operand(rS);
         }

@@ -40,9 +40,8 @@ __device__ __forceinline__ void add_grad_q(float* sums, const float (&grad)[kCol
 // instead of computing a new one. An address that nothing needs after the adds gives its registers
 // to the next instructions, which then wait until the last add has left the queue.
 template <class Config>
-__device__ __forceinline__ void move_grad_q_sums(float*& sums, uint32_t tiles) {
-  sums += int64_t{static_cast<int32_t>(tiles)} * Config::kTileElements;
-  asm volatile("" : "+l"(sums));  // no compiler may make a new address of this sum
+__device__ __forceinline__ void move_grad_q_sums(float*& sums, int32_t tiles) {
+  sums += int64_t{tiles} * Config::kTileElements;
 }
 
 // Adds these columns to the sums or, without sums, stores them.

@@ -119,6 +119,7 @@ template <int kEarly>
 struct EarlyColumnValues {
   uint32_t first;  // as for ColumnValues
   float2 early[kEarly];
+  static constexpr int kRepeat = ColumnValues::kRepeat;
 
   __device__ __forceinline__ void load(uint32_t address) {
     first = address;
@@ -174,7 +175,7 @@ __device__ __forceinline__ void differentiate_softmax(const typename Scores<Conf
                                                       const Values& delta) {
 #pragma unroll
   for (int n = 0; n < Scores<Config>::kMmaCols; ++n) {
-    differentiate_tile<ColumnValues>(&p[4 * n], &grads[4 * n], delta.of_tile(n));
+    differentiate_tile<Values>(&p[4 * n], &grads[4 * n], delta.of_tile(n));
   }
 }
 
