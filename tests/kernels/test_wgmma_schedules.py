@@ -23,8 +23,9 @@ extern "C" void key_tile_splits(int32_t batch, int32_t queries, int32_t keys, in
                                 int32_t divides_queries, int32_t* found) {
   BwdProblem problem{};
   static_cast<Problem&>(problem) = made(batch, queries, keys, heads, group, -1, right);
+  problem.head_dim = problem.head_dim_v = 64;
   SplitCounts const counts =
-      count_key_tile_splits(problem, 64, 128, ctas_per_sm, divides_queries != 0);
+      KeyTileChoice::make(problem, 64, 128, ctas_per_sm, divides_queries != 0).counts;
   found[0] = counts.heads;
   found[1] = counts.queries;
 }
@@ -74,6 +75,7 @@ extern "C" int bwd_variant(int32_t head_dim, int32_t batch, int32_t queries, int
   static int32_t const offsets[2] = {};
   BwdProblem problem{};
   static_cast<Problem&>(problem) = made(batch, queries, keys, 4, 1, -1, right);
+  problem.head_dim = problem.head_dim_v = head_dim;
   if (total > 0) problem.queries.offsets = problem.keys.offsets = offsets;
   problem.queries.total = problem.keys.total = total;
   problem.modifiers.softcap = what & 1 ? 5.f : 0.f;
@@ -110,6 +112,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         ((1, 8192, 8192, 32, 4, 0), 1),  # 512 tiles
         ((1, 8192, 8192, 8, 1, 0), 1),
         ((1, 64, 64, 2, 2, -1), 1),  # nothing to gain
+        ((1, 64, 64, 28, 7, -1), 7),  # seven steps, one after the other
+        ((16, 64, 64, 28, 7, -1), 1),  # 64 tiles
         ((0, 64, 64, 2, 2, -1), 1),
     ],
 )
@@ -128,8 +132,10 @@ def test_groups_are_divided_where_kv_heads_are_few(
         ((6, 4096, 77, 10, 1, -1), 1, (1, 2)),
         ((7, 4096, 77, 10, 1, -1), 1, (1, 1)),  # 70 tiles: two parts of each would not run at once
         ((1, 256, 77, 10, 1, -1), 1, (1, 4)),  # as many parts as steps
-        ((1, 192, 77, 10, 1, -1), 1, (1, 1)),  # two steps less are not worth it
-        ((1, 384, 384, 10, 1, 0), 1, (1, 1)),  # nor, under a causal mask, three
+        ((1, 192, 77, 10, 1, -1), 1, (1, 3)),
+        ((1, 128, 77, 10, 1, -1), 1, (1, 1)),  # one step less is not worth it
+        ((1, 384, 384, 10, 1, 0), 1, (1, 3)),
+        ((1, 256, 256, 10, 1, 0), 1, (1, 1)),  # nor, under a causal mask, three
         ((1, 512, 384, 10, 1, 0), 1, (1, 4)),
         ((1, 1024, 77, 16, 4, -1), 1, (4, 8)),  # the heads of the groups first
         ((1, 8192, 8192, 8, 8, 0), 1, (4, 1)),
@@ -224,12 +230,14 @@ _STORES = 100  # key tiles store dQ
         # Several.
         (64, (9, 129, 129, -1, 0, 4), _BWD["no-dq"]),
         (64, (9, 160, 160, -1, 0, 0), _BWD["small"]),  # 3 x 3 x 64 x 64 instead of 256 x 256
-        (96, (9, 160, 160, -1, 0, 0), _BWD["small"]),
+        (96, (9, 160, 160, -1, 0, 0), _BWD["dense"]),  # as many steps one after the other
+        (96, (40, 160, 160, -1, 0, 0), _BWD["small"]),
         (128, (9, 160, 160, -1, 0, 0), _BWD["dense"]),
-        (64, (9, 256, 256, -1, 0, 0), _BWD["dense"]),
-        (64, (9, 256, 256, 0, 0, 0), _BWD["small"]),  # 10 tiles of 16
+        (64, (44, 384, 384, -1, 0, 0), _BWD["dense"]),
+        (64, (9, 256, 256, 0, 0, 0), _BWD["dense"]),  # two steps, not four
+        (64, (60, 256, 256, 0, 0, 0), _BWD["small"]),  # 10 tiles of 16
         (64, (9, 512, 512, 0, 0, 0), _BWD["dense"]),
-        (64, (8, 256, 256, -1, 2048, 0), _BWD["varlen"]),
+        (64, (44, 384, 384, -1, 44 * 384, 0), _BWD["varlen"]),
         (64, (8, 256, 256, -1, 800, 0), _BWD["small"]),  # of 100 on average
         (64, (9, 2048, 2048, -1, 0, 2), _BWD["bias"]),
         (64, (9, 2048, 2048, 0, 0, 0), _BWD["dense"]),

@@ -58,7 +58,7 @@ __device__ __forceinline__ void sum_row(uint16_t* to, const float* parts, int64_
                                         int32_t count, int32_t head_dim) {
   for (int32_t column = threadIdx.x % 32 * 4; column < head_dim; column += 128) {
     float4 sum = {};
-#pragma unroll 4
+#pragma unroll 16  // loads in flight
     for (int32_t i = 0; i < count; ++i) {
       float4 const x = *reinterpret_cast<const float4*>(parts + i * pitch + column);
       sum = {sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
@@ -67,16 +67,16 @@ __device__ __forceinline__ void sum_row(uint16_t* to, const float* parts, int64_
   }
 }
 
-// One block per tile of kSumRows keys and kv head. Here the arguments' group is the query heads of
-// a kv head, not of a split head.
+// Two blocks, one for dK and one for dV, per tile of kSumRows keys and kv head. Here the arguments'
+// group is the query heads of a kv head, not of a split head.
 template <class Dtype>
 __global__ void __launch_bounds__(kSumThreads)
     bwd_sum_kernel(const __grid_constant__ BwdArgs args) {
   const BwdProblem& problem = args.problem;
   uint32_t const tiles = static_cast<uint32_t>(problem.keys.tiles(problem.batch, kSumRows));
-  uint32_t const head = blockIdx.x / tiles;
+  uint32_t const unit = blockIdx.x / 2, head = unit / tiles;
   TileCoordinate const tile =
-      problem.keys.find(blockIdx.x % tiles, static_cast<uint32_t>(problem.batch), kSumRows);
+      problem.keys.find(unit % tiles, static_cast<uint32_t>(problem.batch), kSumRows);
   Span const span = problem.keys.span(tile.batch);
   int32_t const in_sequence = tile.first + threadIdx.x / 32;
   ptx::griddepcontrol_wait();  // dK and dV kernel: all parts are stored
@@ -91,15 +91,19 @@ __global__ void __launch_bounds__(kSumThreads)
                          head * tensor.head_stride + row * tensor.seq_stride;
     sum_row<Dtype>(to, parts + first * head_dim, rows * head_dim, count, head_dim);
   };
-  sum(problem.grad_k, args.splits.grad_k, problem.head_dim);
-  sum(problem.grad_v, args.splits.grad_v, problem.head_dim_v);
+  if (blockIdx.x % 2 == 0) {
+    sum(problem.grad_k, args.splits.grad_k, problem.head_dim);
+  } else {
+    sum(problem.grad_v, args.splits.grad_v, problem.head_dim_v);
+  }
 }
 
 template <class Dtype>
 cudaError_t launch_sum(const BwdArgs& args, int device, cudaStream_t stream) {
   const BwdProblem& problem = args.problem;
   int64_t const tiles = problem.keys.tiles(problem.batch, kSumRows);
-  LaunchShape const shape{tiles * (problem.heads_q / problem.group), kSumThreads, 0, true};
+  int64_t const blocks = 2 * tiles * (problem.heads_q / problem.group);
+  LaunchShape const shape{blocks, kSumThreads, 0, true};
   return launch_kernel<bwd_sum_kernel<Dtype>>(args, shape, device, stream);
 }
 

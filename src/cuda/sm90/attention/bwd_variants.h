@@ -41,13 +41,18 @@ struct BwdVariants {
     using Small = Config<BwdVariant::kSmall>;
     constexpr int kMostKeys = 1024;
     static_assert(Small::kBlockKV == kSmallBlockKV);
-    int32_t const keys = problem.keys.seqlen;
-    // Where sequences have one small key tile, so that it stores dQ, small tiles are best.
+    // Where sequences have one key tile, so that it stores dQ, that is best.
     if (stores_grad_q<Small>(problem)) return true;
-    if (problem.has_one_key_tile(Dense::kBlockKV) || keys > kMostKeys || problem.deterministic)
-      return false;
-    // Larger tiles take less time for the same area, most of all at large head dims.
-    return Dense::kLargest <= 96 && 8 * tile_area<Dense>(problem) >= 9 * tile_area<Small>(problem);
+    if (problem.has_one_key_tile(Dense::kBlockKV) || problem.keys.seqlen > kMostKeys) return false;
+    if (Dense::kLargest > 96 || problem.deterministic) return false;
+    if (lengths_differ(problem, problem.queries) || lengths_differ(problem, problem.keys)) {
+      return 8 * mean_area<Dense>(problem) >= 9 * mean_area<Small>(problem);
+    }
+    BwdProblem batch = problem;  // packed sequences of one length are a batch
+    batch.queries.offsets = batch.keys.offsets = nullptr;
+    // The time of a step of small tiles, in percent of one of larger tiles.
+    constexpr int64_t kStepTime = Dense::kLargest <= 64 ? 80 : 110;
+    return kStepTime * choose_splits<Small>(batch).time < 100 * choose_splits<Dense>(batch).time;
   }
 
  private:
@@ -55,35 +60,30 @@ struct BwdVariants {
   static bool takes_varlen_kernel(const BwdProblem& problem) {
     return problem.is_varlen() || problem.seqused_k != nullptr ||
            (Dense::kGradQ && has_short_windows(problem)) ||
-           count_key_tile_splits(problem, Dense::kBlockQ, Dense::kBlockKV, 1, true).queries > 1;
+           choose_splits<Dense>(problem).counts.queries > 1;
   }
 
   static bool has_bias(const BwdProblem& problem) { return problem.modifiers.bias.data != nullptr; }
 
-  // The queries times the keys of the tiles that a sequence's key tiles visit. Of packed sequences
-  // whose lengths differ, estimated from the mean lengths.
+  // kDense: as the varlen kernel with its tiles, which divides query blocks.
   template <class C>
-  static int64_t tile_area(const BwdProblem& problem) {
+  static KeyTileChoice choose_splits(const BwdProblem& problem) {
+    return KeyTileChoice::make(problem, C::kBlockQ, C::kBlockKV, C::kBlocksPerSM, true);
+  }
+
+  static bool lengths_differ(const BwdProblem& problem, const Sequences& sequences) {
+    return sequences.offsets != nullptr && sequences.total != problem.batch * sequences.seqlen;
+  }
+
+  // The queries times the keys of the tiles of a sequence of the mean lengths. Its last tile is
+  // empty by half of its rows on average.
+  template <class C>
+  static int64_t mean_area(const BwdProblem& problem) {
     auto const mean = [&](const Sequences& sequences) {
       return sequences.offsets == nullptr ? sequences.seqlen
                                           : sequences.total / std::max<int64_t>(problem.batch, 1);
     };
-    int64_t const mean_q = mean(problem.queries), mean_k = mean(problem.keys);
-    int64_t const queries = problem.queries.seqlen, keys = problem.keys.seqlen;
-    if (mean_q != queries || mean_k != keys) {
-      return (mean_q + C::kBlockQ / 2) * (mean_k + C::kBlockKV / 2);
-    }
-    int64_t blocks = 0;
-    for (int64_t first = 0; first < keys; first += C::kBlockKV) {
-      int64_t const last = std::min(first + C::kBlockKV, keys) - 1, shift = queries - keys;
-      bool const causal = problem.window_right != kUnbounded;
-      bool const bounded = problem.window_left != kUnbounded;
-      int64_t const begin = causal ? std::max(first - problem.window_right + shift, int64_t{0}) : 0;
-      int64_t const end =
-          bounded ? std::min(last + problem.window_left + shift + 1, queries) : queries;
-      if (begin < end) blocks += (end - 1) / C::kBlockQ - begin / C::kBlockQ + 1;
-    }
-    return blocks * C::kBlockQ * C::kBlockKV;
+    return (mean(problem.queries) + C::kBlockQ / 2) * (mean(problem.keys) + C::kBlockKV / 2);
   }
 
   // Calls `use` with the configuration of these bits and those of the call's score modifiers; of

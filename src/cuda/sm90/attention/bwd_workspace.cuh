@@ -21,8 +21,9 @@ struct BwdWorkspace {
     counters =
         grad_q_sum + (sums_grad_q(problem) ? tiles * Config::kTileElements * sizeof(float) : 0);
     parts = counters + 256;
-    splits = count_key_tile_splits(problem, Config::kBlockQ, Config::kBlockKV, Config::kBlocksPerSM,
-                                   Config::kDynamic);
+    splits = KeyTileChoice::make(problem, Config::kBlockQ, Config::kBlockKV, Config::kBlocksPerSM,
+                                 Config::kDynamic)
+                 .counts;
     end = parts + KeyTileSplitsWorkspace(problem, splits).bytes;
   }
 

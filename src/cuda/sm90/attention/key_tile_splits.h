@@ -32,67 +32,79 @@ struct SplitCounts {
   int32_t parts() const { return heads * queries; }
 };
 
-// The key tiles of a backward, and how many query blocks the first tile of a sequence is visible
-// to.
+// Rows of dK: keys of all sequences and kv heads.
+inline int64_t key_rows(const BwdProblem& problem) {
+  int64_t const keys =
+      problem.keys.offsets != nullptr ? problem.keys.total : problem.batch * problem.keys.seqlen;
+  return keys * (problem.heads_q / problem.group);
+}
+
+// What the dK and dV kernel has to do.
 struct KeyTileWork {
-  int64_t tiles;  // of all kv heads
-  int64_t steps;  // query blocks of one head
-  bool causal;    // other tiles see fewer
+  int64_t tiles;      // of all kv heads
+  int64_t steps;      // query blocks of one head that the first tile of a sequence is visible to
+  bool causal;        // other tiles see fewer
+  int64_t group;      // query heads of a tile
+  int64_t gradients;  // elements of dK and dV
 
   KeyTileWork(const BwdProblem& problem, int block_q, int block_kv)
       : tiles(problem.keys.tiles(problem.batch, block_kv) * (problem.heads_q / problem.group)),
         steps(problem.visible_query_blocks(block_q, block_kv)),
-        causal(problem.window_right != kUnbounded) {}
+        causal(problem.window_right != kUnbounded),
+        group(problem.group),
+        gradients(key_rows(problem) * (problem.head_dim + problem.head_dim_v)) {}
 };
 
-// Into how many parts the `group` query heads of a key tile are divided: the divisor of `group`
-// with the shortest estimated time. Times are counted in steps: a tile takes its steps and kStart,
-// and kStore more if it stores a part. The kernel that adds up the parts takes kSum, and 1 for
-// every kPartsPerStep parts of tiles. A larger number has to gain 3 %, because it takes memory.
-inline int32_t count_head_parts(const KeyTileWork& work, int32_t group) {
-  constexpr int64_t kStart = 3, kStore = 4, kSum = 6, kPartsPerStep = 32;
-  if (group == 1 || work.tiles == 0 || work.tiles >= 4 * kMultiprocessors) return 1;
-  auto const time = [&](int64_t count) {
-    int64_t const of_tile = work.steps * (group / count) + kStart + (count > 1 ? kStore : 0);
-    int64_t const all = work.tiles * count;
-    // Under a causal mask tiles are taken in pairs, which have equal work, where they suffice.
-    int64_t const rounds = work.causal && all > kMultiprocessors
-                               ? std::max(of_tile, of_tile * all / (2 * kMultiprocessors))
-                               : of_tile * ceil_div(all, kMultiprocessors);
-    return rounds + (count > 1 ? kSum + all / kPartsPerStep : 0);
-  };
-  int32_t best = 1;
-  int64_t best_time = time(1);
-  for (int32_t count = 2; count <= group; ++count) {
-    if (group % count != 0 || 100 * time(count) >= 97 * best_time) continue;
-    best = count;
-    best_time = time(count);
+// The estimated time of the dK and dV kernel and of bwd_sum_kernel, in 24ths of a step. A tile
+// takes its steps and kStart. bwd_sum_kernel takes a step, a unit for each part of a tile, and a
+// unit for kElements of all parts. Fitted to 240 calls on an H200, each with several numbers of
+// parts (docs/hopper-ledger.md). `slots`: CTAs that run at the same time.
+inline int64_t estimate_time(const KeyTileWork& work, const SplitCounts& counts, int64_t slots) {
+  constexpr int64_t kUnits = 24, kStart = 5, kElements = 29'000;
+  int64_t const parts = counts.parts(), ctas = work.tiles * parts;
+  int64_t const steps = ceil_div(work.steps, counts.queries) * (work.group / counts.heads);
+  int64_t const longest = kUnits * (steps + kStart);
+  // Under a causal mask the mean tile has half of the steps, and CTAs take equal work.
+  int64_t const mean = kUnits / 2 * (steps + 2 * kStart);
+  int64_t const rounds =
+      work.causal ? std::max(longest, mean * ctas / slots) : longest * ceil_div(ctas, slots);
+  return rounds + (parts > 1 ? kUnits + parts + parts * work.gradients / kElements : 0);
+}
+
+// Into how many parts `heads` parts of each tile's heads divide their query blocks: as many as run
+// at the same time.
+inline int32_t count_query_parts(const KeyTileWork& work, int32_t heads, int64_t slots) {
+  int64_t const of_tile = slots / (work.tiles * heads);
+  if (of_tile < 2 || work.steps * slots > INT32_MAX) return 1;  // DynamicKeyTile::fill()
+  return static_cast<int32_t>(ceil_div(work.steps, ceil_div(work.steps, of_tile)));
+}
+
+// The parts with the shortest estimated time, and that time.
+struct KeyTileChoice {
+  SplitCounts counts;
+  int64_t time;  // estimate_time()
+
+  // `divides_queries`: whether the kernel divides query blocks, as those with a dynamic schedule
+  // do.
+  static KeyTileChoice make(const BwdProblem& problem, int block_q, int block_kv, int ctas_per_sm,
+                            bool divides_queries) {
+    KeyTileWork const work(problem, block_q, block_kv);
+    int64_t const slots = ctas_per_sm * kMultiprocessors;
+    KeyTileChoice best{{}, estimate_time(work, {}, slots)};
+    if (work.tiles == 0 || work.steps == 0 || work.tiles >= 4 * kMultiprocessors) return best;
+    auto const consider = [&](const SplitCounts& counts) {
+      int64_t const time = estimate_time(work, counts, slots);
+      if (time < best.time) best = {counts, time};
+    };
+    for (int32_t heads = problem.group; heads > 0; --heads) {
+      if (problem.group % heads != 0) continue;
+      consider({heads, 1});
+      int32_t const queries = divides_queries ? count_query_parts(work, heads, slots) : 1;
+      if (queries > 1) consider({heads, queries});
+    }
+    return best;
   }
-  return best;
-}
-
-// Into how many parts the query blocks of a head are divided: as many as run at the same time,
-// because the start of another CTA takes longer than some steps. `tiles`: key tiles, each with the
-// same heads; `slots`: CTAs that run at the same time. Parts must save kFewestSaved steps, which
-// storing and adding them take; under a causal mask, where the mean tile has half of the steps,
-// twice as many.
-inline int32_t count_query_parts(const KeyTileWork& work, int64_t tiles, int64_t slots) {
-  constexpr int64_t kFewestSaved = 3;
-  if (tiles == 0 || 2 * tiles > slots) return 1;
-  if (work.steps * slots > INT32_MAX) return 1;  // for DynamicKeyTile::fill()
-  int64_t const of_part = ceil_div(work.steps, slots / tiles);
-  if (work.steps - of_part < kFewestSaved * (work.causal ? 2 : 1)) return 1;
-  return static_cast<int32_t>(ceil_div(work.steps, of_part));
-}
-
-// `divides_queries`: whether the kernel divides query blocks, as those with a dynamic schedule do.
-inline SplitCounts count_key_tile_splits(const BwdProblem& problem, int block_q, int block_kv,
-                                         int ctas_per_sm, bool divides_queries) {
-  KeyTileWork const work(problem, block_q, block_kv);
-  int32_t const heads = count_head_parts(work, problem.group);
-  if (!divides_queries) return {heads, 1};
-  return {heads, count_query_parts(work, work.tiles * heads, ctas_per_sm * kMultiprocessors)};
-}
+};
 
 // The parts in the workspace.
 struct KeyTileSplitsWorkspace {
@@ -101,9 +113,7 @@ struct KeyTileSplitsWorkspace {
 
   KeyTileSplitsWorkspace(const BwdProblem& problem, const SplitCounts& counts) {
     if (counts.parts() == 1) return;
-    int64_t const keys =
-        problem.keys.offsets != nullptr ? problem.keys.total : problem.batch * problem.keys.seqlen;
-    rows = keys * (problem.heads_q / problem.group) * counts.parts();
+    rows = key_rows(problem) * counts.parts();
     bytes = static_cast<uint64_t>(rows) * (problem.head_dim + problem.head_dim_v) * sizeof(float);
   }
   // `start`: aligned to 16 bytes.
