@@ -231,7 +231,7 @@ _STORES = 100  # key tiles store dQ
         (64, (9, 129, 129, -1, 0, 4), _BWD["no-dq"]),
         (64, (9, 160, 160, -1, 0, 0), _BWD["small"]),  # 3 x 3 x 64 x 64 instead of 256 x 256
         (96, (9, 160, 160, -1, 0, 0), _BWD["dense"]),  # as many steps one after the other
-        (96, (40, 160, 160, -1, 0, 0), _BWD["small"]),
+        (96, (40, 160, 160, -1, 0, 0), _BWD["small"]),  # test_many_sequences of tests/gpu
         (128, (9, 160, 160, -1, 0, 0), _BWD["dense"]),
         (64, (44, 384, 384, -1, 0, 0), _BWD["dense"]),
         (64, (9, 256, 256, 0, 0, 0), _BWD["dense"]),  # two steps, not four
