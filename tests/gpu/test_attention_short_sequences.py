@@ -48,7 +48,7 @@ def test_lengths(head_dim: int, mask: str, backend: str) -> None:
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("head_dim", [40, 64, 72, 96], ids=lambda d: f"d{d}")
 def test_many_sequences(head_dim: int, mask: str, backend: str) -> None:
-    """Of so many, small tiles take fewer rounds than large ones, at every head dim that has them."""
+    """So many that small tiles take fewer rounds than large ones."""
     call = dense(head_dim, BF16, (160, 160), (8, 8), 20, **MASKS[mask])
     check_gradients(call, backend)
 

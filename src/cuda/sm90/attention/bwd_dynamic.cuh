@@ -66,7 +66,7 @@ struct DynamicKeyTile {
     int32_t const last = min(first_key + Config::kBlockKV, used) - 1;
     begin = mask.query_begin(first_key) / Config::kBlockQ;
     end = ceil_div(mask.query_end(last), Config::kBlockQ);
-    // The query blocks of this part. The products fit 31 bits (count_query_parts()).
+    // The query blocks of this part. count_query_parts() has checked that the products fit 31 bits.
     int32_t const parts = args.splits.queries, part = static_cast<int32_t>(head - heads * parts);
     int32_t const count = max(end - begin, 0), first = begin;
     begin = first + count * part / args.splits.queries_divisor;

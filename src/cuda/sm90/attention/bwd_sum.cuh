@@ -56,12 +56,21 @@ __device__ __forceinline__ void store_key_grad(const BwdArgs& args, const Tensor
 template <class Dtype>
 __device__ __forceinline__ void sum_row(uint16_t* to, const float* parts, int64_t pitch,
                                         int32_t count, int32_t head_dim) {
+  constexpr int kLoads = 8;  // in flight
   for (int32_t column = threadIdx.x % 32 * 4; column < head_dim; column += 128) {
     float4 sum = {};
-#pragma unroll 16  // loads in flight
-    for (int32_t i = 0; i < count; ++i) {
-      float4 const x = *reinterpret_cast<const float4*>(parts + i * pitch + column);
-      sum = {sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
+    for (int32_t first = 0; first < count; first += kLoads) {
+      float4 x[kLoads] = {};
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        if (first + i < count) {
+          x[i] = *reinterpret_cast<const float4*>(parts + (first + i) * pitch + column);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        sum = {sum.x + x[i].x, sum.y + x[i].y, sum.z + x[i].z, sum.w + x[i].w};
+      }
     }
     *reinterpret_cast<uint2*>(to + column) = {Dtype::pack(sum.x, sum.y), Dtype::pack(sum.z, sum.w)};
   }

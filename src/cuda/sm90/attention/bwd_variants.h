@@ -41,18 +41,18 @@ struct BwdVariants {
     using Small = Config<BwdVariant::kSmall>;
     constexpr int kMostKeys = 1024;
     static_assert(Small::kBlockKV == kSmallBlockKV);
-    // Where sequences have one key tile, so that it stores dQ, that is best.
+    // Where a sequence's keys fit one tile, it stores dQ: the smaller one that does is best.
     if (stores_grad_q<Small>(problem)) return true;
     if (problem.has_one_key_tile(Dense::kBlockKV) || problem.keys.seqlen > kMostKeys) return false;
     if (Dense::kLargest > 96 || problem.deterministic) return false;
-    if (lengths_differ(problem, problem.queries) || lengths_differ(problem, problem.keys)) {
+    if (!have_one_length(problem.queries, problem.batch) ||
+        !have_one_length(problem.keys, problem.batch)) {
       return 8 * mean_area<Dense>(problem) >= 9 * mean_area<Small>(problem);
     }
-    BwdProblem batch = problem;  // packed sequences of one length are a batch
-    batch.queries.offsets = batch.keys.offsets = nullptr;
     // The time of a step of small tiles, in percent of one of larger tiles.
     constexpr int64_t kStepTime = Dense::kLargest <= 64 ? 80 : 110;
-    return kStepTime * choose_splits<Small>(batch).time < 100 * choose_splits<Dense>(batch).time;
+    return kStepTime * choose_splits<Small>(problem).time <
+           100 * choose_splits<Dense>(problem).time;
   }
 
  private:
@@ -65,14 +65,10 @@ struct BwdVariants {
 
   static bool has_bias(const BwdProblem& problem) { return problem.modifiers.bias.data != nullptr; }
 
-  // kDense: as the varlen kernel with its tiles, which divides query blocks.
+  // For kDense the choice that the varlen kernel makes, which has its tiles and divides queries.
   template <class C>
   static KeyTileChoice choose_splits(const BwdProblem& problem) {
     return KeyTileChoice::make(problem, C::kBlockQ, C::kBlockKV, C::kBlocksPerSM, true);
-  }
-
-  static bool lengths_differ(const BwdProblem& problem, const Sequences& sequences) {
-    return sequences.offsets != nullptr && sequences.total != problem.batch * sequences.seqlen;
   }
 
   // The queries times the keys of the tiles of a sequence of the mean lengths. Its last tile is
