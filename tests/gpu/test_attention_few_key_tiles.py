@@ -74,6 +74,15 @@ def test_heads(batch: int, heads: tuple[int, int], backend: str) -> None:
             check_gradients(dense(64, FP16, lengths, heads, batch, causal=causal), backend)
 
 
+@pytest.mark.parametrize("blocks", [3, 7, 8, 9, 16, 17, 33])
+@pytest.mark.parametrize("dims", [(40, 40), (96, 64), (136, 72), (192, 128), (256, 256)], ids=str)
+def test_sums_of_parts(dims: tuple[int, int], blocks: int, backend: str) -> None:
+    """A part for each query block; a warp adds up eight at a time, of 128 columns."""
+    block = 128 if max(dims) <= 64 else 64
+    call = dense(dims[0], BF16, (blocks * block, 77), (1, 1), 1, head_dim_v=dims[1])
+    check_gradients(call, backend)
+
+
 FEATURES: dict[str, Callable[[int, torch.dtype], Case]] = {
     **{
         name: lambda d, t, name=name: Case(few(d, t, **modified(name, t, 1, 2), causal=True))

@@ -19,11 +19,11 @@ _HEADERS = (
 _FUNCTIONS = """
 // Of tiles of 64 queries and 128 keys: parts of a group's heads, and of a head's query blocks.
 extern "C" void key_tile_splits(int32_t batch, int32_t queries, int32_t keys, int32_t heads,
-                                int32_t group, int32_t right, int32_t ctas_per_sm,
-                                int32_t divides_queries, int32_t* found) {
+                                int32_t group, int32_t right, int32_t left, int32_t head_dim,
+                                int32_t ctas_per_sm, int32_t divides_queries, int32_t* found) {
   BwdProblem problem{};
-  static_cast<Problem&>(problem) = made(batch, queries, keys, heads, group, -1, right);
-  problem.head_dim = problem.head_dim_v = 64;
+  static_cast<Problem&>(problem) = made(batch, queries, keys, heads, group, left, right);
+  problem.head_dim = problem.head_dim_v = head_dim;
   SplitCounts const counts =
       KeyTileChoice::make(problem, 64, 128, ctas_per_sm, divides_queries != 0).counts;
   found[0] = counts.heads;
@@ -111,10 +111,20 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         ((2, 700, 700, 6, 3, -1), 3),
         ((1, 8192, 8192, 32, 4, 0), 1),  # 512 tiles
         ((1, 8192, 8192, 8, 1, 0), 1),
-        ((1, 64, 64, 2, 2, -1), 1),  # nothing to gain
+        ((1, 8192, 8192, 8, 8, 0, 127), 2),  # with a window tiles have equal work: whole rounds
+        ((2, 8192, 8192, 8, 8, 0), 2),
+        ((2, 8192, 8192, 8, 8, 0, 127), 1),
+        ((2, 300, 1000, 8, 8, -1, -1, 128), 8),
+        ((2, 300, 1000, 8, 8, -1, -1, 256), 4),  # parts cost what their bytes cost
+        ((1, 65536, 65536, 32, 32, -1, -1, 128), 1),  # 1 % for 2 GB
+        ((1, 4096, 400 * 128, 8, 8, -1), 4),
+        ((1, 4096, 529 * 128, 8, 8, -1), 1),  # rounds enough
+        ((1, 64, 64, 2, 2, -1), 1),  # adding takes as long as a step
         ((1, 64, 64, 28, 7, -1), 7),  # seven steps, one after the other
         ((16, 64, 64, 28, 7, -1), 1),  # 64 tiles
         ((0, 64, 64, 2, 2, -1), 1),
+        ((1, 0, 64, 8, 8, -1), 1),
+        ((1, 64, 0, 8, 8, -1), 1),
     ],
 )
 def test_groups_are_divided_where_kv_heads_are_few(
@@ -137,9 +147,11 @@ def test_groups_are_divided_where_kv_heads_are_few(
         ((1, 384, 384, 10, 1, 0), 1, (1, 3)),
         ((1, 256, 256, 10, 1, 0), 1, (1, 1)),  # nor, under a causal mask, three
         ((1, 512, 384, 10, 1, 0), 1, (1, 4)),
-        ((1, 1024, 77, 16, 4, -1), 1, (4, 8)),  # the heads of the groups first
+        ((1, 1024, 77, 16, 4, -1), 1, (4, 8)),  # of equal times, that of more parts of the group
+        ((1, 2000, 77, 8, 8, 0), 1, (2, 32)),
         ((1, 8192, 8192, 8, 8, 0), 1, (4, 1)),
         ((0, 4096, 77, 10, 1, -1), 1, (1, 1)),
+        ((1, 0, 77, 10, 1, -1), 1, (1, 1)),
         ((1, 2**30, 77, 1, 1, -1), 1, (1, 1)),  # a part's steps would not fit 31 bits
         ((1, 2**29, 77, 1, 1, -1), 1, (1, 132)),
     ],
@@ -153,7 +165,9 @@ def test_queries_are_divided_where_key_tiles_are_few(
 def key_tile_splits(
     library: ctypes.CDLL, call: tuple[int, ...], ctas_per_sm: int, divides_queries: bool
 ) -> tuple[int, ...]:
+    """`call` ends with the left window and the head dim, unless they are -1 and 64."""
     found = (ctypes.c_int32 * 2)()
+    call = (*call, *(-1, 64)[len(call) - 6 :])
     library.key_tile_splits(*call, ctas_per_sm, int(divides_queries), found)
     return tuple(found)
 
@@ -231,6 +245,8 @@ _STORES = 100  # key tiles store dQ
         (64, (9, 129, 129, -1, 0, 4), _BWD["no-dq"]),
         (64, (9, 160, 160, -1, 0, 0), _BWD["small"]),  # 3 x 3 x 64 x 64 instead of 256 x 256
         (96, (9, 160, 160, -1, 0, 0), _BWD["dense"]),  # as many steps one after the other
+        (96, (33, 513, 513, -1, 0, 0), _BWD["dense"]),
+        (96, (40, 513, 513, -1, 0, 0), _BWD["small"]),  # five rounds of 9, not three of 17
         (96, (40, 160, 160, -1, 0, 0), _BWD["small"]),  # test_many_sequences of tests/gpu
         (128, (9, 160, 160, -1, 0, 0), _BWD["dense"]),
         (64, (44, 384, 384, -1, 0, 0), _BWD["dense"]),
@@ -239,6 +255,8 @@ _STORES = 100  # key tiles store dQ
         (64, (9, 512, 512, 0, 0, 0), _BWD["dense"]),
         (64, (44, 384, 384, -1, 44 * 384, 0), _BWD["varlen"]),
         (64, (8, 256, 256, -1, 800, 0), _BWD["small"]),  # of 100 on average
+        (96, (8, 512, 512, -1, 1600, 0), _BWD["small"]),
+        (96, (8, 512, 512, -1, 2400, 0), _BWD["varlen"]),
         (64, (9, 2048, 2048, -1, 0, 2), _BWD["bias"]),
         (64, (9, 2048, 2048, 0, 0, 0), _BWD["dense"]),
     ],
