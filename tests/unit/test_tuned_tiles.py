@@ -70,20 +70,22 @@ def test_what_others_wrote_stays() -> None:
     ("variables", "expected"),
     [
         ({"FLASHVAR_CACHE_DIR": "/a", "XDG_CACHE_HOME": "/b"}, "/a/tuned.json"),
+        ({"FLASHVAR_CACHE_DIR": "~/a", "HOME": "/c"}, "/c/a/tuned.json"),
+        ({"FLASHVAR_CACHE_DIR": "~nobody-here/a", "HOME": "/c"}, None),
         ({"XDG_CACHE_HOME": "/b", "HOME": "/c"}, "/b/flashvar/tuned.json"),
         ({"XDG_CACHE_HOME": "relative", "HOME": "/c"}, "/c/.cache/flashvar/tuned.json"),
         ({"HOME": "/c"}, "/c/.cache/flashvar/tuned.json"),
     ],
-    ids=["ours", "xdg", "relative-xdg", "home"],
+    ids=["ours", "ours-in-home", "ours-without-home", "xdg", "relative-xdg", "home"],
 )
 def test_where_the_file_lies(
-    variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("FLASHVAR_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert tuned.path() == Path(expected)
+    assert tuned.path() == (expected and Path(expected))
 
 
 @pytest.mark.parametrize(

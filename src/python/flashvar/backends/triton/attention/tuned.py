@@ -33,11 +33,10 @@ _log: Final = logging.getLogger("flashvar")
 
 def path() -> Path | None:
     """The file, in FLASHVAR_CACHE_DIR or the user's cache folder; None without a home folder."""
-    named = os.environ.get("FLASHVAR_CACHE_DIR")
-    if named:
-        return Path(named) / _FILE
-    caches = os.environ.get("XDG_CACHE_HOME")
+    named, caches = (os.environ.get(name) for name in ("FLASHVAR_CACHE_DIR", "XDG_CACHE_HOME"))
     try:
+        if named:
+            return Path(named).expanduser() / _FILE
         # The specification of XDG_CACHE_HOME says to ignore a relative path.
         folder = Path(caches) if caches and Path(caches).is_absolute() else Path.home() / ".cache"
     except RuntimeError:  # a user without a home
