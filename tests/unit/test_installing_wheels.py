@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from flashvar.binaries.install_commands import public
 from flashvar.binaries.kinds import Architecture
 from flashvar.binaries.manifest import LibraryFile
 from flashvar.cli import install
-from flashvar.errors import DamagedWheelError
+from flashvar.errors import DamagedWheelError, InstallError, WheelNotFoundError
 from flashvar.installing import check_wheel, installer, record, repack
 from flashvar.installing.source import WheelSource
 from flashvar.installing.wheel_requirements import WheelRequirement
@@ -195,6 +196,73 @@ def test_a_wheel_that_is_packed_in_another_way_is_refused(way: int, tmp_path: Pa
     pip = installer.Pip((sys.executable, "-c", "pass"))
     with pytest.raises(DamagedWheelError, match="neither stored nor deflated: fetch it again"):
         pip.fetch(REQUIREMENT, WheelSource(folder=path.parent), tmp_path)
+
+
+# What installers print of a file that they cannot fetch, and the error.
+SAID = {
+    "pip, cut off": (
+        "error: incomplete-download\n\n\u00d7 Download failed after 6 attempts because not enough "
+        "bytes were received (1.2 kB/2.3 kB)",
+        DamagedWheelError,
+    ),
+    "pip, no wheel": (
+        "ERROR: Wheel 'flashvar-sm89' located at /dist/a.whl is invalid.",
+        DamagedWheelError,
+    ),
+    "pip, no metadata": (
+        "ERROR: flashvar-sm89 has an invalid wheel, .dist-info directory not found",
+        DamagedWheelError,
+    ),
+    "pip, other bytes": (
+        "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.",
+        DamagedWheelError,
+    ),
+    "pip, not there": (
+        "ERROR: HTTP error 404 while getting http://index/a.whl",
+        WheelNotFoundError,
+    ),
+    "uv, cut off": (
+        "error: Failed to download `flashvar-sm89==1`\n"
+        "  cause: error decoding response body\n"
+        "  cause: end of file before message length reached",
+        DamagedWheelError,
+    ),
+    "uv, no wheel": (
+        "error: Failed to prepare distributions\n"
+        "  Caused by: Failed to download `flashvar-sm89==1`\n"
+        "  Caused by: Failed to extract archive\n"
+        "  Caused by: unexpected end of file",
+        DamagedWheelError,
+    ),
+    "uv, no wheel, in a drawing": (
+        "  \u00d7 Failed to download `flashvar-sm89==1`\n"
+        "  ├─▶ Failed to extract archive:\n"
+        "  │   a.whl\n"
+        "  ╰─▶ invalid Zip archive: Could not find EOCD",
+        DamagedWheelError,
+    ),
+    "uv, no metadata": (
+        "error: Failed to install: a.whl (flashvar-sm89==1)\n"
+        "  Caused by: The wheel is invalid: Missing .dist-info directory",
+        DamagedWheelError,
+    ),
+    "uv, other bytes": ("error: Hash mismatch for `flashvar-sm89==1`", DamagedWheelError),
+    "uv, not there": (
+        "error: Failed to download `flashvar-sm89==1`\n"
+        "  cause: Failed to fetch: http://index/a.whl\n"
+        "  cause: HTTP status client error (404 Not Found) for url (http://index/a.whl)",
+        WheelNotFoundError,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_the_same_cause_is_the_same_error_with_every_installer(case: str) -> None:
+    printed, error = SAID[case]
+    done = subprocess.CompletedProcess([], 1, "", printed)
+    with pytest.raises(InstallError) as failed:
+        installer._check_fetched(done, REQUIREMENT, WheelSource())
+    assert type(failed.value) is error
 
 
 def test_a_label_is_a_part_of_the_version_that_is_asked_for(tmp_path: Path) -> None:

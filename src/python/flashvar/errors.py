@@ -87,12 +87,12 @@ class DriverTooOldError(InstallError):
 
 
 class WheelNotFoundError(InstallError):
-    """No source of wheels is known, or the source does not have the wheel."""
+    """No source of wheels is known or answers, or the source does not have the wheel."""
 
     exit_code = 15
 
 
 class DamagedWheelError(InstallError):
-    """A wheel is not the one that its source lists, or is damaged."""
+    """A wheel is not the one that its source lists, or is damaged or cut off."""
 
     exit_code = 16

@@ -32,6 +32,11 @@ from flashvar.installing.wheel_requirements import WheelRequirement
 
 # How pip and uv begin when a file has another hash than its source lists.
 _HASHES: Final = ("DO NOT MATCH THE HASHES", "Hash mismatch")
+# What pip and uv say of a file that ended early, or that is no wheel.
+_TORN: Final = re.compile(
+    r"incomplete-download|located at .* is invalid|has an invalid wheel"
+    r"|end of file before message length|Failed to extract archive|The wheel is invalid"
+)
 # How the lines begin in which they say why: uv in two ways, and of an index that refused in a third
 # one; pip of a page that it cannot read.
 _CAUSES: Final = ("cause:", "Caused by:", "hint:", "Could not fetch URL", "WARNING: Skipping page")
@@ -272,6 +277,11 @@ def _check_fetched(
             f"{requirement}: expected room to unpack it in {tempfile.gettempdir()}, found: "
             f"{_reason(done)}; nothing was installed: free space, or name another folder in "
             "TMPDIR"
+        )
+    if any(_TORN.search(line) for line in _lines(done.stderr)):
+        raise DamagedWheelError(
+            f"{requirement}: expected a whole wheel at {source}, found: {_reason(done)}; nothing "
+            "was installed: try again, or take another source"
         )
     raise WheelNotFoundError(
         f"{requirement}: expected a wheel at {source}, found none that can be fetched "
