@@ -79,9 +79,55 @@ def test_what_another_process_is_installing_is_waited_for(
                 printed += capsys.readouterr().out
             put_wheel(tmp_path / "site", MANIFEST, __version__)
         assert run.result() == 0
-    assert printed == "waiting for another `flashvar install` in this environment\n"
+    assert printed.startswith("waiting for another `flashvar install`")
+    assert printed.endswith(" in this environment\n")
     assert capsys.readouterr().out.startswith("installed already: ")
     assert [one.name for one in (tmp_path / "site").iterdir() if one.is_file()] == []
+
+
+def test_another_process_is_waited_for_with_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr(destination, "_LIMIT", 0.3)
+    monkeypatch.setattr(destination, "_POLL", 0.1)
+    words = r"found another .* or its pip or uv, still there; nothing was installed: wait"
+    with destination.locked():
+        with pytest.raises(InstallError, match=words), destination.locked():
+            pass
+        assert capsys.readouterr().out.count("waiting for another") == 1
+    with destination.locked():
+        pass
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("lock", "shown"),
+    [
+        (
+            "1: FLOCK  ADVISORY  WRITE 71 {} 0 EOF\n1: -> FLOCK  ADVISORY  WRITE 72 {} 0 EOF",
+            " (process 71)",
+        ),
+        ("1: FLOCK  ADVISORY  WRITE 0 {} 0 EOF", ""),
+        ("1: FLOCK  ADVISORY  WRITE 71 {}1 0 EOF", ""),
+        ("1: POSIX  ADVISORY  WRITE 71 {} 0 EOF", ""),
+        (None, ""),
+    ],
+    ids=["held", "by-another-container", "another-folder", "another-kind", "no-list"],
+)
+def test_the_process_that_holds_the_lock_is_named(
+    lock: str | None, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(destination, "_LOCKS", tmp_path / "locks")
+    number = os.open(tmp_path, os.O_RDONLY)
+    try:
+        found = os.fstat(number)
+        place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+        if lock is not None:
+            (tmp_path / "locks").write_text(lock.replace("{}", place) + "\n", encoding="ascii")
+        assert destination._holder(number) == f"another `flashvar install`{shown}"
+    finally:
+        os.close(number)
 
 
 def test_a_folder_that_cannot_be_locked_is_used(

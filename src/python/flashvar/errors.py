@@ -69,7 +69,7 @@ class BinaryError(FlashvarError, RuntimeError):
 
 
 class InstallError(FlashvarError):
-    """`flashvar install` cannot change this environment: it is incomplete, or has no installer."""
+    """`flashvar install` cannot change this environment: incomplete, no installer, or in use."""
 
     exit_code = 12
 

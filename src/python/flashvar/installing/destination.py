@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sysconfig
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
+from typing import Final
 
 from flashvar.errors import InstallError
 
@@ -17,6 +20,10 @@ except ImportError:  # not Unix, where flashvar has no binaries
     fcntl = None  # type: ignore[assignment]
 
 _MEGABYTE = 1_000_000
+# How long one installation may be waited for, in seconds: it downloads, too.
+_LIMIT: Final = 600
+_POLL: Final = 0.2
+_LOCKS: Final = Path("/proc/locks")  # Linux's list of all locks
 _held: list[int] = []  # the open folders that hold the lock
 
 
@@ -45,8 +52,12 @@ def require_writable() -> None:
 def locked() -> Iterator[None]:
     """Hold the lock of the folders, so that one `flashvar install` at a time changes them.
 
-    It is on the folders themselves: no file is added. A file system that has no locks is used
-    without. If this process dies, an installer that has `lock_files` open keeps the lock.
+    It is on the folders themselves: no file is added, and it ends with the process. A file system
+    that has no locks is used without. If this process dies, an installer that has `lock_files` open
+    keeps the lock.
+
+    Raises:
+        InstallError: another process has held it for too long.
     """
     with ExitStack() as held:
         # `lib64` may be a link to `lib`; locked twice, a folder would be waited for.
@@ -56,7 +67,7 @@ def locked() -> Iterator[None]:
             except OSError:  # `require_writable` says it
                 continue
             held.callback(os.close, number)
-            _lock(number)
+            _lock(folder, number)
             _held.append(number)
             held.callback(_held.remove, number)
         yield
@@ -67,15 +78,43 @@ def lock_files() -> tuple[int, ...]:
     return tuple(_held)
 
 
-def _lock(number: int) -> None:
-    if fcntl is None:
+def _lock(folder: str, number: int) -> None:
+    if not _is_held(number):
         return
-    with suppress(OSError):  # as on NFS, for a folder
-        try:
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print("waiting for another `flashvar install` in this environment", flush=True)
-            fcntl.flock(number, fcntl.LOCK_EX)
+    holder, end = _holder(number), time.monotonic() + _LIMIT
+    print(f"waiting for {holder} in this environment", flush=True)
+    while _is_held(number):
+        if time.monotonic() > end:
+            raise InstallError(
+                f"expected another installation in {folder} to end within {_LIMIT / 60:.0f} "
+                f"minutes, found {holder}, or its pip or uv, still there; nothing was installed: "
+                "wait until it has ended, or end it"
+            )
+        time.sleep(_POLL)
+
+
+def _is_held(number: int) -> bool:
+    """Whether another process holds the lock; if not, this one does now, where there are locks."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # as on NFS, for a folder
+        pass
+    return False
+
+
+def _holder(number: int) -> str:
+    """Who holds the lock of an open folder, with its process where Linux lists it."""
+    name, folder = "another `flashvar install`", os.fstat(number)
+    device = f"{os.major(folder.st_dev):02x}:{os.minor(folder.st_dev):02x}"
+    held = rf"FLOCK +ADVISORY +WRITE +([1-9]\d*) {device}:{folder.st_ino} "
+    found = None
+    with suppress(OSError):
+        found = re.search(held, _LOCKS.read_text(encoding="ascii"))
+    return f"{name} (process {found[1]})" if found else name
 
 
 def require_room(size: int) -> None:
