@@ -13,7 +13,7 @@ from installed import COMPILER, compile_library, library_source, put_binary, put
 from flashvar.binaries import install_commands
 from flashvar.errors import BackendUnavailableError, ConfigurationError, ManifestError
 from flashvar.machine.system import System
-from flashvar.selection import resolve
+from flashvar.selection import resolve, rules
 from flashvar.selection.request import Request
 
 pytestmark = pytest.mark.usefixtures("fresh_registry")
@@ -100,6 +100,39 @@ def test_a_named_folder_for_other_gpus_is_not_said(
     with caplog.at_level(logging.INFO, "flashvar"):
         assert resolve.choose(BF16_64).backend == "triton"
     assert [one for one in caplog.records if "LIB_DIR" in one.getMessage()] == []
+
+
+@pytest.mark.skipif(COMPILER is None, reason="makes its library with a C compiler")
+def test_a_kernel_for_a_lower_architecture_needs_no_warning(
+    lib_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """That its own binary is missing is a fact of the result: no words are compared."""
+    monkeypatch.setattr(resolve, "gather", lambda: fakes.system(fakes.RTX_3090))
+    monkeypatch.setattr(rules, "_NOT_INSTALLED", "is not here")
+    put_binary(lib_dir / "good", fakes.manifest("80"), compile_library(library_source(), tmp_path))
+    with caplog.at_level(logging.INFO, "flashvar"):
+        assert resolve.choose(BF16_64).candidate == "cuda sm_80"
+    assert not caplog.records
+
+
+@pytest.mark.skipif(COMPILER is None, reason="makes its library with a C compiler")
+def test_a_damaged_wheel_behind_a_named_folder_needs_no_warning(
+    lib_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
+    put_wheel(tmp_path / "site", replace(fakes.manifest("80"), abi=1))
+    put_binary(lib_dir, fakes.manifest("80"), compile_library(library_source(), tmp_path))
+    with caplog.at_level(logging.INFO, "flashvar"):
+        result = resolve.choose(BF16_64)
+    assert result.binary is not None
+    assert result.binary.folder.from_lib_dir
+    assert not caplog.records
 
 
 def test_missing_wheel_is_said_once(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from flashvar.binaries.manifest import KernelRow
-from flashvar.binaries.registry import Binary
+from flashvar.binaries.registry import Binary, RejectedFolder
 from flashvar.selection.request import Request
 
 
@@ -28,6 +28,8 @@ class CandidateResult:
     fix: str | None = None  # the command or step that would make it accepted
     binary: Binary | None = None
     kernel: KernelRow | None = None
+    missing: bool = False  # a binary that is made for this platform, and is not installed
+    rejected: RejectedFolder | None = None  # the folder of a binary that cannot be used
     explicit: bool = False  # by a named backend, or FLASHVAR_BACKEND; no other may run the call
 
 

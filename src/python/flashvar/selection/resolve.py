@@ -12,7 +12,7 @@ from flashvar.errors import BackendUnavailableError, BinaryError, ManifestError
 from flashvar.machine.system import System, gather, gather_for_cpu
 from flashvar.selection.candidates import CandidateResult, Decision
 from flashvar.selection.request import Overrides, Request
-from flashvar.selection.rules import NOT_INSTALLED, select
+from flashvar.selection.rules import select
 
 _log = logging.getLogger("flashvar")
 # Outcomes already logged: a model gets one line, however many kinds of calls it makes.
@@ -91,14 +91,14 @@ def _report(decision: Decision, chosen: CandidateResult, backend: str) -> None:
     """
     before = decision.results[: decision.results.index(chosen)]
     better = next((result for result in before if result.fix is not None), None)
-    if chosen.backend == "cuda" and better is not None and better.reason.startswith(NOT_INSTALLED):
+    if chosen.binary is not None and better is not None and better.missing:
         better = None  # a compiled kernel for a lower architecture runs it
     is_fallback = backend == "auto" and decision.request.device is not None
-    if better is None and is_fallback and chosen.backend != "cuda":
+    if better is None and is_fallback and chosen.binary is None:
         better = next(iter(before), None)  # the binary of the device's own architecture
-    named = {str(one) for one in registry.installed().rejected if one.folder.from_lib_dir}
     for result in decision.results:
-        if result.reason in named and result.fix is not None and result is not better:
+        is_named = result.rejected is not None and result.rejected.folder.from_lib_dir
+        if is_named and result.fix is not None and result is not better:
             _warn_once(result.reason, "%s; to change that: %s", result.reason, result.fix)
     if better is None:
         _log.debug("%s: runs on %s", decision.request, chosen.candidate)

@@ -29,7 +29,7 @@ from flashvar.selection.compatibility import (
 )
 from flashvar.selection.request import Overrides, Request
 
-NOT_INSTALLED: Final = "not installed"
+_NOT_INSTALLED: Final = "not installed"
 
 _NO_OVERRIDES: Final = Overrides()
 
@@ -118,13 +118,13 @@ def _missing_binary(
     candidate = f"cuda {wanted.name}"
     if wanted in offered:
         if wanted not in fitting:  # installing it would change nothing
-            return CandidateResult(candidate, "cuda", False, NOT_INSTALLED)
+            return CandidateResult(candidate, "cuda", False, _NOT_INSTALLED, missing=True)
         too_old = driver_rejection(_minimum_driver(wanted), system, device.tegra)
         if too_old is not None:
-            reason = f"{NOT_INSTALLED}, and {too_old.reason}"
-            return CandidateResult(candidate, "cuda", False, reason, too_old.fix)
+            reason = f"{_NOT_INSTALLED}, and {too_old.reason}"
+            return CandidateResult(candidate, "cuda", False, reason, too_old.fix, missing=True)
         fix = install_commands.install(wanted.extra)
-        return CandidateResult(candidate, "cuda", False, NOT_INSTALLED, fix)
+        return CandidateResult(candidate, "cuda", False, _NOT_INSTALLED, fix, missing=True)
     if wanted.extra in extras.elsewhere:
         reason = f"flashvar has no wheel for {system.platform}"
         return CandidateResult(candidate, "cuda", False, reason)
@@ -136,7 +136,8 @@ def _missing_binary(
         )
         reason = f"flashvar has no wheel for it, only for {', '.join(one.name for one in every)}"
         return CandidateResult(candidate, "cuda", False, reason)
-    return CandidateResult(candidate, "cuda", False, NOT_INSTALLED, "nox -s build-dev")
+    fix = "nox -s build-dev"
+    return CandidateResult(candidate, "cuda", False, _NOT_INSTALLED, fix, missing=True)
 
 
 def _minimum_driver(kind: BinaryKind) -> MinimumDriver:
@@ -155,7 +156,7 @@ def _result_of_rejected(
         useful = useful and kind.architecture.runs_on(device.capability)
     candidate = f"cuda {named or rejected.folder.path.name}"
     fix = rejected.fix if useful else None
-    return kind, CandidateResult(candidate, "cuda", False, str(rejected), fix)
+    return kind, CandidateResult(candidate, "cuda", False, str(rejected), fix, rejected=rejected)
 
 
 def _result_of_binary(
