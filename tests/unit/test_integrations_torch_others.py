@@ -251,6 +251,36 @@ def test_a_kept_function_with_torchs_own_masks(variant: Any) -> None:
     assert type(torch.nn.attention) is type(pickle)
 
 
+# Torch reads the lengths of a lower right mask that is not square: of others it takes the call's.
+LENGTHS = {
+    "upper-left": (causal_upper_left(3, 4), ours.RUN),
+    "square": (causal_lower_right(4, 4), ours.RUN),
+    "one-query": (causal_lower_right(1, 9), ours._MISFIT),
+    "other-queries": (causal_lower_right(6, 9), RuntimeError),
+    "other-keys": (causal_lower_right(7, 8), RuntimeError),
+}
+
+
+@pytest.mark.parametrize("case", LENGTHS)
+def test_a_causal_bias_of_other_lengths_is_what_it_is_in_torch(case: str) -> None:
+    bias, outcome = LENGTHS[case]
+    tensors = torch.randn(1, 2, 7, 8), *torch.randn(2, 1, 2, 9, 8)
+    if outcome is RuntimeError:
+        with pytest.raises(RuntimeError) as expected:
+            call(*tensors, attn_mask=bias)
+        with ours.activate("reference"), pytest.raises(RuntimeError) as found:
+            call(*tensors, attn_mask=bias)
+        assert str(found.value) == str(expected.value)
+        return
+    own = call(*tensors, attn_mask=bias)
+    with ours.activate("reference"):
+        torch.testing.assert_close(call(*tensors, attn_mask=bias), own)
+        assert ours.report() == {outcome: 1}
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda *x: call(*x, attn_mask=bias), backend="eager")
+        torch.testing.assert_close(compiled(*tensors), own)
+
+
 def test_torchs_own_masks_after_their_module_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     handler = CausalBias.__dict__["__torch_function__"]
     with ours.activate(backend="reference"):

@@ -49,6 +49,7 @@ _ON_CPU: Final = (
     "CPU tensors, where torch's own is faster; activate(backend='reference') takes them"
 )
 _SWITCHED_OFF: Final = "flash attention is switched off (torch.nn.attention.sdpa_kernel)"
+_MISFIT: Final = "attn_mask is a CausalBias of other lengths than q and k have"
 
 _torchs_own: Final = torch_attribute.OWN
 
@@ -204,6 +205,9 @@ def _scaled_dot_product_attention(
             )
     elif (observer := _observer(query, key, value, attn_mask)) is not None:
         return _call_observed(observer, query, key, value, *given)
+    if attn_mask is not None and _is_causal_bias(attn_mask) and _misfits(attn_mask, query, key):
+        call = _call_observed_without_graph if is_compiling() else _call_observed
+        return call(_MISFIT, query, key, value, *given)
     bottom_right = False
     if attn_mask is not None and _is_causal_bias(attn_mask) and not is_causal:
         square = attn_mask.seq_len_q == attn_mask.seq_len_kv
@@ -309,6 +313,17 @@ def _is_causal_bias(mask: Any) -> bool:
     """Whether a mask is torch's CausalBias; does not import its module, which takes a second."""
     kind = type(mask)
     return kind.__name__ == "CausalBias" and kind.__module__ == "torch.nn.attention.bias"
+
+
+def _misfits(bias: Any, query: torch.Tensor, key: torch.Tensor) -> bool:
+    """Whether torch may compute a call with the sizes of a CausalBias, and they are not the call's.
+
+    Of an upper left or a square one, torch reads no sizes.
+    """
+    sizes = bias.seq_len_q, bias.seq_len_kv
+    if bias.variant.name != "LOWER_RIGHT" or sizes[0] == sizes[1]:
+        return False
+    return sizes != (*query.shape[-2:-1], *key.shape[-2:-1])
 
 
 def _why_not(
