@@ -127,7 +127,7 @@ def _attention(rows: Rows, environment: dict[str, Any], runs: int) -> Iterator[t
     if any(maps for _, maps in ours):
         title = "flashvar's rate relative to that of the fastest other kernel"
         others = "every other kernel"
-        if any(APPROXIMATE.intersection(one) for one in measured.values()):
+        if any(APPROXIMATE.keys() & one for one in measured.values()):
             others += " that is exact"
         legend = (
             f"head dim, mask and length; above 1 (blue): faster than {others} in this run; "

@@ -9,8 +9,8 @@ from typing import Final
 from benchmarks.report import Row
 
 REFERENCE: Final = "sdpa-flash"
-# Contenders that round q and k to fewer bits than they are given.
-APPROXIMATE: Final = frozenset({"sageattention"})
+# Contenders that compute with fewer bits than they are given, and what they do, in words.
+APPROXIMATE: Final = {"sageattention": "rounds q and k to INT8"}
 
 
 def is_ours(contender: str) -> bool:

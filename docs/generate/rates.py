@@ -179,15 +179,15 @@ def _approximations(cells: Iterable[dict[str, dict[str, Any]]]) -> str:
     found: dict[tuple[str, str], list[float]] = {}
     exact: list[float] = []
     for by in cells:
-        if not APPROXIMATE.intersection(by):
+        if not APPROXIMATE.keys() & by:
             continue
         differences = {name: 100 * row["difference_to_reference"] for name, row in by.items()}
         others = [name for name in by if name not in APPROXIMATE]
         exact += [differences[name] for name in others]
-        for name in APPROXIMATE.intersection(by):
+        for name in APPROXIMATE.keys() & by:
             found.setdefault((name, others[0]), []).append(differences[name])
     return "".join(
-        f"\n\n{contender(name)} rounds q and k to INT8: its results differ from those of "
+        f"\n\n{contender(name)} {APPROXIMATE[name]}: its results differ from those of "
         f"{contender(reference)} by {min(differences):.1f} to {max(differences):.1f} % (Frobenius "
         f"norm), those of exact kernels by at most {max(exact):.1f} %. It never counts as the "
         "fastest other."

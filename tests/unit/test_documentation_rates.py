@@ -127,6 +127,17 @@ def test_who_is_approximate_is_marked_with_its_difference(tmp_path: Path) -> Non
     assert line == "| forward, head dim 64 | 1.26 | 0.800 to 2.00 | 1 of 2 |"
 
 
+def test_each_approximate_kernel_has_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = import_module("rates")
+    monkeypatch.setitem(rates.APPROXIMATE, "half", "rounds v to FP8")
+    half = row("half", 1024, tflops=700.0, difference_to_reference=0.05)
+    found = ratios(tmp_path, *APPROXIMATE, half, *EXACT)
+    assert "\n\n`half` rounds v to FP8: its results differ" in found
+    assert found.endswith(WHO_IS_APPROXIMATE)
+
+
 def test_a_run_without_who_is_approximate_says_nothing_of_it(tmp_path: Path) -> None:
     found = ratios(tmp_path, *OURS, row("peer", 1024, tflops=100.0))
     assert found.endswith("SageAttention 1 (approximate).")  # the last that was not measured
