@@ -2,8 +2,8 @@
 
     import flashvar.compat.causal_conv1d
 
-    flashvar.compat.causal_conv1d.install()  # replace functions of the installed causal-conv1d
-    flashvar.compat.causal_conv1d.provide()  # or stand in for the package if it is not installed
+    flashvar.compat.causal_conv1d.install()  # replace functions of the package
+    flashvar.compat.causal_conv1d.provide()  # or stand in for it if not installed
 
 Importing the module changes nothing. Call one of these before the models that use the functions are
 imported: transformers looks the functions up once.

@@ -2,9 +2,9 @@
 
     import flashvar.compat.fla
 
-    flashvar.compat.fla.install()   # replace functions of the installed flash-linear-attention
+    flashvar.compat.fla.install()   # replace functions of the installed package
     flashvar.compat.fla.register()  # or add flashvar to its own registry of backends
-    flashvar.compat.fla.provide()   # or stand in for the package if it is not installed
+    flashvar.compat.fla.provide()   # or stand in for it if not installed
 
 Importing the module changes nothing. Call one of these before the models that use the functions are
 imported: transformers looks the functions up once.
