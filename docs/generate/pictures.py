@@ -19,7 +19,7 @@ _SHOWN: Final = {
     "causal": "Forward and backward with a causal mask: rates by length.",
     "best-peer": "flashvar's rate relative to that of the fastest other kernel.",
     "each-peer": "flashvar's rate relative to that of each other kernel.",
-    "gated-delta-rule": "`gated_delta_rule`: rates beside other packages.",
+    "gated-delta-rule": "`gated_delta_rule`: rates, compared with other packages.",
     "gated-delta-rule-update": "`gated_delta_rule`, one token per sequence: bytes per second.",
     "host": "CPU time of one small call.",
     "train-gpt": "The loss of `examples/train_gpt.py` with each attention.",
@@ -48,9 +48,9 @@ def chart(root: Path) -> str:
     return _picture(
         root,
         path,
-        "Rates of causal attention by length, forward and backward, beside FlashAttention 4, "
-        "vLLM's build of FlashAttention 3, cuDNN, FlashAttention 2, FlexAttention, xformers and "
-        "SageAttention, which is approximate.",
+        "Rates of causal attention by length, forward and backward, compared with "
+        "FlashAttention 4, vLLM's build of FlashAttention 3, cuDNN, FlashAttention 2, "
+        "FlexAttention, xformers and SageAttention, which is approximate.",
     )
 
 

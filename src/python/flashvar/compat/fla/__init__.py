@@ -35,7 +35,7 @@ _STAND_IN: Final = StandIn(
     _NAME,
     Finder(("flash-linear-attention", "fla-core"), _NAME, __version__),
     MissingModuleFinder(
-        _NAME, {}, "flash-linear-attention itself, with install() in the place of provide()"
+        _NAME, {}, "flash-linear-attention itself, with install() instead of provide()"
     ),
 )
 
