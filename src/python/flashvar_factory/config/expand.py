@@ -66,10 +66,13 @@ def select_all(
     chosen = tuple(there) if everything else _targets(asked, config, found)
     lacking = [name for name in chosen if name not in there]
     if lacking:
+        first, *rest = (config.targets[name].platforms for name in lacking)
+        shared = [one for one in first if all(one in platforms for platforms in rest)]
+        fix = f"pass platform={shared[0]}, or " if shared else ""
         raise ConfigurationError(
             f"platform={platform}: expected architectures with wheels for it, "
             f"{listed(there) or '(there are none)'}, found {listed(lacking)}; "
-            "`platforms` in variants.toml adds one"
+            f"{fix}add it to `platforms` in variants.toml"
         )
     return Selection(
         chosen,
