@@ -11,11 +11,11 @@ from tables import table
 
 _SLOWEST: Final = 10
 _ABOUT: Final = (
-    "Calls whose sizes are drawn from lists in `benchmarks/cases.toml`, so that nobody chose them: "
-    "self-attention with and without a causal mask, cross-attention, prompts and single tokens on "
-    "many keys. A call is written as batch x queries / keys, heads / key-value heads x head dim. "
-    "Ratios are those of rates to the fastest other package in the run that is exact, so above 1 "
-    "flashvar is faster."
+    "Calls whose sizes are drawn at random from lists in `benchmarks/cases.toml`: self-attention "
+    "with and without a causal mask, cross-attention, prompts and single tokens on many keys. A "
+    "call is written as batch x queries / keys, heads / KV heads x head dim. A ratio is flashvar's "
+    "rate divided by that of the fastest other exact package in the run: above 1 flashvar is "
+    "faster."
 )
 
 
