@@ -1,4 +1,4 @@
-"""Attention kernels that run everywhere: compiled for your GPU, Triton elsewhere, CPU reference.
+"""Attention kernels for PyTorch: compiled for your GPU, in Triton, and a reference for the CPU.
 
 Importing this package imports neither torch nor triton and touches no device; public names load on
 first use.
