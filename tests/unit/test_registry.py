@@ -195,6 +195,7 @@ def test_skewed_wheel_is_replaced_by_the_version_that_fits(
     (binary,) = registry.installed().binaries
     assert binary.version_mismatch is not None
     assert binary.version_mismatch.endswith(f"flashvar-sm89=={__version__}")
+    assert binary.folder.wheel == "flashvar-sm89"
 
 
 def test_development_build_is_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,6 +206,7 @@ def test_development_build_is_built_again(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend(tmp_path)
     (binary,) = registry.installed().binaries
     assert binary.folder.fix == "nox -s build-dev -- arch=sm_89"
+    assert binary.folder.wheel is None
 
 
 def put_foreign(

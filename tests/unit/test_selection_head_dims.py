@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import fakes
 import pytest
 from fakes import chosen, result_of
 
+from flashvar._version import __version__
+from flashvar.binaries.install_commands import public
 from flashvar.binaries.kinds import pair_text
 from flashvar.binaries.manifest import KernelRow
 from flashvar.binaries.registry import Inventory
@@ -71,6 +74,19 @@ def test_only_a_head_dim_that_can_be_built_gets_a_command(asked: int, fix: str |
     )
     decision = select(asking(asked), fakes.system(fakes.A100), Inventory((subset,)))
     assert result_of(decision, "cuda sm_80").fix == fix
+
+
+def test_a_wheel_with_some_head_dims_is_built_again_and_replaced() -> None:
+    """A development build would not be in the environment of the wheel."""
+    subset = fakes.binary(
+        "80", kernels=(fakes.kernel(dtype="bf16", head_dim=64),), version="0.1.0+hdim64"
+    )
+    subset = replace(subset, folder=replace(subset.folder, wheel="flashvar-sm80"))
+    decision = select(asking(72), fakes.system(fakes.A100), Inventory((subset,)))
+    assert result_of(decision, "cuda sm_80").fix == (
+        "nox -s wheels -- arch=sm_80 hdim=64,72 && pip install --no-index --find-links dist "
+        f"--force-reinstall --no-deps flashvar-sm80=={public(__version__)}"
+    )
 
 
 @pytest.mark.parametrize(

@@ -26,14 +26,26 @@ def install_again(distribution: str, kind: str) -> str:
     return _from_wheels(kind, requirement)
 
 
+def build(words: str, wheel: str | None) -> str:
+    """The command that builds the kernels of a selection, and replaces an installed wheel.
+
+    Without a wheel they are added to the development build.
+    """
+    if wheel is None:
+        return f"nox -s build-dev -- {words}"
+    return _built(words, f"--force-reinstall --no-deps {wheel}=={public(__version__)}")
+
+
 def public(version: str) -> str:
     """A version without its local label."""
     return version.partition("+")[0]
 
 
 def _from_wheels(kind: str, requirement: str) -> str:
-    if PUBLISHED:
-        return f"pip install {requirement}"
+    return f"pip install {requirement}" if PUBLISHED else _built(kind, requirement)
+
+
+def _built(words: str, requirement: str) -> str:
     # Nothing but what was made: on an index the name may be anybody's.
     source = "--no-index --find-links dist"
-    return f"nox -s wheels -- {kind} && pip install {source} {requirement}"
+    return f"nox -s wheels -- {words} && pip install {source} {requirement}"

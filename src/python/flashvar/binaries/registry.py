@@ -49,6 +49,7 @@ class BinaryFolder:
     origin: str  # for people, e.g. "wheel <name> <version>"
     fix: str  # the command or the step that replaces it
     from_lib_dir: bool = False  # the user named it, through FLASHVAR_LIB_DIR
+    wheel: str | None = None  # the distribution to replace; None: no wheel, or a development build
 
 
 @dataclass(frozen=True)
@@ -270,7 +271,8 @@ def in_wheels(path: Sequence[str] | None = None) -> Iterator[BinaryFolder]:
                 if is_development
                 else install_commands.install_again(name, kind)
             )
-            yield BinaryFolder(directory, f"wheel {name} {version}", fix)
+            wheel = None if is_development else name
+            yield BinaryFolder(directory, f"wheel {name} {version}", fix, wheel=wheel)
 
 
 def _name(distribution: metadata.Distribution) -> tuple[str, str]:

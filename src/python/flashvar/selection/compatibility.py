@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from flashvar.binaries import install_commands
 from flashvar.binaries.kinds import Architecture, dotted, short_axis
 from flashvar.binaries.manifest import KernelRow, MinimumDriver
 from flashvar.binaries.registry import Binary
@@ -166,7 +167,7 @@ def _add_kernel(request: Request, binary: Binary) -> str | None:
         for name, held in values.items()
         if held
     ]
-    return f"nox -s build-dev -- {' '.join(words)}"
+    return install_commands.build(" ".join(words), binary.folder.wheel)
 
 
 def _add_function(request: Request, binary: Binary) -> str | None:
