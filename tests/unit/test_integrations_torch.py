@@ -97,6 +97,18 @@ def test_scales_that_are_no_floats() -> None:
             functional.scaled_dot_product_attention(q, q, q, scale=torch.tensor([0.5]))
 
 
+@pytest.mark.parametrize("kind", [bool, np.bool_, torch.tensor], ids=["bool", "numpy", "tensor"])
+def test_probabilities_that_are_no_floats(kind: Any) -> None:
+    q, k = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 7, 8)
+    mask = torch.ones(5, 7, dtype=torch.bool).tril(2)
+    expected = OWN(q, k, k, mask)
+    with ours.activate("reference"):
+        for seen in (mask, causal_lower_right(5, 7)):
+            found = functional.scaled_dot_product_attention(q, k, k, seen, kind(0.0))
+            assert ours.last_reason() is None
+            torch.testing.assert_close(found, expected)
+
+
 def test_a_tensor_as_scale_is_read_at_every_call() -> None:
     q = torch.randn(1, 2, 8, 16)
     scale = torch.tensor(0.5)

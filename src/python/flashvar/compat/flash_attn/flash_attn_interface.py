@@ -25,7 +25,7 @@ from flashvar.ops.arguments import as_integer
 from flashvar.ops.attention.cache import read
 from flashvar.ops.attention.call import draw_rng_state
 from flashvar.ops.attention.dropout_mask import block_of_keys, signed_probabilities
-from flashvar.ops.attention.options import plain_scale, window_side
+from flashvar.ops.attention.options import plain_number, window_side
 from flashvar.ops.attention.problem import Inputs, Options
 from flashvar.ops.attention.validate import rows_contiguous
 
@@ -219,7 +219,7 @@ def _options(
 ) -> Options:
     return Options(
         causal=bool(causal),
-        scale=plain_scale(softmax_scale),
+        scale=plain_number(softmax_scale),
         window_left=window_side(window_left),
         window_right=window_side(window_right),
         softcap=softcap,

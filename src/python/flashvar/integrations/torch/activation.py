@@ -28,7 +28,7 @@ from flashvar.integrations.torch import causal_bias as torch_causal_bias
 from flashvar.integrations.torch import flash as torch_flash
 from flashvar.integrations.torch.sdpa import attend, attend_fast, non_plain_type, why_not
 from flashvar.ops.attention.api import attention
-from flashvar.ops.attention.options import plain_scale
+from flashvar.ops.attention.options import plain_number
 from flashvar.ops.dispatch_modes import active_mode, is_compiling, no_dispatch_mode_active
 from flashvar.selection.request import BackendName
 
@@ -222,8 +222,8 @@ def _scaled_dot_product_attention(
             key,
             value,
             causal=True,
-            scale=plain_scale(scale, booleans=True),
-            dropout_p=dropout_p,
+            scale=plain_number(scale, booleans=True),
+            dropout_p=plain_number(dropout_p, booleans=True),
             layout="bhsd",
             backend=_backend,
         )

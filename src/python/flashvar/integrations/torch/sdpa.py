@@ -16,7 +16,7 @@ from flashvar.integrations.support import unsupported
 from flashvar.ops.arguments import is_number
 from flashvar.ops.attention.api import attention
 from flashvar.ops.attention.call import call_plain, run_plan
-from flashvar.ops.attention.options import Layout, plain_scale
+from flashvar.ops.attention.options import Layout, plain_number
 from flashvar.ops.attention.plan import Plan, plan
 from flashvar.ops.attention.problem import NO_TENSORS, pack_options
 from flashvar.ops.dispatch_modes import (
@@ -176,8 +176,8 @@ def attend(
         q,
         k,
         v,
-        scale=plain_scale(scale, booleans=True),
-        dropout_p=dropout_p,
+        scale=plain_number(scale, booleans=True),
+        dropout_p=plain_number(dropout_p, booleans=True),
         layout="bhsd->bshd" if rows_first else layout,
         backend=backend,
         **options,
@@ -200,8 +200,8 @@ def attend_with_lse(
         q,
         k,
         v,
-        scale=plain_scale(scale, booleans=True),
-        dropout_p=dropout_p,
+        scale=plain_number(scale, booleans=True),
+        dropout_p=plain_number(dropout_p, booleans=True),
         return_lse=True,
         **options,
     )

@@ -17,7 +17,7 @@ from flashvar.ops.arguments import (
 from flashvar.ops.attention.cache import read
 from flashvar.ops.attention.call import call, rng_state_of
 from flashvar.ops.attention.dropout_mask import signed_probabilities
-from flashvar.ops.attention.options import plain_scale, window_pair, window_side
+from flashvar.ops.attention.options import plain_number, window_pair, window_side
 from flashvar.ops.attention.problem import (
     NO_TENSORS,
     Inputs,
@@ -133,7 +133,7 @@ def _attend(
     left, right = window_pair(arguments.window_size)
     options = pack_options(
         as_bool("causal", arguments.causal),
-        plain_scale(arguments.softmax_scale),
+        plain_number(arguments.softmax_scale),
         window_side(left, arguments.window_size),
         window_side(right, arguments.window_size),
         arguments.softcap,

@@ -15,7 +15,7 @@ from flashvar.errors import (
 from flashvar.ops.arguments import as_bool, check_strided, count
 from flashvar.ops.attention.cache import Cache, check_slots
 from flashvar.ops.attention.call import call
-from flashvar.ops.attention.options import plain_scale, window_pair, window_side
+from flashvar.ops.attention.options import plain_number, window_pair, window_side
 from flashvar.ops.attention.problem import pack_options, pack_tensors
 from flashvar.ops.attention.validate import check_last_stride, rows_contiguous
 from flashvar.ops.derivatives import Refused, attach, likenesses, refuse
@@ -174,7 +174,7 @@ def _computed(given: Arguments, rotate: Rotate) -> tuple[torch.Tensor, torch.Ten
     lengths = as_int32(used).contiguous()
     tensors = pack_tensors(None, None, given.alibi_slopes, None, None, None, lengths)
     options = pack_options(
-        *(causal, plain_scale(given.softmax_scale), left, right, given.softcap, 0.0, False),
+        *(causal, plain_number(given.softmax_scale), left, right, given.softcap, 0.0, False),
         *("bshd", "auto"),
     )
     out, lse = call(q, keys, values, tensors, options, True)

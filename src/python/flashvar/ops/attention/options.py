@@ -103,24 +103,24 @@ def _window_error(found: object) -> InvalidInputError:
     )
 
 
-def plain_scale(scale: Any, *, booleans: bool = False) -> Any:
-    """A scale as torch and FlashAttention 2 accept it: also a numpy number or a tensor.
+def plain_number(number: Any, *, booleans: bool = False) -> Any:
+    """A number as torch and FlashAttention 2 accept it: also a numpy number or a tensor.
 
-    Scales that they refuse, such as a tensor with a gradient or a list, are returned unchanged for
+    Numbers that they refuse, such as a tensor with a gradient or a list, are returned unchanged for
     `check_options` to refuse; so are booleans, unless `booleans` are to be read as 0 and 1.
     """
-    scale = as_traceable(scale)
-    if scale is None or is_number(scale):
-        return scale
-    if isinstance(scale, torch.Tensor) and (scale.requires_grad or scale.dim() > 0):
-        return scale
-    is_bool = isinstance(scale, bool) or str(getattr(scale, "dtype", "")) in ("bool", "torch.bool")
-    if is_bool and not booleans:
-        return scale
+    number = as_traceable(number)
+    if number is None or is_number(number):
+        return number
+    if isinstance(number, torch.Tensor) and (number.requires_grad or number.dim() > 0):
+        return number
+    dtype = str(getattr(number, "dtype", ""))
+    if not booleans and (isinstance(number, bool) or dtype in ("bool", "torch.bool")):
+        return number
     try:
-        return float(scale) if hasattr(scale, "__float__") else scale
+        return float(number) if hasattr(number, "__float__") else number
     except (TypeError, ValueError, RuntimeError):
-        return scale
+        return number
 
 
 def scale_of(scale: float | None, head_dim: int) -> float:
