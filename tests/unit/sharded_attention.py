@@ -24,7 +24,7 @@ from torch.nn import functional
 import flashvar
 from flashvar.compat.flash_attn.layers.rotary import apply_rotary_emb, apply_rotary_emb_qkv_
 from flashvar.errors import InvalidInputError
-from flashvar.flash_attn import flash_attn_with_kvcache
+from flashvar.flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 from flashvar.integrations import torch as ours
 from flashvar.integrations.torch import attribute
 
@@ -251,14 +251,35 @@ def rotated_from_offsets() -> dict[str, Any]:
     return {"errors": errors}
 
 
+def on_cache() -> dict[str, Any]:
+    """Attention on a cache whose lengths are one number, or not given."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    tensors, errors, places = qkv(2, "bshd"), [], []
+    for length in (None, ROWS - 1, torch.tensor(2)):
+        wanted = flash_attn_with_kvcache(*tensors, cache_seqlens=length)
+        for place in (Shard(2), Shard(0)):
+            shards = [distribute_tensor(x, mesh, [place]) for x in tensors]
+            found = flash_attn_with_kvcache(*shards, cache_seqlens=length)
+            errors.append((found.full_tensor() - wanted).abs().max().item())
+            places.append(place_of(found))
+    return {"errors": errors, "places": places}
+
+
 def refused() -> list[str]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     q, k, v = qkv(HEADS, "bshd")
     shards, table, said = distribute_tensor(q, mesh, [Shard(2)]), made(ROWS, DIM // 2), []
+    numbers = distribute_tensor(torch.arange(BATCH), mesh, [Replicate()])
+    offsets = distribute_tensor(torch.arange(BATCH + 1), mesh, [Replicate()])
     calls: tuple[Callable[[], Any], ...] = (
         lambda: flashvar.attention(shards, k, v),
         lambda: apply_rotary_emb(shards, table, table),
         lambda: flash_attn_with_kvcache(*[shards] * 5, cache_seqlens=0),
+        lambda: flash_attn_with_kvcache(*[shards] * 3, cache_leftpad=numbers),
+        lambda: flash_attn_with_kvcache(*[shards] * 3, block_table=numbers[:, None]),
+        lambda: flash_attn_varlen_func(
+            *(shards[0], shards, shards, offsets, offsets, 1, 1), block_table=numbers[:, None]
+        ),
     )
     for call in calls:
         try:
@@ -297,6 +318,7 @@ def main(folder: Path) -> None:
         "merged, layouts alike": merged_alike(),
         "merged, constants": merged_constants(),
         "lse": only_lse(),
+        "cache": on_cache(),
         "mixture": refused(),
     }
     if hasattr(torch.nn.attention, "restore_flash_attention_impl"):

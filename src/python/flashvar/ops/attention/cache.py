@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 import torch
 
-from flashvar.errors import ShapeError
+from flashvar.errors import InvalidInputError, ShapeError
 from flashvar.ops.arguments import check_strided, count
-from flashvar.ops.dispatch_modes import as_list, can_be_read
+from flashvar.ops.dispatch_modes import as_list, can_be_read, is_compiling
 from flashvar.ops.sequences import as_int32, check_integers
+from flashvar.ops.sharding import are_dtensors
 from flashvar.ops.unknown_sizes import differ, is_known
 
 __all__ = ["Cache", "read"]
@@ -81,6 +82,15 @@ class Cache(NamedTuple):
         if slots is None:
             slots = torch.arange(len(positions), device=positions.device)
         return slots.long()[:, None].expand_as(positions), positions.long()
+
+
+def refuse_dtensors(function: str, name: str, tensors: dict[str, torch.Tensor]) -> None:
+    """Refuse DTensors where keys and values are copied: torch finds no rows of theirs by number."""
+    if not is_compiling() and are_dtensors(function, tensors):
+        raise InvalidInputError(
+            f"{name} must come with plain tensors, found DTensors, of which torch copies no rows: "
+            "pass to_local() of tensors that are sharded over the heads"
+        )
 
 
 def check_slots(name: str, slots: torch.Tensor, slots_of_cache: int) -> None:
@@ -156,6 +166,7 @@ def _check(
         )
     if table is None:
         return
+    refuse_dtensors("flash_attn_varlen_func", "block_table", {"k": k, "v": v})
     check_strided("block_table", table)
     check_integers("block_table", table)
     batch = cu_seqlens_k.shape[0] - 1

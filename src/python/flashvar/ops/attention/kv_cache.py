@@ -13,7 +13,7 @@ from flashvar.errors import (
     ShapeError,
 )
 from flashvar.ops.arguments import as_bool, check_strided, count
-from flashvar.ops.attention.cache import Cache, check_slots
+from flashvar.ops.attention.cache import Cache, check_slots, refuse_dtensors
 from flashvar.ops.attention.call import call
 from flashvar.ops.attention.options import plain_number, window_pair, window_side
 from flashvar.ops.attention.problem import pack_options, pack_tensors
@@ -29,7 +29,7 @@ from flashvar.ops.dispatch_modes import (
     is_mapped,
 )
 from flashvar.ops.sequences import as_int32, check_integers, check_own_memory
-from flashvar.ops.sharding import are_dtensors
+from flashvar.ops.sharding import are_dtensors, everywhere
 from flashvar.ops.unknown_sizes import differ, is_known
 
 __all__ = ["Arguments", "Rotate", "with_kv_cache"]
@@ -189,7 +189,8 @@ def _as_lengths(given: Arguments, capacity: int) -> torch.Tensor:
         return lengths
     number = capacity if lengths is None else count("cache_seqlens", lengths)
     batch = given.q.shape[0]
-    return torch.full((batch,), number, dtype=torch.int32, device=given.q.device)
+    made = torch.full((batch,), number, dtype=torch.int32, device=given.q.device)
+    return made if is_compiling() else everywhere(made, given.q)
 
 
 def _are_of_sequences(lengths: Any) -> bool:
@@ -214,6 +215,9 @@ def _check(given: Arguments) -> None:
                 "k must come with plain tensors, found DTensors, into which torch writes no rows: "
                 "pass to_local() of tensors that are sharded over the batch or the heads"
             )
+    for name in ("cache_batch_idx", "cache_leftpad", "block_table"):
+        if getattr(given, name) is not None:
+            refuse_dtensors("flash_attn_with_kvcache", name, tensors)
     for name, one in tensors.items():
         check_strided(name, one)
         if one.dim() != 4 or one.dtype != given.q.dtype:
