@@ -15,7 +15,7 @@ from flashvar.compat.flash_attn.bert_padding import pad_input, unpad_input
 from flashvar.compat.flash_attn.layers.rotary import RotaryEmbedding, apply_rotary_emb
 from flashvar.errors import ShapeError
 from flashvar.integrations.xformers import memory_efficient_attention
-from flashvar.layers import RMSNorm
+from flashvar.layers import RMSNorm, rms_norm_gated
 
 BATCH, ROWS, HEADS, HEAD_DIM = 3, 6, 2, 4
 NEEDS_NEWER = pytest.mark.skipif(
@@ -52,6 +52,10 @@ def rotated(x: Any, cos: Any, sin: Any) -> Any:
 
 def normalized(x: Any, residual: Any) -> Any:
     return NORM(x, residual=residual)
+
+
+def gated(x: Any, gate: Any) -> Any:
+    return rms_norm_gated(x, gate, None, None)
 
 
 def recurrent(q: Any, k: Any, v: Any, beta: Any) -> Any:
@@ -97,6 +101,8 @@ def cases() -> Iterator[Any]:
         ("merge_states", merged, *[(rows(), (0, 1))] * 2, *[(lse(), (0, 2))] * 2),
         ("rotary", rotated, (rows(), (0, 1)), *[(table(), (0,))] * 2),
         ("rms_norm", normalized, *[(rows(), (0, 1))] * 2),
+        ("rms_norm_gated", gated, *[(rows(), (0, 1))] * 2),
+        ("rms_norm_gated rows", gated, (rows(), (0, 1)), (rows().flatten(0, 2), (0,))),
         ("gated_delta_rule", recurrent, *[(rows(), (0, 1))] * 3, (made(BATCH, ROWS, HEADS), (0,))),
         ("causal_conv1d", convolved, (x, (0, 1)), (weight, ()), (made(BATCH, HEADS, 2), (0,))),
         ("seq_idx", of_packed, (x, (0, 1)), (weight, ()), (names, (0, 1))),

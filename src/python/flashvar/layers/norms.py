@@ -10,6 +10,7 @@ from torch import nn
 from flashvar.errors import InvalidInputError
 from flashvar.ops.arguments import size
 from flashvar.ops.rms_norm.torch_library import normalize
+from flashvar.ops.unknown_sizes import differ, is_known
 
 
 class RMSNorm(nn.Module):  # type: ignore[misc]
@@ -232,7 +233,8 @@ def rms_norm_gated(
         InvalidInputError: as in `rms_norm`, or the activation is another one.
     """
     _check_activation(activation)
-    if g.shape != x.shape and g.shape[-1] == x.shape[-1] and g.numel() == x.numel():
+    of_one_size = not differ(g.shape[-1:], x.shape[-1:]) and not is_known(g.numel() != x.numel())
+    if differ(g.shape, x.shape) and of_one_size:
         g = g.reshape(x.shape)
     tensors = (x, g, weight, bias, residual)
     return _rms_norm(tensors, eps, activation == "sigmoid", prenorm, residual_in_fp32)
