@@ -277,20 +277,29 @@ def test_xformers_gets_what_it_documents(
     assert theirs["difference_to_reference"] < 0.02
 
 
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder on the path, from which xformers and flash_attn are imported, and then forgotten."""
+    tops = ("xformers", "flash_attn")
+    for name in [name for name in sys.modules if name.split(".")[0] in tops]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in [name for name in sys.modules if name.split(".")[0] in tops]:
+        del sys.modules[name]
+
+
 @pytest.mark.parametrize("held", [False, True], ids=["found", "loaded"])
 def test_xformers_does_not_see_the_flash_attn_of_others(
-    held: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    held: bool, packages: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """flash-attn-4 alone brings a flash_attn, which xformers would take for flash-attn."""
-    (tmp_path / "flash_attn" / "cute").mkdir(parents=True)
-    (tmp_path / "flash_attn" / "cute" / "__init__.py").touch()
-    (tmp_path / "xformers").mkdir()
-    (tmp_path / "xformers" / "__init__.py").touch()
+    (packages / "flash_attn" / "cute").mkdir(parents=True)
+    (packages / "flash_attn" / "cute" / "__init__.py").touch()
+    (packages / "xformers").mkdir()
+    (packages / "xformers" / "__init__.py").touch()
     asks = "from importlib.util import find_spec\nsees = find_spec('flash_attn') is not None\n"
-    (tmp_path / "xformers" / "ops.py").write_text(f"{asks}LowerTriangularMask = list\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    for name in ("xformers", "xformers.ops", "flash_attn", "flash_attn.cute"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    (packages / "xformers" / "ops.py").write_text(f"{asks}LowerTriangularMask = list\n")
     before = import_module("flash_attn") if held else None
     peers = import_module("benchmarks.peers")
     installed = {"xformers"}
@@ -307,7 +316,7 @@ def test_xformers_does_not_see_the_flash_attn_of_others(
     assert import_module("flash_attn.cute")
     # flash-attn itself is what xformers is to find.
     installed.add("flash-attn")
-    monkeypatch.delitem(sys.modules, "xformers.ops")
+    del sys.modules["xformers.ops"]
     peers.xformers(cell(), torch.device("cpu"))
     assert sys.modules["xformers.ops"].sees
 
