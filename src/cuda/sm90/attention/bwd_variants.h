@@ -41,7 +41,7 @@ struct BwdVariants {
     using Small = Config<BwdVariant::kSmall>;
     constexpr int kMostKeys = 1024;
     static_assert(Small::kBlockKV == kSmallBlockKV);
-    // Where a sequence's keys fit one tile, it stores dQ: the smaller one that does is best.
+    // A tile that has all keys of its sequence stores dQ. That is best, in a small tile if it fits.
     if (stores_grad_q<Small>(problem)) return true;
     if (problem.has_one_key_tile(Dense::kBlockKV) || problem.keys.seqlen > kMostKeys) return false;
     if (Dense::kLargest > 96 || problem.deterministic) return false;
@@ -65,14 +65,14 @@ struct BwdVariants {
 
   static bool has_bias(const BwdProblem& problem) { return problem.modifiers.bias.data != nullptr; }
 
-  // For kDense the choice that the varlen kernel makes, which has its tiles and divides queries.
+  // Of kDense: those of kVarlen, which has the same tiles, and also divides query blocks.
   template <class C>
   static KeyTileChoice choose_splits(const BwdProblem& problem) {
     return KeyTileChoice::make(problem, C::kBlockQ, C::kBlockKV, C::kBlocksPerSM, true);
   }
 
-  // The queries times the keys of the tiles of a sequence of the mean lengths. Its last tile is
-  // empty by half of its rows on average.
+  // Queries times keys of the tiles of a sequence that has the mean lengths. On average half of the
+  // last tile lies beyond the end.
   template <class C>
   static int64_t mean_area(const BwdProblem& problem) {
     auto const mean = [&](const Sequences& sequences) {

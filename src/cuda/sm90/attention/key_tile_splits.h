@@ -81,8 +81,8 @@ struct KeyTileWork {
   }
 };
 
-// The estimated time of the dK and dV kernel and of bwd_sum_kernel. A tile takes its steps and
-// kStart; bwd_sum_kernel a step, a unit for each part that it adds up, and a unit for kElements of
+// The estimated time of the dK and dV kernel and of bwd_sum_kernel. A CTA takes its steps and
+// kStart. bwd_sum_kernel takes one step, one unit per part, and one unit per kElements floats of
 // all parts. Fitted to 240 calls on an H200, each with several numbers of parts
 // (docs/hopper-ledger.md). `slots`: CTAs that run at the same time.
 inline int64_t estimate_time(const KeyTileWork& work, const SplitCounts& counts, int64_t slots) {
