@@ -85,10 +85,10 @@ class Cache(NamedTuple):
 
 
 def refuse_dtensors(function: str, name: str, tensors: dict[str, torch.Tensor]) -> None:
-    """Refuse DTensors where keys and values are copied: torch finds no rows of theirs by number."""
+    """Refuse DTensors where rows of keys and values are copied: torch cannot index their rows."""
     if not is_compiling() and are_dtensors(function, tensors):
         raise InvalidInputError(
-            f"{name} must come with plain tensors, found DTensors, of which torch copies no rows: "
+            f"{name} must come with plain tensors, found DTensors, whose rows torch cannot copy: "
             "pass to_local() of tensors that are sharded over the heads"
         )
 
