@@ -28,8 +28,9 @@ inline int64_t visible_keys(const FwdProblem& problem, int32_t block_q) {
   return std::min(keys, int64_t{problem.window_left} + diagonals + after);
 }
 
-// Whether only fwd_merge_kernel can store the results, even those of one split: with PackGQA, if
-// rows of a tile differ in their sinks, or are not adjacent in the log-sum-exp.
+// Whether most kernels need fwd_merge_kernel to store the results, even those of one split: with
+// PackGQA, if rows of a tile differ in their sinks, or are not adjacent in the log-sum-exp.
+// (fwd_few_kernel of 9.0 stores them itself where queries are not varlen.)
 inline bool needs_merge(const FwdProblem& problem) {
   const KeySplits& splits = problem.splits;
   bool const by_row = problem.sinks.data != nullptr || splits.query_offsets != nullptr;

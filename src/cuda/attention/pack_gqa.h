@@ -85,8 +85,8 @@ struct PackGqaTile {
 
 // The row_shift (KeySplits) of PackGQA of several queries per sequence; 0: none. Heads are packed
 // if (1) that at least halves the number of tiles of kRows rows, and (2) the call is estimated to
-// be faster. It may be slower, because it then needs fwd_merge_kernel, and because without PackGQA
-// the tiles of all heads may fit in one wave.
+// be faster. It may be slower, because most kernels then need fwd_merge_kernel, and because without
+// PackGQA the tiles of all heads may fit in one wave.
 inline int32_t row_shift_of(const FwdProblem& problem, const PackGqaTile& tile) {
   constexpr int32_t kRows = 64;
   int64_t const queries = problem.queries.seqlen;

@@ -59,7 +59,8 @@ struct ScoreModifiers {
 struct KeySplits {
   int32_t count = 1;
   // [batch, split heads, seqlen_q, head_dim_v], or [split heads, total_q, head_dim_v]. Null: there
-  // is one split, and the kernel stores the results of the call.
+  // is one split, or the splits of a tile are a cluster, and the kernel stores the results of the
+  // call.
   float* out = nullptr;
   float* lse = nullptr;  // likewise, without the last dimension
   // PackGQA: the rows of a query, one for each member of its group, a query head. The problem is

@@ -16,6 +16,7 @@
 #include "ptx/warpgroup.cuh"
 #include "sm90/attention/fwd_config.cuh"
 #include "sm90/attention/fwd_consumer.cuh"
+#include "sm90/attention/fwd_loads.cuh"
 #include "sm90/attention/line_shift.h"
 #include "sm90/attention/query_tile.cuh"
 
@@ -26,34 +27,6 @@ struct FwdArgs : QueryScheduler {
   FwdProblem problem;
   CUtensorMap q, k, v;
 };
-
-// As load_tile(), with all columns moved to the right by `shift`.
-template <int kColBlocks, int kColBlockBytes>
-__device__ __forceinline__ void load_moved_tile(uint32_t smem, const CUtensorMap* map,
-                                                uint32_t full, ptx::CacheHint hint, int32_t row,
-                                                uint32_t head, uint32_t batch, int32_t shift) {
-  if (!ptx::elect_one()) return;
-  ptx::mbarrier_arrive_expect(full, kColBlocks * kColBlockBytes);
-#pragma unroll
-  for (int col_block = 0; col_block < kColBlocks; ++col_block) {
-    ptx::tma_load_4d(smem + col_block * kColBlockBytes, map, full, hint,
-                     col_block * kColBlockCols - shift, row, head, batch);
-  }
-}
-
-// As load_tile() of Q, through a map of TensorMapEncoder::members().
-template <class Config>
-__device__ __forceinline__ void load_members(const QueryTileSmem<Config>& smem,
-                                             const CUtensorMap& map, int32_t query, uint32_t head,
-                                             uint32_t batch) {
-  if (!ptx::elect_one()) return;
-  ptx::mbarrier_arrive_expect(smem.full_q(), Config::kBytesQ);
-#pragma unroll
-  for (int col_block = 0; col_block < Config::kColBlocks; ++col_block) {
-    ptx::tma_load_5d(smem.q() + col_block * Config::kColBlockBytesQ, &map, smem.full_q(),
-                     ptx::CacheHint::kEvictFirst, col_block * kColBlockCols, 0, query, head, batch);
-  }
-}
 
 // The load warp: issues all TMA loads, in the order in which consumers need them.
 template <class Config>
@@ -80,8 +53,8 @@ __device__ __forceinline__ void fwd_produce(const FwdArgs& args,
       continue;
     }
     if constexpr (Config::kSplits) {
-      load_members<Config>(smem, args.q, tile.row_q + tile.query(tile.first_query), tile.head,
-                           batch_q);
+      load_members<Config>(smem.q(), &args.q, smem.full_q(),
+                           tile.row_q + tile.query(tile.first_query), tile.head, batch_q);
     } else {
       load_moved_tile<Config::kColBlocks, Config::kColBlockBytesQ>(
           smem.q(), &args.q, smem.full_q(), ptx::CacheHint::kEvictFirst,

@@ -1,5 +1,6 @@
-// Which variant of the wgmma forward computes a call: the one with the shortest estimated time, or
-// kLines where its rows are worth moving. Host only.
+// Which kernel of the wgmma family computes a forward: that for few rows, or the variant of
+// fwd_kernel with the shortest estimated time, or kLines where its rows are worth moving. Host
+// only.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -8,6 +9,8 @@
 #include "attention/pack_gqa.h"
 #include "core/ceil_div.h"
 #include "sm90/attention/fwd_config.cuh"
+#include "sm90/attention/fwd_few_config.cuh"
+#include "sm90/attention/fwd_few_splits.h"
 #include "sm90/attention/line_shift.h"
 
 namespace flashvar::sm90::attention {
@@ -28,6 +31,8 @@ struct FwdVariants {
   using Lines = Config<FwdVariant::kLines>;
   using Modifiers = Config<FwdVariant::kModifiers>;
   using SmallModifiers = Config<FwdVariant::kSmallModifiers>;
+  template <int kRows>
+  using Few = FewConfig<Target, Dtype, kHeadDim, kHeadDimV, kRows>;
   static constexpr int kSmallRows = 64;  // queries of a small tile
   static constexpr bool has_tile(FwdVariant variant) {
     return fwd_tile(variant, kHeadDim, kHeadDimV).variant == variant;
@@ -48,6 +53,19 @@ struct FwdVariants {
   template <class Use>
   static auto with_config(const FwdProblem& problem, Use&& use) {
     constexpr SplitChoice kWhole{1, 0};
+    if (problem.queries.seqlen <= Few<16>::kBlockQ && !problem.has_modifiers()) {
+      bool const fits8 = problem.queries.seqlen <= Few<8>::kBlockQ;
+      FewSplits const splits =
+          fits8 ? FewSplits::choose<Few<8>>(problem) : FewSplits::choose<Few<16>>(problem);
+      if constexpr (kHasLines) {
+        if (!splits.has_merge(problem) && !needs_merge(problem) && moves_to_lines(problem)) {
+          return use(Lines{}, kWhole);
+        }
+      }
+      if (takes_few(problem, fits8 ? Few<8>::kBlocksPerSM : Few<16>::kBlocksPerSM)) {
+        return fits8 ? use(Few<8>{}, splits) : use(Few<16>{}, splits);
+      }
+    }
     if constexpr (kHasSmaller) {
       if (problem.has_modifiers()) {
         return !reads_keys_again(problem) &&
@@ -83,6 +101,14 @@ struct FwdVariants {
                  ? use(Split{}, choose_splits<Split>(problem))
                  : use(General{}, kWhole);
     }
+  }
+
+  // Whether the kernel for few rows computes a call of few rows. Each of its blocks has one tile,
+  // so with more tiles than run at a time the other kernels are faster, except where they need
+  // fwd_merge_kernel, and above head dim 128, where they have no small tiles.
+  static bool takes_few(const FwdProblem& problem, int64_t blocks_per_sm) {
+    return needs_merge(problem) || !kHasSmaller ||
+           problem.batch * problem.heads_q <= blocks_per_sm * kMultiprocessors;
   }
 
   // Rather than kGeneral. Larger tiles have more rows beyond the last query, more hidden keys under

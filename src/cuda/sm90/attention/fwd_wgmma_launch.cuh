@@ -1,6 +1,7 @@
 // Launches the wgmma forward: encodes tensor maps, sizes the grid.
 #pragma once
 #include <algorithm>
+#include <type_traits>
 
 #include "attention/fwd_merge.cuh"
 #include "attention/kernel_table.h"
@@ -10,6 +11,7 @@
 #include "core/launch.h"
 #include "core/tensor_map.h"
 #include "sm90/attention/fwd.cuh"
+#include "sm90/attention/fwd_few_launch.cuh"
 #include "sm90/attention/fwd_variants.h"
 #include "sm90/attention/tensor_maps.h"
 
@@ -23,9 +25,11 @@ struct FwdWgmmaLaunch {
 
   // One record per variant, that of a plain call first, and one of the kernel that merges splits.
   static constexpr auto facts(const char* row) {
-    KernelFactsList<4> const always{{facts<FwdVariant::kGeneral>(row, "fwd_kernel"),
+    KernelFactsList<6> const always{{facts<FwdVariant::kGeneral>(row, "fwd_kernel"),
                                      facts<FwdVariant::kModifiers>(row, "fwd_kernel, modifiers"),
                                      facts<FwdVariant::kSplit>(row, "fwd_kernel, split-KV"),
+                                     few_facts<8>(row, "fwd_few_kernel, 8 rows"),
+                                     few_facts<16>(row, "fwd_few_kernel, 16 rows"),
                                      fwd_merge_facts(row)}};
     if constexpr (Variants::kHasSmaller) {
       auto const smaller = join(
@@ -52,22 +56,39 @@ struct FwdWgmmaLaunch {
     return problem.rows_are_aligned() && tensor_map_encoder() != nullptr;
   }
 
-  // For the counter of the dynamic schedule, and for the results of splits.
+  // For the counter of the dynamic schedule, and for the results of splits. The same for all
+  // addresses and all strides of k and v, whichever kernel they lead to (with_config).
   static uint64_t workspace(const FwdProblem& call) {
     FwdProblem const problem = simplified(call, Variants::kPackGqaTile);
-    return Variants::with_config(problem, [&](auto, const SplitChoice& splits) {
-      return counter_bytes(problem) + KeySplitsWorkspace(problem, splits).bytes;
+    return Variants::with_config(problem, [&](auto, const auto& splits) {
+      if constexpr (is_few<decltype(splits)>) {
+        return counter_bytes(problem) + splits.workspace(problem);
+      } else {
+        return counter_bytes(problem) + KeySplitsWorkspace(problem, splits).bytes;
+      }
     });
   }
 
   static cudaError_t launch(const FwdProblem& call, int device, cudaStream_t stream) {
     FwdProblem const problem = simplified(call, Variants::kPackGqaTile);
-    return Variants::with_config(problem, [&](auto config, const SplitChoice& splits) {
-      return launch_variant<decltype(config)>(call, problem, splits, device, stream);
+    return Variants::with_config(problem, [&](auto config, const auto& splits) {
+      if constexpr (is_few<decltype(splits)>) {
+        FwdProblem split = problem;
+        splits.assign(split, problem.workspace + counter_bytes(problem));
+        return launch_fwd_few<Target, decltype(config)>(call, split, splits, device, stream);
+      } else {
+        return launch_variant<decltype(config)>(call, problem, splits, device, stream);
+      }
     });
   }
 
  private:
+  static constexpr const char* kNeeds = "rows start on 16 bytes, so that TMA can address them";
+
+  // Whether with_config() has chosen the kernel for few rows.
+  template <class Splits>
+  static constexpr bool is_few = std::is_same_v<std::decay_t<Splits>, FewSplits>;
+
   static uint64_t counter_bytes(const FwdProblem& problem) {
     return problem.queries.offsets == nullptr ? 0 : 256;
   }
@@ -75,9 +96,16 @@ struct FwdWgmmaLaunch {
   template <FwdVariant kVariant>
   static constexpr KernelFacts facts(const char* row, const char* kernel) {
     using C = Config<kVariant>;
-    KernelFactsMaker const maker{row, "wgmma",
-                                 "rows start on 16 bytes, so that TMA can address them"};
+    KernelFactsMaker const maker{row, "wgmma", kNeeds};
     return maker.make(kernel, C::kThreads, C::kSharedMemory, C::kBlockQ, C::kBlockKV);
+  }
+
+  template <int kRows>
+  static constexpr KernelFacts few_facts(const char* row, const char* kernel) {
+    using C = typename Variants::template Few<kRows>;
+    KernelFactsMaker const maker{row, "wgmma", kNeeds};
+    return maker.make(kernel, C::kThreads, C::shared_memory(C::kMaxStages), C::kBlockQ,
+                      C::kBlockKV);
   }
 
   template <class C>

@@ -1,0 +1,274 @@
+// The results of a tile of few rows (fwd_few.cuh): those of its warps are merged in shared memory,
+// and those of its splits, if they are a cluster, in the shared memory of its blocks.
+#pragma once
+#include <cstdint>
+
+#include "attention/problem.h"
+#include "attention/sinks.cuh"
+#include "core/math.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/special_registers.cuh"
+#include "ptx/vectors.cuh"
+#include "ptx/warpgroup.cuh"
+#include "sm90/attention/fwd_few_consumer.cuh"
+#include "sm90/attention/query_tile.cuh"
+
+namespace flashvar::sm90::attention {
+
+// A warp's or a block's results: rows of O in fp32, then of each row the maximum of its scores,
+// then of each row the sum of P.
+template <class Config>
+struct FewResults {
+  static constexpr int kRows = Config::kBlockQ;
+  static constexpr int kPitch = Config::kPitch;
+  uint32_t base;
+
+  __device__ __forceinline__ uint32_t out(int row, int column) const {
+    return base + (row * kPitch + column) * 4;
+  }
+  __device__ __forceinline__ uint32_t maximum(int row) const {
+    return base + (kRows * kPitch + row) * 4;
+  }
+  __device__ __forceinline__ uint32_t sum(int row) const { return maximum(kRows + row); }
+};
+
+// Where a row's results go. With PackGQA a row is a query of a member of the tile's group.
+template <class Config>
+struct FewRow {
+  bool exists;
+  uint32_t head;  // of the call
+  int64_t lse;
+  uint16_t* out;
+
+  __device__ __forceinline__ FewRow(const FwdProblem& problem, const QueryTile<Config>& tile,
+                                    int32_t row) {
+    const KeySplits& splits = problem.splits;
+    int32_t const query = tile.query(row), members = splits.members;
+    int32_t const member = row - (query << tile.row_shift);
+    exists = query < tile.mask.seqlen_q && (tile.row_shift == 0 || member < members);
+    out = problem.out.data + tile.batch * problem.out.batch_stride +
+          (tile.row_q + query) * problem.out.seq_stride;
+    if (tile.row_shift == 0) {
+      head = tile.head * splits.group_rows + (splits.group_rows > 1 ? row : 0);
+      out += tile.head * problem.out.head_stride;
+      lse = problem.lse_row(tile.batch, tile.head, tile.row_q) + row;
+    } else {
+      head = tile.head * members + member;
+      out += head * problem.out.head_stride;
+      int64_t const of_head = int64_t{tile.batch} * problem.heads_q * members + head;
+      lse = of_head * tile.mask.seqlen_q + query;
+    }
+  }
+};
+
+// Merges the results of a row: of its warps, or of the blocks of a cluster.
+template <int kCount>
+struct FewMerge {
+  float weights[kCount];
+  float highest = -infinity(), sum = 0.f;
+
+  // `maxima`: of unscaled scores; -inf: no key was seen.
+  __device__ __forceinline__ FewMerge(const float (&maxima)[kCount], const float (&sums)[kCount],
+                                      float scale_log2) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) highest = fmaxf(highest, maxima[i]);
+    float const shift = highest == -infinity() ? 0.f : highest;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      weights[i] = exp2_approx((maxima[i] - shift) * scale_log2);
+      sum += weights[i] * sums[i];
+    }
+  }
+
+  // The natural-log LSE, and what to multiply sums by; 1 for rows without a visible key.
+  __device__ __forceinline__ float lse(float scale_log2) const {
+    return sum == 0.f ? -infinity() : highest * scale_log2 * kLn2 + __logf(sum);
+  }
+  __device__ __forceinline__ float inverse() const { return sum == 0.f ? 1.f : 1.f / sum; }
+};
+
+__device__ __forceinline__ float4 add_weighted(float4 total, float weight, float4 x) {
+  return {total.x + weight * x.x, total.y + weight * x.y, total.z + weight * x.z,
+          total.w + weight * x.w};
+}
+__device__ __forceinline__ float4 times(float4 x, float factor) {
+  return {x.x * factor, x.y * factor, x.z * factor, x.w * factor};
+}
+
+// Merges and stores the results of a tile, by the warps that compute; `smem`: where they are.
+template <class Config>
+struct FewStore {
+  using Dtype = typename Config::Dtype;
+  using Results = FewResults<Config>;
+  using Merge = FewMerge<kFewWarps>;
+  static constexpr int kRows = Config::kBlockQ, kThreads = 32 * kFewWarps;
+  static constexpr int kLanes = kThreads / kRows;  // threads of a row
+  const FwdProblem& problem;
+  const QueryTile<Config>& tile;
+  uint32_t smem;
+  bool in_cluster;
+
+  __device__ __forceinline__ void operator()(const FewConsumer<Config>& consumer) const {
+    ptx::named_barrier_sync(kFewResults, kThreads);  // all warps have read K and V
+    write(consumer);
+    ptx::named_barrier_sync(kFewResults, kThreads);  // the results of all warps are written
+    int const row = ptx::thread_index() / kLanes;
+    float maxima[kFewWarps], sums[kFewWarps];
+#pragma unroll
+    for (int i = 0; i < kFewWarps; ++i) {
+      maxima[i] = ptx::shared_load(of_warp(i).maximum(row));
+      sums[i] = ptx::shared_load(of_warp(i).sum(row));
+    }
+    Merge const merge(maxima, sums, problem.scale_log2);
+    if (!in_cluster) {
+      problem.splits.out != nullptr ? store_split(row, merge) : store_row(row, merge);
+    } else {
+      write_split(row, merge);
+      ptx::cluster_sync();  // the results of all splits are written
+      store_share();
+      ptx::cluster_sync();  // the results of this split are read, before its block may exit
+    }
+  }
+
+  // By one warp. Where max_seqlen_q is too small for the sequence, it has rows that its tile does
+  // not have. They become NaN.
+  __device__ __forceinline__ void spoil_other_rows() const {
+    int const lane = ptx::thread_index() % 32;
+    float const nan = nanf("");
+    for (int32_t number = kRows; number < tile.mask.seqlen_q; ++number) {
+      if (problem.splits.out != nullptr) {
+        if (lane == 0) problem.splits.lse[split_row(number)] = nan;
+        continue;
+      }
+      FewRow<Config> const row(problem, tile, number);
+      if (problem.lse != nullptr && lane == 0) problem.lse[row.lse] = nan;
+      for (int32_t column = lane * 4; column < problem.head_dim_v; column += 128) {
+        store_columns(row, column, {nan, nan, nan, nan});
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ Results of_warp(int warp) const {
+    return {smem + warp * Config::kBytesResults};
+  }
+  __device__ __forceinline__ Results of_block() const { return of_warp(kFewWarps); }
+  __device__ __forceinline__ bool is_first_of_row() const {
+    return ptx::thread_index() % kLanes == 0;
+  }
+
+  // Writes a warp's results to shared memory.
+  __device__ __forceinline__ void write(const FewConsumer<Config>& consumer) const {
+    int const lane = ptx::thread_index() % 32;
+    Results const to = of_warp(ptx::thread_index() / 32);
+#pragma unroll
+    for (int j = 0; j < kRows / 4; ++j) {
+      int const row = j / 2 * 8 + lane % 4 * 2 + j % 2;
+      float sum = consumer.row_sum[j / 2][j % 2];
+#pragma unroll
+      for (int distance = 4; distance < 32; distance *= 2) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+      }
+      if (lane < 4) {
+        ptx::shared_store(to.maximum(row), __float_as_uint(consumer.running_max[j / 2][j % 2]));
+        ptx::shared_store(to.sum(row), __float_as_uint(sum));
+      }
+#pragma unroll
+      for (int d = 0; d < Config::kHeadDimV / 16; ++d) {
+        const float (&x)[4] = consumer.rO[j / 2][d];
+        ptx::shared_store(to.out(row, d * 16 + lane / 4), __float_as_uint(x[j % 2]));
+        ptx::shared_store(to.out(row, d * 16 + lane / 4 + 8), __float_as_uint(x[2 + j % 2]));
+      }
+    }
+  }
+
+  // Calls use(column, four columns of O from there on) for the thread's columns of a row.
+  template <class Use>
+  __device__ __forceinline__ void for_columns(int row, const Merge& merge, float inverse,
+                                              Use&& use) const {
+    for (int32_t c = ptx::thread_index() % kLanes * 4; c < problem.head_dim_v; c += 4 * kLanes) {
+      float4 total = {};
+#pragma unroll
+      for (int i = 0; i < kFewWarps; ++i) {
+        total = add_weighted(total, merge.weights[i], ptx::shared_load4(of_warp(i).out(row, c)));
+      }
+      use(c, times(total, inverse));
+    }
+  }
+
+  // Stores a row of the call.
+  __device__ __forceinline__ void store_row(int number, const Merge& merge) const {
+    FewRow<Config> const row(problem, tile, number);
+    if (!row.exists) return;
+    float lse = merge.lse(problem.scale_log2), inverse = merge.inverse();
+    add_sink(sink_of(problem.sinks, row.head), lse, inverse);
+    if (problem.lse != nullptr && is_first_of_row()) problem.lse[row.lse] = lse;
+    for_columns(number, merge, inverse,
+                [&](int32_t column, float4 x) { store_columns(row, column, x); });
+  }
+  __device__ __forceinline__ void store_columns(const FewRow<Config>& row, int32_t column,
+                                                float4 x) const {
+    *reinterpret_cast<uint2*>(row.out + column) = {Dtype::pack(x.x, x.y), Dtype::pack(x.z, x.w)};
+  }
+
+  // Stores a row of a split for fwd_merge_kernel.
+  __device__ __forceinline__ void store_split(int row, const Merge& merge) const {
+    if (tile.query(row) >= tile.mask.seqlen_q) return;
+    int64_t const to = split_row(row);
+    if (is_first_of_row()) problem.splits.lse[to] = merge.lse(problem.scale_log2);
+    for_columns(row, merge, merge.inverse(), [&](int32_t column, float4 x) {
+      *reinterpret_cast<float4*>(problem.splits.out + to * problem.head_dim_v + column) = x;
+    });
+  }
+  __device__ __forceinline__ int64_t split_row(int32_t row) const {
+    bool const varlen = problem.queries.offsets != nullptr;
+    int64_t const head = varlen ? tile.head : int64_t{tile.batch} * problem.heads_q + tile.head;
+    int64_t const rows = varlen ? problem.queries.total : problem.queries.seqlen;
+    return (head * problem.splits.count + tile.split) * rows + tile.row_q + row;
+  }
+
+  // Writes a row of a split to shared memory, for the blocks of the cluster.
+  __device__ __forceinline__ void write_split(int row, const Merge& merge) const {
+    Results const to = of_block();
+    if (is_first_of_row()) {
+      ptx::shared_store(to.maximum(row), __float_as_uint(merge.highest));
+      ptx::shared_store(to.sum(row), __float_as_uint(merge.sum));
+    }
+    for_columns(row, merge, 1.f, [&](int32_t column, float4 x) {
+      ptx::shared_store(to.out(row, column), x.x, x.y, x.z, x.w);
+    });
+  }
+
+  // Merges and stores this block's share of the cluster's results.
+  __device__ __forceinline__ void store_share() const {
+    constexpr int kCount = kMaxCluster;
+    int32_t const count = problem.splits.count, parts = problem.head_dim_v / 4;
+    Results const from = of_block();
+    for (int32_t i = tile.split * kThreads + ptx::thread_index(); i < kRows * parts;
+         i += kThreads * count) {
+      int32_t const number = i / parts, column = (i - number * parts) * 4;
+      FewRow<Config> const row(problem, tile, number);
+      if (!row.exists) continue;
+      float maxima[kCount], sums[kCount];
+      float4 x[kCount];
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) {
+        maxima[j] = -infinity(), sums[j] = 0.f, x[j] = {};
+        if (j >= count) continue;
+        maxima[j] = ptx::cluster_load(ptx::in_cta(from.maximum(number), j));
+        sums[j] = ptx::cluster_load(ptx::in_cta(from.sum(number), j));
+        x[j] = ptx::cluster_load4(ptx::in_cta(from.out(number, column), j));
+      }
+      FewMerge<kCount> const merge(maxima, sums, problem.scale_log2);
+      float lse = merge.lse(problem.scale_log2), inverse = merge.inverse();
+      add_sink(sink_of(problem.sinks, row.head), lse, inverse);
+      if (problem.lse != nullptr && column == 0) problem.lse[row.lse] = lse;
+      float4 total = {};
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) total = add_weighted(total, merge.weights[j], x[j]);
+      store_columns(row, column, times(total, inverse));
+    }
+  }
+};
+
+}  // namespace flashvar::sm90::attention

@@ -1,0 +1,103 @@
+// How many splits the forward for few rows takes, where they are merged, and how its blocks share
+// the SMs. Host only.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "attention/key_splits.h"
+#include "core/ceil_div.h"
+#include "sm90/attention/fwd_few_config.cuh"
+
+namespace flashvar::sm90::attention {
+
+using namespace flashvar::attention;  // what all architectures share
+
+struct FewSplits {
+  // Beyond so many tiles most SMs have one, and splits gain nothing.
+  static constexpr int64_t kMostTiles = 100;
+  // The blocks of a cluster are in one GPC. With more of them in all, some SMs would be idle while
+  // others have two clusters one after the other.
+  static constexpr int64_t kMostInClusters = 100;
+  static constexpr int64_t kMostBlocks = 2 * kMultiprocessors;
+
+  int32_t count;
+  bool in_cluster;  // the splits of a tile are a cluster, which merges them
+
+  // The splits of the shortest estimated time. Nanoseconds, fitted to 2,600 times of an H200 with 1
+  // to 32 splits (docs/hopper-ledger.md, "A kernel for few rows").
+  template <class Config>
+  static FewSplits choose(const FwdProblem& problem) {
+    constexpr int64_t kStep = 400 + 4 * Config::kStageBytes / 1024;  // of a block alone on its SM
+    int64_t const tiles = problem.batch * problem.heads_q;
+    if (tiles == 0 || tiles > kMostTiles) return {1, false};
+    int64_t const keys = visible_keys(problem, Config::kBlockQ);
+    int64_t const steps = ceil_div(keys, Config::kBlockKV);
+    int64_t const bytes = tiles * keys * 2 * (problem.head_dim + problem.head_dim_v);
+    int64_t const memory = 3 * bytes / 10000;  // 3.3 TB/s
+    FewSplits best{1, false};
+    int64_t shortest = std::max(steps * kStep, memory) + best.merge_time(problem);
+    int64_t const most = std::min({steps, kMaxSplits, kMostBlocks / tiles});
+    for (int64_t fit = 2; fit <= most; ++fit) {
+      int64_t const longest = ceil_div(steps, fit), count = ceil_div(steps, longest);
+      if (count < fit) continue;  // the same splits as for an earlier `fit`
+      FewSplits const choice{static_cast<int32_t>(count), fits_cluster(problem, tiles, count)};
+      int64_t const time = std::max(longest * kStep, memory) + choice.merge_time(problem);
+      if (time < shortest) {
+        shortest = time;
+        best = choice;
+      }
+      if (longest * kStep <= memory) break;  // more splits only take longer to merge
+    }
+    return best;
+  }
+
+  // Whether fwd_merge_kernel stores the results. After PackGQA of varlen queries it always does.
+  bool has_merge(const FwdProblem& problem) const {
+    return !in_cluster && (count > 1 || problem.splits.query_offsets != nullptr);
+  }
+
+  uint64_t workspace(const FwdProblem& problem) const {
+    return has_merge(problem) ? KeySplitsWorkspace(problem, {count, 0}).bytes : 0;
+  }
+
+  // Sets the splits of the problem. `start`: of the workspace.
+  void assign(FwdProblem& problem, unsigned char* start) const {
+    problem.splits.count = count;
+    if (has_merge(problem)) {
+      KeySplitsWorkspace(problem, {count, 0}).assign(problem, {count, 0}, start);
+    }
+  }
+
+ private:
+  static bool fits_cluster(const FwdProblem& problem, int64_t tiles, int64_t count) {
+    return count <= kMaxCluster && tiles * count <= kMostInClusters &&
+           problem.splits.query_offsets == nullptr;
+  }
+
+  int64_t merge_time(const FwdProblem& problem) const {
+    return in_cluster ? 1400 : has_merge(problem) ? 2500 + 10 * count : 0;
+  }
+};
+
+// How the blocks of a launch share the SMs.
+struct FewSharing {
+  int blocks_per_sm;
+  int stages;  // buffers of K, and of V, in each block
+
+  // Blocks share SMs where they are more than SMs, so that their latencies overlap. Where all that
+  // run have more than about 10 MB of loads in flight, memory is slower.
+  template <class Config>
+  static FewSharing choose(int64_t blocks, int multiprocessors) {
+    constexpr int64_t kInFlight = 10 << 20;
+    int64_t const per_sm =
+        std::clamp<int64_t>(ceil_div(blocks, int64_t{multiprocessors}), 1, Config::kBlocksPerSM);
+    int64_t const running = std::min(blocks, per_sm * multiprocessors);
+    int64_t const stages = kInFlight / (std::max<int64_t>(running, 1) * Config::kStageBytes);
+    // With one stage a block waits for each load; others of the SM compute meanwhile.
+    int64_t const fewest = per_sm > 1 ? 1 : 2;
+    return {static_cast<int>(per_sm),
+            static_cast<int>(std::clamp<int64_t>(stages, fewest, Config::kMaxStages))};
+  }
+};
+
+}  // namespace flashvar::sm90::attention
