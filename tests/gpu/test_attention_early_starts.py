@@ -23,10 +23,14 @@ SIZES = {
     "wide": (1, 1024, 1024, 8, 8, 256, True),
     "short": (64, 128, 128, 8, 8, 64, False),
     "divided-keys": (1, 1, 8192, 32, 8, 128, False),
+    "divided-keys-merged-by-a-kernel": (1, 1, 32768, 4, 2, 128, False),
+    "divided-keys-40-rows": (1, 40, 4096, 8, 8, 64, False),
     "divided-keys-65-rows": (1, 65, 4096, 8, 8, 64, False),
     "divided-keys-256": (1, 1, 8192, 16, 4, 256, False),
-    # On 9.0 as many small tiles as an H200 runs at a time: with fewer, no early start.
+    # On 9.0 more tiles than an H200 has SMs, so that they share them: no early start.
     "one-query": (33, 1, 1024, 32, 8, 128, False),
+    # As many small tiles as it runs at a time: with fewer, no early start.
+    "twenty-queries": (33, 20, 1024, 8, 8, 128, False),
     "few-queries": (4, 4, 4096, 16, 4, 128, True),
 }
 
