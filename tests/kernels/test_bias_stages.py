@@ -9,56 +9,6 @@ from pathlib import Path
 
 import host_program
 
-# Instructions of a warp, which the host lacks.
-_PTX = {
-    "ptx/special_registers.cuh": """
-#pragma once
-namespace flashvar::ptx {
-inline uint32_t thread_index() { return threadIdx.x; }
-}
-""",
-    "ptx/vectors.cuh": """
-#pragma once
-#include <cstring>
-namespace flashvar::ptx {
-template <class Words>
-Words shared_words(uint32_t smem) {
-  Words words;
-  std::memcpy(&words, shared_memory + smem, sizeof(words));
-  return words;
-}
-inline float shared_load(uint32_t smem) { return shared_words<float>(smem); }
-inline float2 shared_load2(uint32_t smem) { return shared_words<float2>(smem); }
-inline void shared_store(uint32_t smem, uint4 x) { std::memcpy(shared_memory + smem, &x, 16); }
-}
-""",
-    "ptx/ldmatrix.cuh": """
-#pragma once
-#include <cstring>
-namespace flashvar::ptx {
-inline uint32_t rows[128];  // of matrices, by thread
-inline void ldmatrix(uint32_t (&r)[4], uint32_t smem, bool transposed) {
-  uint32_t const lane = threadIdx.x % 32, first = threadIdx.x - lane;
-  if (smem % 16 != 0) std::abort();
-  rows[threadIdx.x] = smem;
-  __syncwarp();
-  for (uint32_t matrix = 0; matrix < 4; ++matrix) {
-    uint16_t words[2];
-    for (uint32_t e = 0; e < 2; ++e) {
-      uint32_t row = lane / 4, column = lane % 4 * 2 + e;
-      if (transposed) std::swap(row, column);
-      std::memcpy(&words[e], shared_memory + rows[first + matrix * 8 + row] + column * 2, 2);
-    }
-    r[matrix] = words[0] | uint32_t{words[1]} << 16;
-  }
-  __syncwarp();
-}
-inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t smem) { ldmatrix(r, smem, false); }
-inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t smem) { ldmatrix(r, smem, true); }
-}
-""",
-}
-
 # Warps stage tiles that lie within the tensor, across its ends and outside of it, and compare what
 # each lane reads. Prints the first error, or how often rows that are read together share banks.
 _PROGRAM = """
@@ -198,5 +148,5 @@ int main() {
 @host_program.needs_compiler
 def test_a_lane_reads_what_its_accumulators_are_for(tmp_path: Path) -> None:
     """Of every alignment and both dtypes, across the ends of the tensor, in both orientations."""
-    code, printed = host_program.run(_PROGRAM, tmp_path, _PTX, "-Og")
+    code, printed = host_program.run(_PROGRAM, tmp_path, None, "-Og")
     assert (code, printed) == (0, "right, 0 conflicts")

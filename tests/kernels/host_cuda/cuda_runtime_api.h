@@ -17,7 +17,11 @@
 using std::max;
 using std::min;
 
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidConfiguration = 9 };
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidConfiguration = 9,
+  cudaErrorNotSupported = 801
+};
 using cudaStream_t = struct CUstream_st*;
 
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
