@@ -19,12 +19,16 @@ template <int kHeadDim>
 int variant_of(const FwdProblem& call) {
   using Variants = VariantsOf<kHeadDim>;
   FwdProblem const problem = simplified(call, Variants::kPackGqaTile);
-  return Variants::with_config(problem, [](auto config, SplitChoice) {
+  return Variants::with_config(problem, [](auto config, auto splits) {
     using C = decltype(config);
-    if (C::kShiftsK || C::kShiftsV) return static_cast<int>(FwdVariant::kLines);
-    if (C::kOneCtaPerSM) return static_cast<int>(FwdVariant::kSmallSplit);
-    if (C::kSplits) return static_cast<int>(FwdVariant::kSplit);
-    return static_cast<int>(C::kTile.variant);
+    if constexpr (std::is_same_v<decltype(splits), FewSplits>) {
+      return C::kBlockQ == 8 ? 9 : 10;
+    } else {
+      if (C::kShiftsK || C::kShiftsV) return static_cast<int>(FwdVariant::kLines);
+      if (C::kOneCtaPerSM) return static_cast<int>(FwdVariant::kSmallSplit);
+      if (C::kSplits) return static_cast<int>(FwdVariant::kSplit);
+      return static_cast<int>(C::kTile.variant);
+    }
   });
 }
 
@@ -35,7 +39,7 @@ int variant_up_to(int32_t head_dim, const FwdProblem& call) {
                          : variant_of<64>(call);
 }
 
-// The call's FwdVariant.
+// The call's FwdVariant; 9 and 10 stand for the kernel for 8 and for 16 rows.
 extern "C" int variant(int32_t head_dim, int32_t batch, int32_t queries, int32_t keys,
                        int32_t heads, int32_t group, int32_t right, int32_t what) {
   static float sinks[1];
@@ -86,6 +90,7 @@ extern "C" int packs(int32_t head_dim, int32_t batch, int32_t queries, int32_t k
 _GENERAL, _MEDIUM, _SMALL, _SPLIT, _SMALL_SPLIT, _MODIFIERS, _SMALL_MODIFIERS, _LINES, _WIDE = (
     range(9)
 )
+_ROWS_8, _ROWS_16 = 9, 10
 
 
 @pytest.fixture(scope="module")
@@ -122,11 +127,11 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         (64, (1, 512, 50176, 8, 1, -1), _SPLIT),
         (64, (1, 65, 8192, 8, 1, -1), _SPLIT),
         (64, (1, 64, 8192, 8, 1, -1), _SMALL_SPLIT),
-        (128, (1, 1, 8192, 32, 4, 0), _SMALL_SPLIT),
-        (128, (1, 4, 8192, 32, 4, 0), _SMALL_SPLIT),
-        (128, (1, 1, 512, 32, 4, -1), _SMALL_SPLIT),
-        (128, (32, 1, 4096, 32, 4, -1), _SMALL),  # 256 tiles, two for each SM
-        (256, (1, 1, 8192, 8, 8, -1), _SPLIT),
+        (128, (1, 5, 8192, 32, 4, 0), _SMALL_SPLIT),  # 20 rows of packed heads
+        (128, (1, 17, 8192, 8, 1, 0), _SMALL_SPLIT),
+        (128, (1, 17, 512, 8, 1, -1), _SMALL_SPLIT),
+        (128, (32, 17, 4096, 8, 1, -1), _SMALL),  # 256 tiles, two for each SM
+        (256, (1, 17, 8192, 8, 1, -1), _SPLIT),
         (256, (2, 4096, 4096, 16, 2, 0), _GENERAL),
         (64, (1, 2048, 2048, 8, 1, 0), _SMALL),  # 256 tiles instead of 64
         (64, (4, 8192, 8192, 16, 1, 0), _MEDIUM),
@@ -153,24 +158,68 @@ def test_the_forward_takes_the_tiles_that_waste_least(
 
 
 @pytest.mark.parametrize(
+    ("head_dim", "call", "expected"),
+    [
+        (64, (8, 1, 1000, 8, 1, -1), _ROWS_8),
+        (64, (8, 8, 1000, 8, 1, 0), _ROWS_8),
+        (64, (8, 9, 1000, 8, 1, 0), _ROWS_16),
+        (64, (8, 16, 1000, 8, 1, -1), _ROWS_16),
+        (64, (8, 17, 1000, 8, 1, -1), _SMALL),
+        (128, (1, 1, 512, 32, 4, -1), _ROWS_8),
+        (128, (1, 1, 8192, 32, 4, 0), _ROWS_8),  # 4 rows: the heads of a group
+        (128, (1, 4, 8192, 32, 4, 0), _ROWS_16),
+        (128, (32, 1, 4096, 32, 4, -1), _ROWS_8),
+        (256, (1, 1, 8192, 8, 8, -1), _ROWS_8),
+        (256, (1, 1, 8192, 16, 16, -1), _ROWS_16),
+        # Not more tiles than three for each SM.
+        (64, (99, 1, 4096, 4, 1, -1), _ROWS_8),
+        (64, (397, 1, 4096, 1, 1, -1), _SMALL),
+        (128, (49, 1, 4096, 32, 4, -1), _ROWS_8),
+        (128, (50, 1, 4096, 32, 4, -1), _SMALL),
+        # Any number of tiles whose results others would have to merge.
+        (128, (256, 4, 4096, 32, 4, -1), _ROWS_16),
+        (128, (256, 5, 4096, 32, 4, -1), _SMALL_SPLIT),
+        # Above head dim 128 no others have small tiles.
+        (256, (512, 1, 4096, 8, 1, -1), _ROWS_8),
+        (256, (512, 17, 4096, 8, 1, -1), _GENERAL),
+    ],
+)
+def test_few_rows_have_a_kernel(
+    head_dim: int, call: tuple[int, ...], expected: int, library: ctypes.CDLL
+) -> None:
+    assert library.variant(head_dim, *call, 0) == expected
+
+
+@pytest.mark.parametrize(
     ("call", "strides", "what", "expected"),
     [
         ((72, 33, 1, 1217), (576, 576, 72), 0, _LINES),
         ((96, 33, 64, 1217), (768, 768, 96), 0, _LINES),
         ((112, 33, 5, 1217), (896, 896, 112), 0, _LINES),
         ((104, 33, 5, 1217), (840, 832, 104), 0, _LINES),  # rows of v alone are moved
-        ((104, 33, 5, 1217), (840, 840, 104), 0, _SMALL),
-        ((120, 33, 5, 1217), (960, 960, 120), 0, _SMALL),  # one of 8 heads
-        ((96, 33, 1, 1217), (1024, 1024, 128), 0, _SMALL),  # rows start at lines
-        ((128, 33, 5, 1217), (1024, 1024, 128), 0, _SMALL),
-        ((64, 33, 5, 1217), (512, 512, 64), 0, _SMALL),
-        ((96, 33, 1, 1023), (768, 768, 96), 0, _SMALL),
-        ((96, 20, 1, 1217), (768, 768, 96), 0, _SMALL),  # 28 of 160 tiles in a second round
+        ((104, 33, 17, 1217), (840, 840, 104), 0, _SMALL),
+        ((120, 33, 17, 1217), (960, 960, 120), 0, _SMALL),  # one of 8 heads
+        ((96, 33, 17, 1217), (1024, 1024, 128), 0, _SMALL),  # rows start at lines
+        ((128, 33, 17, 1217), (1024, 1024, 128), 0, _SMALL),
+        ((64, 33, 17, 1217), (512, 512, 64), 0, _SMALL),
+        ((96, 33, 17, 1023), (768, 768, 96), 0, _SMALL),
+        ((96, 20, 17, 1217), (768, 768, 96), 0, _SMALL),  # 28 of 160 tiles in a second round
         ((96, 33, 65, 1217), (768, 768, 96), 0, _MEDIUM),
-        ((96, 2, 1, 2417), (768, 768, 96), 0, _SMALL_SPLIT),
-        ((72, 33, 1, 4095), (576, 576, 72), 1, _SMALL),  # fewer keys may be in use
+        ((96, 2, 17, 2417), (768, 768, 96), 0, _SMALL_SPLIT),
+        ((72, 33, 17, 4095), (576, 576, 72), 1, _SMALL),  # fewer keys may be in use
         ((72, 33, 1, 4096), (576, 576, 72), 1, _LINES),
         ((72, 33, 1, 1217), (576, 576, 72), 2, _LINES),  # PackGQA
+        # Few rows whose tiles do not move them.
+        ((104, 33, 5, 1217), (840, 840, 104), 0, _ROWS_8),
+        ((120, 33, 9, 1217), (960, 960, 120), 0, _ROWS_16),
+        ((96, 33, 1, 1217), (1024, 1024, 128), 0, _ROWS_8),
+        ((64, 33, 5, 1217), (512, 512, 64), 0, _ROWS_8),
+        ((96, 33, 1, 1023), (768, 768, 96), 0, _ROWS_8),
+        ((96, 20, 1, 1217), (768, 768, 96), 0, _ROWS_8),
+        ((96, 50, 1, 1217), (768, 768, 96), 0, _SMALL),  # 400 tiles
+        ((96, 2, 1, 2417), (768, 768, 96), 0, _ROWS_8),
+        ((72, 33, 1, 4095), (576, 576, 72), 1, _ROWS_8),
+        ((72, 33, 5, 1217), (576, 576, 72), 2, _ROWS_16),  # PackGQA, whose results are merged
         ((72, 33, 40, 1217), (576, 576, 72), 2, _SMALL),  # two tiles load the same keys
     ],
 )
@@ -298,21 +347,26 @@ def test_calls_that_test_packed_heads_pack_them(
     assert library.packs(head_dim, batch, queries, keys, heads, group, left, right)
 
 
-def test_only_one_kernel_adds_the_sinks_of_packed_groups(library: ctypes.CDLL) -> None:
-    packed, of_one_head = (256, 1, 200, 8, 4, -1), (256, 1, 200, 8, 1, -1)
+@pytest.mark.parametrize(("group", "expected"), [(4, _ROWS_8), (16, _ROWS_16), (32, _SMALL_SPLIT)])
+def test_two_kernels_add_the_sinks_of_packed_groups(
+    group: int, expected: int, library: ctypes.CDLL
+) -> None:
+    packed, of_one_head = (512, 1, 200, group, group, -1), (512, 1, 200, group, 1, -1)
     assert library.variant(128, *packed, 0) == _SMALL
-    assert library.variant(128, *packed, 1) == _SMALL_SPLIT
+    assert library.variant(128, *packed, 1) == expected
     assert library.variant(128, *of_one_head, 1) == _SMALL
 
 
 @pytest.mark.parametrize(
     ("head_dim", "length", "expected"),
     [
+        (64, 8, _SMALL_MODIFIERS),
         (64, 49, _SMALL_MODIFIERS),
         (64, 128, _SMALL_MODIFIERS),
         (64, 1024, _MODIFIERS),
         (128, 64, _SMALL_MODIFIERS),
         (128, 2048, _MODIFIERS),
+        (256, 8, _MODIFIERS),
         (256, 64, _MODIFIERS),
     ],
 )

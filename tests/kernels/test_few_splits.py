@@ -1,0 +1,193 @@
+"""How many splits the forward for few rows takes, and how its blocks share SMs, on the host."""
+
+from __future__ import annotations
+
+import ctypes
+from itertools import product
+from typing import NamedTuple
+
+import host_attention
+import host_program
+import pytest
+
+pytestmark = host_program.needs_compiler
+
+_FUNCTIONS = """
+template <int kHeadDim>
+using Few = FewConfig<Target<90, 232448>, dtype::bf16, kHeadDim, kHeadDim, 8>;
+
+template <class Config>
+void choose(const FwdProblem& problem, int64_t* found) {
+  FewSplits const splits = FewSplits::choose<Config>(problem);
+  found[0] = splits.count;
+  found[1] = splits.in_cluster;
+  found[2] = splits.has_merge(problem);
+  found[3] = static_cast<int64_t>(splits.workspace(problem));
+}
+
+// `varlen`: after PackGQA of varlen queries. Writes the number of splits, whether they are a
+// cluster, whether there is a merge, and the bytes of the workspace.
+extern "C" void splits(int32_t head_dim, int32_t batch, int32_t rows, int32_t keys, int32_t heads,
+                       int32_t left, int32_t varlen, int64_t* found) {
+  static int32_t const offsets[2] = {};
+  FwdProblem problem = made(batch, rows, keys, heads, 1, left);
+  problem.head_dim = problem.head_dim_v = head_dim;
+  if (varlen) {
+    problem.splits.group_rows = rows;
+    problem.splits.query_offsets = offsets;
+  }
+  head_dim <= 64    ? choose<Few<64>>(problem, found)
+  : head_dim == 128 ? choose<Few<128>>(problem, found)
+                    : choose<Few<256>>(problem, found);
+}
+
+template <class Config>
+void share(int64_t blocks, int64_t* found) {
+  FewSharing const sharing = FewSharing::choose<Config>(blocks);
+  found[0] = sharing.blocks_per_sm;
+  found[1] = sharing.stages;
+  found[2] = Config::kStageBytes;
+  found[3] = Config::shared_memory(sharing.stages);
+}
+
+// Writes the blocks of an SM, their stages, the bytes of a stage and those of a block.
+extern "C" void sharing(int32_t head_dim, int64_t blocks, int64_t* found) {
+  head_dim <= 64    ? share<Few<64>>(blocks, found)
+  : head_dim == 128 ? share<Few<128>>(blocks, found)
+                    : share<Few<256>>(blocks, found);
+}
+"""
+_SMS = 132
+# And the keys of a step. Rows of 8 elements are computed like those of 64, but have fewer bytes.
+_HEAD_DIMS = {8: 128, 64: 128, 128: 128, 256: 64}
+
+
+class Splits(NamedTuple):
+    number: int
+    in_cluster: bool
+    has_merge: bool
+    workspace: int
+
+
+class Sharing(NamedTuple):
+    blocks_per_sm: int
+    stages: int
+    stage_bytes: int
+    block_bytes: int
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    folder = tmp_path_factory.mktemp("few_splits")
+    return host_attention.library(folder, _FUNCTIONS, "fwd_variants.h")
+
+
+def splits(
+    library: ctypes.CDLL,
+    head_dim: int,
+    batch: int,
+    keys: int,
+    heads: int,
+    rows: int = 4,
+    left: int = -1,
+    varlen: bool = False,
+) -> Splits:
+    found = (ctypes.c_int64 * 4)()
+    library.splits(head_dim, batch, rows, keys, heads, left, int(varlen), found)
+    count, in_cluster, has_merge, workspace = found
+    return Splits(count, bool(in_cluster), bool(has_merge), workspace)
+
+
+def sharing(library: ctypes.CDLL, head_dim: int, blocks: int) -> Sharing:
+    found = (ctypes.c_int64 * 4)()
+    library.sharing(head_dim, ctypes.c_int64(blocks), found)
+    return Sharing(*found)
+
+
+@pytest.mark.parametrize("varlen", [False, True], ids=["", "varlen"])
+@pytest.mark.parametrize("left", [-1, 0, 300], ids=lambda left: f"left {left}")
+@pytest.mark.parametrize(("head_dim", "step"), _HEAD_DIMS.items())
+def test_every_split_has_work(
+    head_dim: int, step: int, left: int, varlen: bool, library: ctypes.CDLL
+) -> None:
+    """And splits are a cluster, or merged by a second kernel, whatever the sizes of the call."""
+    rows = 4
+    for batch, keys, heads in product(
+        (0, 1, 2, 7, 13, 33, 51, 67, 133, 265, 2000),
+        (0, 1, 64, 65, 129, 500, 1217, 4096, 8192, 65537, 200000),
+        (1, 3, 8),
+    ):
+        found = splits(library, head_dim, batch, keys, heads, rows, left, varlen)
+        given = f"{batch} sequences, {heads} heads, {keys} keys: {found}"
+        visible = keys if left < 0 else min(keys, left + rows)
+        steps, tiles, count = -(-visible // step), max(batch * heads, 1), found.number
+        if count == 1:
+            assert not found.in_cluster, given
+        else:
+            longest = -(-steps // count)
+            assert (count - 1) * longest < steps, given
+            assert 2 <= count <= 128, given
+            # All of them run at a time, two on an SM.
+            assert tiles * count <= 2 * _SMS, given
+            few = count <= 8 and tiles * count <= 100
+            assert found.in_cluster == (few and not varlen), given
+        assert found.has_merge == (varlen or (count > 1 and not found.in_cluster)), given
+        results = batch * heads * rows * count if found.has_merge else 0
+        assert found.workspace == results * (head_dim + 1) * 4, given
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        # Head dim, sequences, keys, heads.
+        ((128, 1, 128, 8), (1, False)),  # one step
+        ((128, 1, 512, 8), (4, True)),  # a step for each split
+        ((128, 1, 1024, 8), (8, True)),
+        ((128, 1, 4096, 1), (32, False)),
+        ((128, 1, 16384, 1), (32, False)),  # 4 steps of 128 for each split
+        ((256, 1, 4096, 1), (32, False)),  # 2 steps of 64
+        ((128, 1, 8192, 8), (5, True)),  # 40 blocks load as fast as memory allows
+        ((128, 1, 131072, 8), (5, True)),
+        ((64, 1, 8192, 8), (8, True)),
+        ((8, 1, 200000, 3), (87, False)),  # 88 would also have 18 steps at most
+        ((64, 4, 8192, 8), (2, True)),
+        ((128, 4, 8192, 8), (2, True)),
+        ((128, 16, 8192, 8), (1, False)),  # 128 tiles
+        ((128, 400, 8192, 8), (1, False)),
+    ],
+    ids=str,
+)
+def test_choices(
+    call: tuple[int, int, int, int], expected: tuple[int, bool], library: ctypes.CDLL
+) -> None:
+    assert splits(library, *call)[:2] == expected
+
+
+def test_a_second_kernel_costs_more_than_a_cluster(library: ctypes.CDLL) -> None:
+    """Calls of packed varlen queries have fewer splits."""
+    assert splits(library, 128, 1, 512, 8)[:2] == (4, True)
+    assert splits(library, 128, 1, 512, 8, varlen=True)[:3] == (1, False, True)
+    assert splits(library, 128, 4, 8192, 8, varlen=True)[:3] == (1, False, True)
+
+
+def test_only_keys_in_the_window_are_split(library: ctypes.CDLL) -> None:
+    assert splits(library, 128, 1, 8192, 8).number > 1
+    assert splits(library, 128, 1, 8192, 8, left=100).number == 1
+    assert splits(library, 128, 1, 8192, 8, left=508) == splits(library, 128, 1, 512, 8)
+
+
+@pytest.mark.parametrize("head_dim", _HEAD_DIMS)
+def test_stages_that_fit_the_sm(head_dim: int, library: ctypes.CDLL) -> None:
+    """As many as keep memory busy, and two at least where no other block computes meanwhile."""
+    in_flight, shared_memory = 10 << 20, 228 << 10
+    for blocks in range(1000):
+        found = sharing(library, head_dim, blocks)
+        given = f"{blocks} blocks: {found}"
+        assert found.blocks_per_sm == min(max(-(-blocks // _SMS), 1), 3), given
+        running = max(min(blocks, found.blocks_per_sm * _SMS), 1)
+        fewest = 2 if found.blocks_per_sm == 1 else 1
+        assert fewest <= found.stages <= 3, given
+        loads = running * found.stage_bytes
+        assert found.stages == fewest or loads * found.stages <= in_flight, given
+        assert found.stages == 3 or loads * (found.stages + 1) > in_flight, given
+        assert found.blocks_per_sm * (found.block_bytes + 1024) <= shared_memory, given
