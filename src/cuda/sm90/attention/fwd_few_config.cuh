@@ -51,6 +51,12 @@ struct FewConfig {
     return kBarrierBytes + kBytesQ +
            std::max(stages * kStageBytes, (kFewWarps + 1) * kBytesResults);
   }
+  // The most stages with which so many blocks fit an SM.
+  static constexpr int stages_that_fit(int blocks) {
+    int stages = kMaxStages;
+    while (stages > 1 && Target::blocks_that_fit(shared_memory(stages)) < blocks) --stages;
+    return stages;
+  }
 };
 
 // mbarriers, Q, then stages of K and V; in their place the results.

@@ -19,7 +19,8 @@ namespace flashvar::sm90::attention {
 template <class Target, class Config>
 cudaError_t launch_fwd_few(const FwdProblem& call, FwdProblem problem, FewSplits splits, int device,
                            cudaStream_t stream) {
-  static_assert(Config::shared_memory(Config::kMaxStages) <= Target::kSharedMemory);
+  static_assert(Config::shared_memory(Config::kMaxStages) <= Target::kSharedMemory &&
+                Target::blocks_that_fit(Config::shared_memory(1)) >= Config::kBlocksPerSM);
   using Launch = ClusterLaunch<fwd_few_kernel<Config>, Target::kSharedMemory>;
   if (splits.in_cluster && !Launch::runs_clusters(kMaxCluster, Config::kThreads, device)) {
     splits = {1, false};

@@ -92,11 +92,11 @@ struct FewSharing {
     int64_t const per_sm =
         std::clamp<int64_t>(ceil_div(blocks, int64_t{multiprocessors}), 1, Config::kBlocksPerSM);
     int64_t const running = std::min(blocks, per_sm * multiprocessors);
-    int64_t const stages = kInFlight / (std::max<int64_t>(running, 1) * Config::kStageBytes);
+    int64_t const wanted = kInFlight / (std::max<int64_t>(running, 1) * Config::kStageBytes);
     // With one stage a block waits for each load; others of the SM compute meanwhile.
     int64_t const fewest = per_sm > 1 ? 1 : 2;
-    return {static_cast<int>(per_sm),
-            static_cast<int>(std::clamp<int64_t>(stages, fewest, Config::kMaxStages))};
+    int64_t const most = Config::stages_that_fit(static_cast<int>(per_sm));
+    return {static_cast<int>(per_sm), static_cast<int>(std::clamp(wanted, fewest, most))};
   }
 };
 
