@@ -40,7 +40,7 @@ struct Call {
   const float* sinks;
   const int32_t *offsets_q, *offsets_k, *seqused;
   int32_t batch, queries, keys, total_q, total_k, heads, group, head_dim, head_dim_v, out_row;
-  int32_t left, right, row_shift, count, in_cluster;
+  int32_t left, right, row_shift, count, in_cluster, runs_clusters;
   float scale;
 };
 
@@ -81,7 +81,8 @@ int launch(const Call& call) {
   constexpr float kAfter = 7.f;
   std::vector<float> results(splits.workspace(problem) / sizeof(float) + 1, NAN);
   results.back() = kAfter;
-  problem.workspace = reinterpret_cast<unsigned char*>(results.data());
+  splits.assign(problem, reinterpret_cast<unsigned char*>(results.data()));
+  device_runs_clusters = call.runs_clusters != 0;
   cudaError_t const error =
       launch_fwd_few<Hopper, FewConfig<Hopper, Dtype, kHeadDim, kHeadDimV, kRows>>(
           whole, problem, splits, 0, {});
@@ -116,7 +117,7 @@ class _CallOnHost(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("batch", "queries", "keys", "total_q", "total_k")),
         *((name, ctypes.c_int32) for name in ("heads", "group", "head_dim", "head_dim_v")),
         *((name, ctypes.c_int32) for name in ("out_row", "left", "right", "row_shift", "count")),
-        ("in_cluster", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("in_cluster", "runs_clusters")),
         ("scale", ctypes.c_float),
     ]
 
@@ -150,7 +151,9 @@ class FewRows:
     row_shift: int = 0
     splits: int = 1
     in_cluster: bool = False
+    runs_clusters: bool = True  # the device does
     lse: bool = True
+    equal: float = 0.0  # all elements of k, and those of q with the other sign
 
 
 class Library:
@@ -167,6 +170,12 @@ class Library:
 
     def check(self, config: Config, few: FewRows) -> None:
         """Run a call, and compare it with the oracle."""
+        assert_right(*self.run(config, few))
+
+    def run(
+        self, config: Config, few: FewRows
+    ) -> tuple[Call, torch.Tensor] | tuple[Call, torch.Tensor, torch.Tensor]:
+        """The call, its output and its log-sum-exp; nothing beside them was written."""
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[config.dtype]
         dim = few.head_dim or config.head_dim
         dim_v = few.head_dim_v or config.head_dim_v
@@ -177,6 +186,9 @@ class Library:
         q = torch.randn(total_q, few.heads, dim).to(dtype)
         k = torch.randn(batch, few.keys, heads_kv, dim).to(dtype)
         v = torch.randn(batch, few.keys, heads_kv, dim_v).to(dtype)
+        if few.equal:
+            q.fill_(-few.equal)
+            k.fill_(few.equal)
         used = few.used * batch if len(few.used) == 1 else few.used
         for tensor in (k, v):
             for number, count in enumerate(used):
@@ -197,7 +209,8 @@ class Library:
             *(batch, few.queries, few.keys, total_q if varlen else 0),
             batch * few.keys if few.packed_keys else 0,
             *(few.heads, few.group, dim, dim_v, dim_v + 8, *few.window),
-            *(few.row_shift, few.splits, int(few.in_cluster), few.scale),
+            *(few.row_shift, few.splits, int(few.in_cluster)),
+            *(int(few.runs_clusters), few.scale),
         )
         launch = getattr(self._library, f"launch_{self._configs.index(config)}")
         assert launch(ctypes.byref(call)) == 0
@@ -217,7 +230,6 @@ class Library:
         out = storage[:-1, :, :dim_v]
         if not few.lse:
             assert (lse == 7).all()
-            assert_right(expected, out)
-            return
+            return expected, out
         of_heads = lse[:-1].view(1 if varlen else batch, few.heads, -1).transpose(0, 1).flatten(1)
-        assert_right(expected, out, of_heads)
+        return expected, out, of_heads

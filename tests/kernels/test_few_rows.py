@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import host_program
 import pytest
+import torch
 from host_few_rows import Config, FewRows, Library
 
 pytestmark = host_program.needs_compiler
@@ -103,6 +104,16 @@ def test_scales(config: Config, scale: float, library: Library) -> None:
     library.check(config, FewRows(config.rows, 450, scale=scale, window=(400, 3)))
 
 
+@pytest.mark.parametrize(("splits", "in_cluster"), [(1, False), (3, True), (8, True)])
+def test_very_negative_scores(splits: int, in_cluster: bool, library: Library) -> None:
+    """A row whose scores are -2e8 still sees its keys.
+
+    fwd_merge_kernel weights splits by log-sum-exps, which round too much for such scores.
+    """
+    few = FewRows(2, 700, equal=4096.0, splits=splits, in_cluster=in_cluster, lse=False)
+    library.check(_WIDE, few)
+
+
 @pytest.mark.parametrize("packed_keys", [False, True], ids=["dense", "packed"])
 @pytest.mark.parametrize("used", [(0,), (1,), (2,), (63,), (64,), (65,), (200,), (299,)], ids=str)
 @pytest.mark.parametrize("config", [_WIDE, _NARROW, _PART_OF_A_LINE], ids=str)
@@ -158,6 +169,25 @@ def test_packed_heads_of_packed_queries(splits: int, library: Library) -> None:
     few = FewRows(1, 300, 8, 4, lengths_q=(1, 0, 1, 1), outside=2, splits=splits)
     library.check(_WIDE, few)
     library.check(_WIDE, replace(few, sinks=tuple(range(-4, 4)), used=(300, 1, 0, 130)))
+
+
+@pytest.mark.parametrize(("splits", "in_cluster"), [(1, False), (3, False), (2, True)])
+def test_queries_beyond_a_bound_that_is_too_small(
+    splits: int, in_cluster: bool, library: Library
+) -> None:
+    """Rows that the tile does not have are NaN, and no others."""
+    few = FewRows(3, 200, 2, lengths_q=(20, 2), splits=splits, in_cluster=in_cluster)
+    _, *found = library.run(_WIDE, few)
+    without_a_tile = torch.arange(22).ge(_WIDE.rows) & torch.arange(22).lt(20)
+    out, lse = found
+    assert torch.equal(out.isnan().all(-1).all(-1), without_a_tile)
+    assert torch.equal(out.isnan().any(-1).any(-1), without_a_tile)
+    assert torch.equal(lse.isnan().all(0), without_a_tile)
+
+
+def test_a_device_that_runs_no_clusters(library: Library) -> None:
+    few = FewRows(7, 600, 2, splits=3, in_cluster=True, runs_clusters=False)
+    library.check(_WIDE, few)
 
 
 def test_one_stage(library: Library) -> None:

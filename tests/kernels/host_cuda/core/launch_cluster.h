@@ -30,18 +30,25 @@ void run_block_of(const Call& call, const LaunchShape& shape) {
   }
 }
 
-template <auto* kKernel, int kMostSharedMemory, class Args>
-cudaError_t launch_clusters(const Args& args, const LaunchShape& shape, int cluster, int,
+inline bool device_runs_clusters = true;
+
+template <auto* kKernel, int kMostSharedMemory>
+struct ClusterLaunch {
+  template <class Args>
+  static cudaError_t launch(const Args& args, const LaunchShape& shape, int cluster, int,
                             cudaStream_t) {
-  if (shape.shared_memory > kMostSharedMemory || shape.blocks % cluster != 0) std::abort();
-  auto const call = [&args] { kKernel(args); };
-  gridDim.x = static_cast<uint32_t>(shape.blocks);
-  ptx::cluster_blocks = static_cast<uint32_t>(cluster);
-  ptx::written.clear();
-  for (int round = 0; round < (cluster > 1 ? 2 : 1); ++round) {
-    for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) run_block_of(call, shape);
+    if (shape.shared_memory > kMostSharedMemory || shape.blocks % cluster != 0) std::abort();
+    auto const call = [&args] { kKernel(args); };
+    gridDim.x = static_cast<uint32_t>(shape.blocks);
+    ptx::cluster_blocks = static_cast<uint32_t>(cluster);
+    ptx::written.clear();
+    for (int round = 0; round < (cluster > 1 ? 2 : 1); ++round) {
+      for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) run_block_of(call, shape);
+    }
+    return cudaSuccess;
   }
-  return cudaSuccess;
-}
+
+  static bool runs_clusters(int, int, int) { return device_runs_clusters; }
+};
 
 }  // namespace flashvar
