@@ -261,6 +261,34 @@ def test_an_op_whose_files_others_include_has_none_of_its_own(
     assert set(own_sources.owners([SUMS, TOKENS, ROW], included, OPS)) == own
 
 
+HEADER = "src/cuda/core/clusters.h"
+
+
+@pytest.mark.parametrize(
+    ("lines", "op"),
+    [
+        ([(SUMS, '#include "core/clusters.h"')], "causal_conv1d"),
+        (
+            [(SUMS, '#include "core/clusters.h"'), (TOKENS, "#include <clusters.h>")],
+            "causal_conv1d",
+        ),
+        ([], None),
+        ([(SUMS, '#include "core/clusters.h"'), (ROW, '#include "core/clusters.h"')], None),
+        ([(SUMS, '#include "core/clusters.h"'), (ROW, "#include NAME")], None),
+        ([(SUMS, '#include "core/clusters.h"'), ("src/cuda/core/x.h", "#include NAME")], None),
+        ([("src/cuda/core/x.h", '#include "core/clusters.h"')], None),
+        # Other code depends on the op's files, and so may depend on the header.
+        ([(SUMS, '#include "core/clusters.h"'), (ROW, '#include "causal_conv1d/sums.cuh"')], None),
+    ],
+)
+def test_a_header_that_one_op_alone_includes_is_its_own(
+    lines: list[tuple[str, str]], op: str | None
+) -> None:
+    included = own_sources.includes(lines, OPS)
+    for name, found in ((HEADER, op), (HEADER.replace(".h", ".cc"), None)):
+        assert own_sources.owners([SUMS, TOKENS, ROW, name], included, OPS).get(name) == found
+
+
 LAUNCHER = "src/cuda/sm90/attention/fwd_launch.cuh"
 
 
@@ -322,10 +350,30 @@ def test_family_of_a_source(name: str, family: str | None) -> None:
     assert own_sources.family_of(name, FAMILIES) == family
 
 
+@pytest.mark.parametrize(
+    ("lines", "family"),
+    [
+        ([(NEW_ONE, '#include "core/x.h"')], "new"),
+        ([(NEW_ONE, '#include "core/x.h"'), (OLD, "#include <x.h>")], None),
+        ([(NEW_ONE, '#include "core/x.h"'), ("src/cuda/core/y.h", '#include "x.h"')], None),
+        ([(NEW_ONE, '#include "core/y.h"')], None),
+    ],
+)
+def test_a_header_that_one_family_alone_includes_is_its_own(
+    lines: list[tuple[str, str]], family: str | None
+) -> None:
+    found = own_sources.of_families([CORE, OLD, "src/cuda/core/x.cc"], lines, FAMILIES)
+    assert found == {OLD: "old", **({CORE: family} if family else {})}
+
+
 def test_wgmma_kernels_concern_no_binary_of_mma_sync() -> None:
-    assert gpu_records.foreign_families(ROOT, replace(NEED, name="sm_80")) == {"sm90"}
-    assert gpu_records.foreign_families(ROOT, NEED) == set()
-    assert gpu_records.foreign_families(ROOT, replace(NEED, name="triton")) == set()
+    foreign = gpu_records.foreign_sources(ROOT, replace(NEED, name="sm_80"))
+    assert "src/cuda/ptx/wgmma.cuh" in foreign
+    assert "src/cuda/ptx/mma_sync.cuh" not in foreign
+    folders = {name.split("/")[2] for name in foreign}
+    assert folders <= {"sm90", "ptx", "core"}
+    assert gpu_records.foreign_sources(ROOT, NEED) == set()
+    assert gpu_records.foreign_sources(ROOT, replace(NEED, name="triton")) == set()
 
 
 def test_a_change_of_another_family_leaves_a_record_valid(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,8 +126,8 @@ def _since(root: Path, need: RecordNeed, revision: str) -> Since | None:
     every = source.touched(root, revision, need.sources)
     if every is None:
         return None
-    foreign = foreign_families(root, need, every) if every else set()
-    touched = [name for name in every if own_sources.family_of(name, foreign) is None]
+    foreign = foreign_sources(root, need, every) if every else set()
+    touched = [name for name in every if name not in foreign]
     other = [name for name in touched if source.has_other_code(root, revision, name)]
     own_of = owners(root, need, touched) if other else {}
     ops = {own_of[name] for name in other if name in own_of}
@@ -140,15 +140,17 @@ def _since(root: Path, need: RecordNeed, revision: str) -> Since | None:
     )
 
 
-def foreign_families(root: Path, need: RecordNeed, touched: Iterable[str] = ()) -> set[str]:
-    """The families none of whose files the binaries of a need include: foreign ones."""
+def foreign_sources(root: Path, need: RecordNeed, touched: Iterable[str] = ()) -> set[str]:
+    """The sources of families none of whose files the binaries of a need include."""
     targets = schema.read(root / schema.FILE_NAME).targets
     if need.name not in targets:
         return set()
     lines = source.lines(root, own_sources.INCLUDES, need.sources)
     names = {*source.files(root, "HEAD", *need.sources), *touched}
     families = {target.family for target in targets.values()}
-    return own_sources.other_families(names, lines, targets[need.name].family, families)
+    others = own_sources.other_families(names, lines, targets[need.name].family, families)
+    of_families = own_sources.of_families(names, lines, families)
+    return {name for name, family in of_families.items() if family in others}
 
 
 def owners(root: Path, need: RecordNeed, touched: Iterable[str] = ()) -> dict[str, str]:

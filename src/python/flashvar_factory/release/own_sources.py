@@ -3,7 +3,8 @@
 A C++ or CUDA file is an op's by its path: in a folder of the op's name, which lies in src/cuda or
 in a folder there, or in src/cuda/abi with the op's name in front. If another file includes one of
 an op's files, or could, all files of the op count as shared: machine code of other ops may depend
-on them. The files of a family of kernels lie in its folder of src/cuda.
+on them. A header elsewhere is an op's if files of that op alone include it. The files of a family
+of kernels lie in its folder of src/cuda.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from flashvar_factory.build import code, source
 INCLUDES: Final = "#[ \t]*(include|import|embed)"
 _INCLUDED: Final = re.compile(INCLUDES + r'\w*[ \t]*(?:"(?P<own>[^"]+)"|<(?P<other>[^>]+)>)')
 _ABI: Final = "abi"
+_HEADERS: Final = frozenset({".cuh", ".h", ".hpp"})
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ def includes(lines: Iterable[tuple[str, str]], ops: Collection[str]) -> set[Incl
 
 
 def owners(
-    names: Iterable[str], included: Collection[Include], ops: Collection[str]
+    names: Collection[str], included: Collection[Include], ops: Collection[str]
 ) -> dict[str, str]:
     """The op of each file that belongs to one op alone; `names` are all sources there are."""
     found = {name: op for name in names if (op := _by_path(name, ops)) is not None}
@@ -59,7 +61,19 @@ def owners(
         for name, op in found.items()
         if any(one.op != op and one.may_be_of(name) for one in included)
     }
+    users = [(one.op, one) for one in included]
+    for name in names:
+        if name not in found and (op := _only_user(name, users)) is not None:
+            found[name] = op
     return {name: op for name, op in found.items() if op not in shared}
+
+
+def _only_user(name: str, included: Iterable[tuple[str | None, Include]]) -> str | None:
+    """Of includes and whose they are: whose all are that mean a header."""
+    if PurePosixPath(name).suffix not in _HEADERS:
+        return None
+    users = {user for user, one in included if one.may_be_of(name)}
+    return users.pop() if len(users) == 1 else None
 
 
 def other_families(
@@ -89,6 +103,19 @@ def _meant(one: Include, name: str, names: Collection[str]) -> list[str]:
         if existing := [path for path in searched if path in names]:
             return existing
     return [file for file in names if one.may_be_of(file)]
+
+
+def of_families(
+    names: Iterable[str], lines: Iterable[tuple[str, str]], families: Collection[str]
+) -> dict[str, str]:
+    """The family of each file that is in a family's folder, or a header for its files alone."""
+    users = [
+        (family_of(name, families), one)
+        for name, line in lines
+        for one in includes([(name, line)], ())
+    ]
+    found = {name: family_of(name, families) or _only_user(name, users) for name in names}
+    return {name: family for name, family in found.items() if family is not None}
 
 
 def family_of(name: str, families: Collection[str]) -> str | None:
