@@ -37,7 +37,7 @@ from pathlib import Path
 from flashvar_factory.build import process
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-process._ENDINGS = tuple((number, seconds / 10) for number, seconds in process._ENDINGS)
+process._ENDINGS = tuple((number, seconds / 30) for number, seconds in process._ENDINGS)
 process.end_on_sigterm()
 with process.locked(Path(sys.argv[1])):
     process.run(["sh", "-c", 'sleep 60 & echo $! > "$0"; wait', sys.argv[1] + "/started"])

@@ -96,9 +96,15 @@ def test_a_timeout_ends_the_program(python: str, tmp_path: Path) -> None:
         f"import os, pathlib, time; pathlib.Path({str(alive)!r}).write_text(str(os.getpid())); "
         "time.sleep(600)"
     )
-    start = time.monotonic()
-    with pytest.raises(subprocess.TimeoutExpired):
-        run(python, code, timeout=2)
+    with subprocess.Popen([python, "-c", code], stdout=subprocess.PIPE) as asking:
+        while not (alive.is_file() and alive.read_text()):
+            assert asking.poll() is None
+            time.sleep(0.02)
+        start = time.monotonic()
+        with pytest.raises(subprocess.TimeoutExpired):
+            asking.communicate(timeout=0.1)
+        asking.kill()
+        asking.communicate()
     assert time.monotonic() - start < 60
     assert ends(int(alive.read_text()))
 
