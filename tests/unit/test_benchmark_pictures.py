@@ -206,7 +206,9 @@ def test_pictures_say_who_is_approximate(
     document = result_file.read(RESULTS / "attention-h200.json")
     added = {"xformers", "sageattention"}
     document["rows"] = [row for row in document["rows"] if row["contender"] not in added]
-    result_file.write(tmp_path / "exact.json", document)
+    # What a title says of one direction it says of both.
+    forward = [row for row in document["rows"] if row["direction"] == "forward"]
+    result_file.write(tmp_path / "exact.json", {**document, "rows": forward})
     of_exact = figures(tmp_path / "exact.json")["best-peer"]
     assert "exact" not in " ".join(word.get_text() for word in words(of_exact))
     of_flash = [row for row in document["rows"] if row["contender"] == "sdpa-flash"]
