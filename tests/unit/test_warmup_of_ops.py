@@ -78,7 +78,7 @@ def test_calls_that_cannot_be(words: str, found: str, capsys: pytest.CaptureFixt
     ("words", "expected"),
     [
         (
-            "causal_conv1d --backward --bias",
+            "causal_conv1d --backward --bias --width 2",
             {"fwd_kernel", "final_kernel", "bwd_kernel", "update_kernel"},
         ),
         (
