@@ -50,18 +50,44 @@ extern "C" int variant(int32_t head_dim, int32_t batch, int32_t queries, int32_t
                                                                     : variant_of<256>(problem);
 }
 
-// The FwdVariant of a call without a mask: the distances of positions in k and in v, and of heads.
-// `what`: the sum of 1 with packed keys, 2 with two query heads for each of k and v.
-extern "C" int variant_of_rows(int32_t head_dim, int32_t batch, int32_t queries, int32_t keys,
-                               int32_t stride_k, int32_t stride_v, int32_t head_stride,
-                               int32_t what) {
+// A call without a mask: the distances of positions in k and in v, and of heads. `what`: the sum of
+// 1 with packed keys, 2 with two query heads for each of k and v.
+FwdProblem with_rows(int32_t head_dim, int32_t batch, int32_t queries, int32_t keys,
+                     int32_t stride_k, int32_t stride_v, int32_t head_stride, int32_t what) {
   static int32_t const offsets[2] = {};
   FwdProblem problem = made(batch, queries, keys, what & 2 ? 16 : 8, what & 2 ? 2 : 1);
   problem.head_dim = problem.head_dim_v = head_dim;
   problem.k = {nullptr, 0, stride_k, head_stride};
   problem.v = {nullptr, 0, stride_v, head_stride};
   if (what & 1) problem.keys.offsets = offsets;
-  return variant_up_to(head_dim, problem);
+  return problem;
+}
+
+// Its FwdVariant.
+extern "C" int variant_of_rows(int32_t head_dim, int32_t batch, int32_t queries, int32_t keys,
+                               int32_t stride_k, int32_t stride_v, int32_t head_stride,
+                               int32_t what) {
+  return variant_up_to(head_dim, with_rows(head_dim, batch, queries, keys, stride_k, stride_v,
+                                           head_stride, what));
+}
+
+// The bytes of its splits' results at head dims of 80 and less, with values of 8 columns: there
+// splits save the most time.
+extern "C" int64_t split_bytes_of_rows(int32_t head_dim, int32_t batch, int32_t queries,
+                                       int32_t keys, int32_t stride_k, int32_t stride_v,
+                                       int32_t head_stride, int32_t what) {
+  using Variants = VariantsOf<80>;
+  FwdProblem call =
+      with_rows(head_dim, batch, queries, keys, stride_k, stride_v, head_stride, what);
+  call.head_dim_v = 8;
+  FwdProblem const problem = simplified(call, Variants::kPackGqaTile);
+  return Variants::with_config(problem, [&](auto, auto splits) {
+    if constexpr (std::is_same_v<decltype(splits), FewSplits>) {
+      return static_cast<int64_t>(splits.workspace(problem));
+    } else {
+      return static_cast<int64_t>(KeySplitsWorkspace(problem, splits).bytes);
+    }
+  });
 }
 
 // The FwdVariant of a call of 8 heads. Windows: negative where they have no bound. `what`: 1 with
@@ -95,7 +121,9 @@ _ROWS_8, _ROWS_16 = 9, 10
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return host_attention.library(tmp_path_factory.mktemp("forward"), _FUNCTIONS, *_HEADERS)
+    found = host_attention.library(tmp_path_factory.mktemp("forward"), _FUNCTIONS, *_HEADERS)
+    found.split_bytes_of_rows.restype = ctypes.c_int64
+    return found
 
 
 @pytest.mark.parametrize(
@@ -231,6 +259,26 @@ def test_few_queries_take_the_tiles_that_move_rows_to_lines(
     library: ctypes.CDLL,
 ) -> None:
     assert library.variant_of_rows(*call, *strides, what) == expected
+
+
+@pytest.mark.parametrize("what", [0, 1], ids=["dense", "packed-keys"])
+@pytest.mark.parametrize("keys", [1217, 4200, 16384])
+@pytest.mark.parametrize("queries", [1, 5, 16, 17])
+def test_the_workspace_is_as_large_wherever_rows_start(
+    queries: int, keys: int, what: int, library: ctypes.CDLL
+) -> None:
+    """A caller may have asked for its size with other distances of rows."""
+    taken = set()
+    for batch in (1, 4, 8, 12, 15, 16, 17, 33):
+        call = (72, batch, queries, keys)
+        for strides in ((576, 576, 72), (1024, 1024, 128)):
+            taken.add(library.variant_of_rows(*call, *strides, what))
+        moved, unmoved = (
+            library.split_bytes_of_rows(*call, *strides, what)
+            for strides in ((576, 576, 72), (1024, 1024, 128))
+        )
+        assert moved == unmoved, call
+    assert (_LINES in taken) == (keys >= (4096 if what else 1024)), taken
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@
 namespace flashvar::sm90::attention {
 
 inline constexpr int kFewWarps = 4;    // that compute
-inline constexpr int kMaxCluster = 8;  // blocks of a cluster; every device runs so many
+inline constexpr int kMaxCluster = 8;  // blocks of a cluster: CUDA's largest portable size
 
 // Number of the named barrier of those warps.
 enum : uint32_t { kFewResults = 1 };
@@ -23,13 +23,14 @@ struct FewConfig {
   static constexpr int kHeadDim = ceil_div(kHeadDim_, 16) * 16;
   static constexpr int kHeadDimV = ceil_div(kHeadDimV_, 16) * 16;
   static constexpr int kBlockQ = kRows;
-  // Measured (docs/hopper-ledger.md, "A kernel for few rows"): fewer keys where rows are not whole
-  // lines of memory, and where three stages of more would not fit.
+  // Keys of a step. Measured (docs/hopper-ledger.md, "A kernel for few rows"): fewer between 64
+  // and 128, where rows are not whole lines of memory, and above 128, where three stages of more
+  // would not fit.
   static constexpr int kLargest = std::max(kHeadDim, kHeadDimV);
   static constexpr int kBlockKV = kLargest <= 64 || kLargest == 128 ? 128 : 64;
   static constexpr int kThreads = 32 * (kFewWarps + 1);
   static constexpr int kMaxStages = 3;  // buffers of K, and of V
-  // That share an SM at most, as registers allow without a spill.
+  // The most blocks that share an SM, as registers allow without a spill.
   static constexpr int kBlocksPerSM = kLargest <= (kRows == 8 ? 128 : 96)    ? 3
                                       : kLargest <= (kRows == 8 ? 256 : 128) ? 2
                                                                              : 1;

@@ -22,7 +22,7 @@ struct FewConsumer {
   static constexpr int kTiles = kKeys / 16;
   static constexpr int kSteps = Config::kHeadDim / 16, kTilesV = Config::kHeadDimV / 16;
   static constexpr int kRows = Config::kBlockQ, kN = kRows / 8;
-  uint32_t rQ[kN][kSteps + kSteps % 2][2];
+  uint32_t rQ[kN][kSteps + kSteps % 2][2];  // operand B of S; ldmatrix loads two steps at a time
   float rS[kN][kTiles][4];
   float rO[kN][kTilesV][4];
   // Of the thread's queries. The maximum is that of unscaled scores; -inf: no key seen yet.
@@ -74,7 +74,7 @@ struct FewConsumer {
     }
   }
 
-  // Hides keys, and computes P in rS. first_key: the warp's.
+  // Masks scores, and computes P in rS. first_key: the warp's.
   __device__ __forceinline__ void softmax_step(const FwdProblem& problem,
                                                const QueryTile<Config>& tile, int32_t first_key) {
     float const sign = problem.score_sign, scale = problem.scale_log2;

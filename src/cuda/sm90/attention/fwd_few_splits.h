@@ -13,7 +13,7 @@ namespace flashvar::sm90::attention {
 using namespace flashvar::attention;  // what all architectures share
 
 struct FewSplits {
-  // Beyond so many tiles most SMs have one, and splits gain nothing.
+  // With more tiles most SMs have one, and splits gain nothing.
   static constexpr int64_t kMostTiles = 100;
   // The blocks of a cluster are in one GPC. With more of them in all, some SMs would be idle while
   // others have two clusters one after the other.
