@@ -49,7 +49,8 @@ struct FwdVariants {
   static constexpr PackGqaTile kPackGqaTile =
       kHasSmaller ? PackGqaTile{kSmallRows, 128, 3, 128} : PackGqaTile{128, 128, 1, 128};
 
-  // Calls `use` with the configuration of the call's variant and the choice of splits.
+  // Calls `use` with the configuration of the call's kernel and with its splits: FewSplits for few
+  // rows, else SplitChoice.
   template <class Use>
   static auto with_config(const FwdProblem& problem, Use&& use) {
     constexpr SplitChoice kWhole{1, 0};
@@ -58,6 +59,8 @@ struct FwdVariants {
       FewSplits const splits =
           fits8 ? FewSplits::choose<Few<8>>(problem) : FewSplits::choose<Few<16>>(problem);
       if constexpr (kHasLines) {
+        // Only where neither kernel stores splits: the size of the workspace must not depend on
+        // where rows start.
         if (!splits.has_merge(problem) && !needs_merge(problem) && moves_to_lines(problem)) {
           return use(Lines{}, kWhole);
         }

@@ -69,7 +69,7 @@ def owners(
 
 
 def _only_user(name: str, included: Iterable[tuple[str | None, Include]]) -> str | None:
-    """Of includes and whose they are: whose all are that mean a header."""
+    """The only user of a header, if it has one. `included`: includes, with their users."""
     if PurePosixPath(name).suffix not in _HEADERS:
         return None
     users = {user for user, one in included if one.may_be_of(name)}
