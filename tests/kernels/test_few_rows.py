@@ -163,12 +163,23 @@ def test_packed_queries(
     library.check(_WIDE, replace(few, splits=splits, in_cluster=in_cluster, used=(300, 2, 199, 0)))
 
 
-@pytest.mark.parametrize("splits", [1, 3, 11])
-def test_packed_heads_of_packed_queries(splits: int, library: Library) -> None:
-    """The kernel for splits always stores them."""
-    few = FewRows(1, 300, 8, 4, lengths_q=(1, 0, 1, 1), outside=2, splits=splits)
+@pytest.mark.parametrize(("splits", "in_cluster"), _SPLITS)
+def test_packed_heads_of_packed_queries(splits: int, in_cluster: bool, library: Library) -> None:
+    few = FewRows(1, 300, 8, 4, lengths_q=(1, 0, 1, 1), outside=2)
+    few = replace(few, splits=splits, in_cluster=in_cluster)
     library.check(_WIDE, few)
     library.check(_WIDE, replace(few, sinks=tuple(range(-4, 4)), used=(300, 1, 0, 130)))
+
+
+@pytest.mark.parametrize(("splits", "in_cluster"), [(1, False), (3, False), (2, True)])
+def test_second_queries_of_packed_heads(splits: int, in_cluster: bool, library: Library) -> None:
+    """The bound said that there are none: they are NaN, and no others."""
+    few = FewRows(1, 200, 4, 2, lengths_q=(1, 3, 0, 1), splits=splits, in_cluster=in_cluster)
+    _, out, lse = library.run(_WIDE, few)
+    without_a_tile = torch.tensor([False, False, True, True, False])
+    assert torch.equal(out.isnan().all(-1).all(-1), without_a_tile)
+    assert torch.equal(out.isnan().any(-1).any(-1), without_a_tile)
+    assert torch.equal(lse.isnan().all(0), without_a_tile)
 
 
 @pytest.mark.parametrize(("splits", "in_cluster"), [(1, False), (3, False), (2, True)])

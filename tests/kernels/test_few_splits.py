@@ -21,21 +21,16 @@ void choose(const FwdProblem& problem, int64_t* found) {
   FewSplits const splits = FewSplits::choose<Config>(problem);
   found[0] = splits.count;
   found[1] = splits.in_cluster;
-  found[2] = splits.has_merge(problem);
+  found[2] = splits.has_merge();
   found[3] = static_cast<int64_t>(splits.workspace(problem));
 }
 
-// `varlen`: after PackGQA of varlen queries. Writes the number of splits, whether they are a
-// cluster, whether there is a merge, and the bytes of the workspace.
+// Writes the number of splits, whether they are a cluster, whether there is a merge, and the bytes
+// of the workspace.
 extern "C" void splits(int32_t head_dim, int32_t batch, int32_t rows, int32_t keys, int32_t heads,
-                       int32_t left, int32_t varlen, int64_t* found) {
-  static int32_t const offsets[2] = {};
+                       int32_t left, int64_t* found) {
   FwdProblem problem = made(batch, rows, keys, heads, 1, left);
   problem.head_dim = problem.head_dim_v = head_dim;
-  if (varlen) {
-    problem.splits.group_rows = rows;
-    problem.splits.query_offsets = offsets;
-  }
   head_dim <= 64    ? choose<Few<64>>(problem, found)
   : head_dim == 128 ? choose<Few<128>>(problem, found)
                     : choose<Few<256>>(problem, found);
@@ -98,10 +93,9 @@ def splits(
     heads: int,
     rows: int = 4,
     left: int = -1,
-    varlen: bool = False,
 ) -> Splits:
     found = (ctypes.c_int64 * 4)()
-    library.splits(head_dim, batch, rows, keys, heads, left, int(varlen), found)
+    library.splits(head_dim, batch, rows, keys, heads, left, found)
     count, in_cluster, has_merge, workspace = found
     return Splits(count, bool(in_cluster), bool(has_merge), workspace)
 
@@ -114,12 +108,9 @@ def sharing(
     return Sharing(*found)
 
 
-@pytest.mark.parametrize("varlen", [False, True], ids=["", "varlen"])
 @pytest.mark.parametrize("left", [-1, 0, 300], ids=lambda left: f"left {left}")
 @pytest.mark.parametrize(("head_dim", "step"), _HEAD_DIMS.items())
-def test_every_split_has_work(
-    head_dim: int, step: int, left: int, varlen: bool, library: ctypes.CDLL
-) -> None:
+def test_every_split_has_work(head_dim: int, step: int, left: int, library: ctypes.CDLL) -> None:
     """And splits are a cluster, or merged by a second kernel, whatever the sizes of the call."""
     rows = 4
     for batch, keys, heads in product(
@@ -127,7 +118,7 @@ def test_every_split_has_work(
         (0, 1, 64, 65, 129, 500, 1217, 4096, 8192, 65537, 200000),
         (1, 3, 8),
     ):
-        found = splits(library, head_dim, batch, keys, heads, rows, left, varlen)
+        found = splits(library, head_dim, batch, keys, heads, rows, left)
         given = f"{batch} sequences, {heads} heads, {keys} keys: {found}"
         visible = keys if left < 0 else min(keys, left + rows)
         steps, tiles, count = -(-visible // step), max(batch * heads, 1), found.number
@@ -140,8 +131,8 @@ def test_every_split_has_work(
             # All of them run at a time, two on an SM.
             assert tiles * count <= 2 * _SMS, given
             few = count <= 8 and tiles * count <= 100
-            assert found.in_cluster == (few and not varlen), given
-        assert found.has_merge == (varlen or (count > 1 and not found.in_cluster)), given
+            assert found.in_cluster == few, given
+        assert found.has_merge == (count > 1 and not found.in_cluster), given
         results = batch * heads * rows * count if found.has_merge else 0
         assert found.workspace == results * (head_dim + 1) * 4, given
 
@@ -174,10 +165,8 @@ def test_choices(
 
 
 def test_a_second_kernel_costs_more_than_a_cluster(library: ctypes.CDLL) -> None:
-    """Unless it runs in any case, as for packed heads of varlen queries."""
     assert splits(library, 8, 50, 768, 1)[:2] == (2, True)
     assert splits(library, 8, 51, 768, 1)[:2] == (1, False)
-    assert splits(library, 8, 51, 768, 1, varlen=True).number > 1
 
 
 def test_only_keys_in_the_window_are_split(library: ctypes.CDLL) -> None:

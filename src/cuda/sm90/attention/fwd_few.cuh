@@ -6,7 +6,6 @@
 #pragma once
 #include <cstdint>
 
-#include "attention/outside_rows.cuh"
 #include "core/divisor.h"
 #include "ptx/grid_dependency.cuh"
 #include "ptx/mbarrier.cuh"
@@ -20,7 +19,8 @@
 namespace flashvar::sm90::attention {
 
 struct FewArgs {
-  FwdProblem problem;
+  FwdProblem problem;  // simplified, with its splits
+  FwdProblem call;     // as it was before
   CUtensorMap q, k, v;
   Divisor heads_divisor, group_divisor, splits_divisor;  // heads: of all splits
   uint32_t heads;
@@ -113,19 +113,16 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSM)
   if (problem.splits.out != nullptr) ptx::griddepcontrol_launch_dependents();
   uint32_t const batch = blockIdx.x / args.heads_divisor;
   QueryTile<Config> tile(args, WorkTile{batch, blockIdx.x - batch * args.heads, 0});
-  if (tile.mask.seqlen_q == 0) tile.end = tile.begin;  // a sequence without queries: loads nothing
-  FewStore<Config> const store{problem, tile, smem.results(), args.in_cluster};
+  // A sequence without queries loads nothing.
+  if (args.call.queries.span(batch).count == 0) tile.end = tile.begin;
+  FewStore<Config> const store{args.call, problem, tile, smem.results(), args.in_cluster};
   __syncthreads();  // mbarriers are initialized
   if (threadIdx.x < 32 * kFewWarps) {
     few_consume<Config>(args, smem, tile, store);
     return;
   }
   if (tile.has_keys()) few_produce<Config>(args, smem, tile);
-  if (problem.queries.offsets != nullptr) {
-    if (problem.splits.out != nullptr || tile.split == 0) store.spoil_other_rows();
-    int32_t const splits = problem.splits.count;
-    store_outside_rows(problem, tile.head, batch * splits + tile.split, problem.batch * splits);
-  }
+  if (args.call.queries.offsets != nullptr) store.store_other_rows();
 }
 
 }  // namespace flashvar::sm90::attention

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 
+#include "attention/outside_rows.cuh"
 #include "attention/problem.h"
 #include "attention/sinks.cuh"
 #include "core/math.cuh"
@@ -32,32 +33,33 @@ struct FewResults {
   __device__ __forceinline__ uint32_t sum(int row) const { return maximum(kRows + row); }
 };
 
-// Where a row's results go. With PackGQA a row is a query of a member of the tile's group.
+// Where a row's results go: to a query and a head of the call. With PackGQA a row is a query of a
+// member of the tile's group.
 template <class Config>
 struct FewRow {
   bool exists;
-  uint32_t head;  // of the call
+  uint32_t head;
   int64_t lse;
   uint16_t* out;
 
-  __device__ __forceinline__ FewRow(const FwdProblem& problem, const QueryTile<Config>& tile,
-                                    int32_t row) {
-    const KeySplits& splits = problem.splits;
-    int32_t const query = tile.query(row), members = splits.members;
-    int32_t const member = row - (query << tile.row_shift);
-    exists = query < tile.mask.seqlen_q && (tile.row_shift == 0 || member < members);
-    out = problem.out.data + tile.batch * problem.out.batch_stride +
-          (tile.row_q + query) * problem.out.seq_stride;
-    if (tile.row_shift == 0) {
-      head = tile.head * splits.group_rows + (splits.group_rows > 1 ? row : 0);
-      out += tile.head * problem.out.head_stride;
-      lse = problem.lse_row(tile.batch, tile.head, tile.row_q) + row;
-    } else {
-      head = tile.head * members + member;
-      out += head * problem.out.head_stride;
-      int64_t const of_head = int64_t{tile.batch} * problem.heads_q * members + head;
-      lse = of_head * tile.mask.seqlen_q + query;
-    }
+  __device__ __forceinline__ FewRow(const FwdProblem& call, const QueryTile<Config>& tile,
+                                    const KeySplits& splits, int32_t number) {
+    bool const packed = splits.group_rows > 1, several = splits.row_shift > 0;
+    int32_t const query = packed && !several ? 0 : tile.query(number);
+    int32_t const member = packed ? number - (query << splits.row_shift) : 0;
+    *this = FewRow(call, tile, tile.head * (packed ? call.group : 1) + member, query);
+    exists = exists && member < call.group;
+  }
+
+  __device__ __forceinline__ FewRow(const FwdProblem& call, const QueryTile<Config>& tile,
+                                    uint32_t head_, int32_t query)
+      : head(head_) {
+    Span const span = call.queries.span(tile.batch);
+    uint32_t const batch = call.queries.offsets == nullptr ? tile.batch : 0;
+    exists = query < span.count;
+    lse = call.lse_row(tile.batch, head, span.first) + query;
+    out = call.out.data + batch * call.out.batch_stride + head * call.out.head_stride +
+          int64_t{span.first + query} * call.out.seq_stride;
   }
 };
 
@@ -103,7 +105,8 @@ struct FewStore {
   using Merge = FewMerge<kFewWarps>;
   static constexpr int kRows = Config::kBlockQ, kThreads = 32 * kFewWarps;
   static constexpr int kLanes = kThreads / kRows;  // threads of a row
-  const FwdProblem& problem;
+  const FwdProblem& call;                          // as it was before PackGQA
+  const FwdProblem& problem;                       // as it is computed
   const QueryTile<Config>& tile;
   uint32_t smem;
   bool in_cluster;
@@ -130,25 +133,36 @@ struct FewStore {
     }
   }
 
-  // By one warp. Where max_seqlen_q is too small for the sequence, it has rows that its tile does
-  // not have. They become NaN.
-  __device__ __forceinline__ void spoil_other_rows() const {
-    int const lane = ptx::thread_index() % 32;
-    float const nan = nanf("");
-    for (int32_t number = kRows; number < tile.mask.seqlen_q; ++number) {
-      if (problem.splits.out != nullptr) {
-        if (lane == 0) problem.splits.lse[split_row(number)] = nan;
-        continue;
-      }
-      FewRow<Config> const row(problem, tile, number);
-      if (problem.lse != nullptr && lane == 0) problem.lse[row.lse] = nan;
-      for (int32_t column = lane * 4; column < problem.head_dim_v; column += 128) {
-        store_columns(row, column, {nan, nan, nan, nan});
-      }
+  // Stores rows of varlen queries that no tile has: those of no sequence, and, as NaN, those of
+  // sequences that are longer than max_seqlen_q. By one warp of each block of the grid.
+  __device__ __forceinline__ void store_other_rows() const {
+    const KeySplits& splits = problem.splits;
+    bool const packed = splits.group_rows > 1;
+    int32_t const members = packed ? call.group : 1, block = tile.batch * splits.count + tile.split;
+    for (int32_t member = 0; member < members; ++member) {
+      uint32_t const head = tile.head * members + member;
+      store_outside_rows(call, head, block, call.batch * splits.count);
+      int32_t const count = call.queries.span(tile.batch).count;
+      for (int32_t query = packed ? 1 : kRows; query < count; ++query) spoil(head, query);
     }
   }
 
  private:
+  __device__ __forceinline__ void spoil(uint32_t head, int32_t query) const {
+    int const lane = ptx::thread_index() % 32;
+    float const nan = nanf("");
+    if (problem.splits.out != nullptr) {  // what fwd_merge_kernel merges; packed, it stores NaN
+      if (lane == 0 && problem.splits.group_rows == 1) problem.splits.lse[split_row(query)] = nan;
+      return;
+    }
+    if (tile.split != 0) return;
+    FewRow<Config> const row(call, tile, head, query);
+    if (call.lse != nullptr && lane == 0) call.lse[row.lse] = nan;
+    for (int32_t column = lane * 4; column < problem.head_dim_v; column += 128) {
+      store_columns(row, column, {nan, nan, nan, nan});
+    }
+  }
+
   __device__ __forceinline__ Results of_warp(int warp) const {
     return {smem + warp * Config::kBytesResults};
   }
@@ -198,11 +212,11 @@ struct FewStore {
 
   // Stores a row of the call.
   __device__ __forceinline__ void store_row(int number, const Merge& merge) const {
-    FewRow<Config> const row(problem, tile, number);
+    FewRow<Config> const row(call, tile, problem.splits, number);
     if (!row.exists) return;
     float lse = merge.lse(problem.scale_log2), inverse = merge.inverse();
     add_sink(sink_of(problem.sinks, row.head), lse, inverse);
-    if (problem.lse != nullptr && is_first_of_row()) problem.lse[row.lse] = lse;
+    if (call.lse != nullptr && is_first_of_row()) call.lse[row.lse] = lse;
     for_columns(number, merge, inverse,
                 [&](int32_t column, float4 x) { store_columns(row, column, x); });
   }
@@ -247,7 +261,7 @@ struct FewStore {
     for (int32_t i = tile.split * kThreads + ptx::thread_index(); i < kRows * parts;
          i += kThreads * count) {
       int32_t const number = i / parts, column = (i - number * parts) * 4;
-      FewRow<Config> const row(problem, tile, number);
+      FewRow<Config> const row(call, tile, problem.splits, number);
       if (!row.exists) continue;
       float maxima[kCount], sums[kCount];
       float4 x[kCount];
@@ -262,7 +276,7 @@ struct FewStore {
       FewMerge<kCount> const merge(maxima, sums, problem.scale_log2);
       float lse = merge.lse(problem.scale_log2), inverse = merge.inverse();
       add_sink(sink_of(problem.sinks, row.head), lse, inverse);
-      if (problem.lse != nullptr && column == 0) problem.lse[row.lse] = lse;
+      if (call.lse != nullptr && column == 0) call.lse[row.lse] = lse;
       float4 total = {};
 #pragma unroll
       for (int j = 0; j < kCount; ++j) total = add_weighted(total, merge.weights[j], x[j]);

@@ -35,13 +35,13 @@ struct FewSplits {
     int64_t const bytes = tiles * keys * 2 * (problem.head_dim + problem.head_dim_v);
     int64_t const memory = 3 * bytes / 10000;  // 3.3 TB/s
     FewSplits best{1, false};
-    int64_t shortest = std::max(steps * kStep, memory) + best.merge_time(problem);
+    int64_t shortest = std::max(steps * kStep, memory) + best.merge_time();
     int64_t const most = std::min({steps, kMaxSplits, kMostBlocks / tiles});
     for (int64_t fit = 2; fit <= most; ++fit) {
       int64_t const longest = ceil_div(steps, fit), count = ceil_div(steps, longest);
       if (count < fit) continue;  // the same splits as for an earlier `fit`
-      FewSplits const choice{static_cast<int32_t>(count), fits_cluster(problem, tiles, count)};
-      int64_t const time = std::max(longest * kStep, memory) + choice.merge_time(problem);
+      FewSplits const choice{static_cast<int32_t>(count), fits_cluster(tiles, count)};
+      int64_t const time = std::max(longest * kStep, memory) + choice.merge_time();
       if (time < shortest) {
         shortest = time;
         best = choice;
@@ -51,32 +51,27 @@ struct FewSplits {
     return best;
   }
 
-  // Whether fwd_merge_kernel stores the results. After PackGQA of varlen queries it always does.
-  bool has_merge(const FwdProblem& problem) const {
-    return !in_cluster && (count > 1 || problem.splits.query_offsets != nullptr);
-  }
+  // Whether fwd_merge_kernel stores the results.
+  bool has_merge() const { return !in_cluster && count > 1; }
 
   uint64_t workspace(const FwdProblem& problem) const {
-    return has_merge(problem) ? KeySplitsWorkspace(problem, {count, 0}).bytes : 0;
+    return has_merge() ? KeySplitsWorkspace(problem, {count, 0}).bytes : 0;
   }
 
   // Sets the splits of the problem. `start`: of the workspace.
   void assign(FwdProblem& problem, unsigned char* start) const {
     problem.splits.count = count;
-    if (has_merge(problem)) {
+    if (has_merge()) {
       KeySplitsWorkspace(problem, {count, 0}).assign(problem, {count, 0}, start);
     }
   }
 
  private:
-  static bool fits_cluster(const FwdProblem& problem, int64_t tiles, int64_t count) {
-    return count <= kMaxCluster && tiles * count <= kMostInClusters &&
-           problem.splits.query_offsets == nullptr;
+  static bool fits_cluster(int64_t tiles, int64_t count) {
+    return count <= kMaxCluster && tiles * count <= kMostInClusters;
   }
 
-  int64_t merge_time(const FwdProblem& problem) const {
-    return in_cluster ? 1400 : has_merge(problem) ? 2500 + 10 * count : 0;
-  }
+  int64_t merge_time() const { return in_cluster ? 1400 : has_merge() ? 2500 + 10 * count : 0; }
 };
 
 // How the blocks of a launch share the SMs.

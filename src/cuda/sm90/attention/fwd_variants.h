@@ -61,7 +61,7 @@ struct FwdVariants {
       if constexpr (kHasLines) {
         // Only where neither kernel stores splits: the size of the workspace must not depend on
         // where rows start.
-        if (!splits.has_merge(problem) && !needs_merge(problem) && moves_to_lines(problem)) {
+        if (!splits.has_merge() && !needs_merge(problem) && moves_to_lines(problem)) {
           return use(Lines{}, kWhole);
         }
       }
