@@ -18,7 +18,7 @@ using VariantsOf = FwdVariants<Target<90, 232448>, dtype::bf16, kHeadDim, kHeadD
 template <int kHeadDim>
 int variant_of(const FwdProblem& call) {
   using Variants = VariantsOf<kHeadDim>;
-  FwdProblem const problem = simplified(call, Variants::kPackGqaTile);
+  FwdProblem const problem = Variants::simplified(call);
   return Variants::with_config(problem, [](auto config, auto splits) {
     using C = decltype(config);
     if constexpr (std::is_same_v<decltype(splits), FewSplits>) {
@@ -80,7 +80,7 @@ extern "C" int64_t split_bytes_of_rows(int32_t head_dim, int32_t batch, int32_t 
   FwdProblem call =
       with_rows(head_dim, batch, queries, keys, stride_k, stride_v, head_stride, what);
   call.head_dim_v = 8;
-  FwdProblem const problem = simplified(call, Variants::kPackGqaTile);
+  FwdProblem const problem = Variants::simplified(call);
   return Variants::with_config(problem, [&](auto, auto splits) {
     if constexpr (std::is_same_v<decltype(splits), FewSplits>) {
       return static_cast<int64_t>(splits.workspace(problem));
@@ -104,13 +104,18 @@ extern "C" int variant_of_dims(int32_t head_dim, int32_t head_dim_v, int32_t bat
   return variant_up_to(std::max(head_dim, head_dim_v), problem);
 }
 
-// Whether PackGQA of several queries per sequence pays.
+// Whether heads are packed for several queries per sequence. `what`: 1 with softcap, 2 with varlen
+// queries.
 extern "C" int packs(int32_t head_dim, int32_t batch, int32_t queries, int32_t keys, int32_t heads,
-                     int32_t group, int32_t left, int32_t right) {
-  FwdProblem const call = made(batch, queries, keys, heads, group, left, right);
-  return row_shift_of(call, head_dim == 64    ? VariantsOf<64>::kPackGqaTile
-                            : head_dim == 128 ? VariantsOf<128>::kPackGqaTile
-                                              : VariantsOf<256>::kPackGqaTile) > 0;
+                     int32_t group, int32_t left, int32_t right, int32_t what) {
+  static int32_t const offsets[2] = {};
+  FwdProblem call = made(batch, queries, keys, heads, group, left, right);
+  if (what == 1) call.modifiers.softcap = 5.f;
+  if (what == 2) call.queries.offsets = offsets;
+  FwdProblem const problem = head_dim == 64    ? VariantsOf<64>::simplified(call)
+                             : head_dim == 128 ? VariantsOf<128>::simplified(call)
+                                               : VariantsOf<256>::simplified(call);
+  return problem.splits.row_shift > 0;
 }
 """
 _GENERAL, _MEDIUM, _SMALL, _SPLIT, _SMALL_SPLIT, _MODIFIERS, _SMALL_MODIFIERS, _LINES, _WIDE = (
@@ -353,13 +358,57 @@ def test_calls_that_test_moved_rows_move_them(head_dim: int, library: ctypes.CDL
         (64, (256, 4, 128, 32, 4), True),
         (256, (64, 4, 256, 32, 4), True),
         # As many bytes to merge as there are in few keys.
-        (64, (256, 4, 127, 32, 4), False),
+        (64, (256, 5, 127, 32, 4), False),
     ],
 )
 def test_heads_are_packed_where_merging_takes_less_than_it_saves(
     head_dim: int, sizes: tuple[int, ...], packs: bool, library: ctypes.CDLL
 ) -> None:
-    assert library.packs(head_dim, *sizes, -1, -1) == packs
+    assert library.packs(head_dim, *sizes, -1, -1, 0) == packs
+
+
+@pytest.mark.parametrize(
+    ("call", "variant"),
+    [
+        # Sequences, queries, keys, heads, group.
+        ((1, 2, 32, 8, 4), _ROWS_8),
+        ((9, 3, 70, 32, 2), _ROWS_8),  # 6 rows
+        ((200, 2, 5000, 12, 3), _ROWS_8),  # 8, of which 6 exist
+        ((34, 4, 32, 4, 4), _ROWS_16),  # 136 tiles of one head
+        ((100, 2, 127, 64, 8), _ROWS_16),
+    ],
+    ids=str,
+)
+def test_few_rows_of_packed_heads_need_no_second_kernel(
+    call: tuple[int, ...], variant: int, library: ctypes.CDLL
+) -> None:
+    for head_dim in (64, 128, 256):
+        assert library.packs(head_dim, *call, -1, -1, 0)
+        assert library.variant(head_dim, *call, -1, 0) == variant
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        (1, 2, 32, 10, 5),  # 16 rows, and all tiles of 8 run at the same time
+        (33, 4, 32, 4, 4),
+        (600, 6, 32, 4, 4),  # 24 rows
+        (600, 2, 32, 17, 17),
+        (600, 2, 32, 4, 1),
+    ],
+    ids=str,
+)
+def test_few_keys_of_heads_that_are_not_packed(call: tuple[int, ...], library: ctypes.CDLL) -> None:
+    for head_dim in (64, 128, 256):
+        assert not library.packs(head_dim, *call, -1, -1, 0)
+
+
+@pytest.mark.parametrize("what", [1, 2], ids=["modifiers", "varlen"])
+@pytest.mark.parametrize("call", [(1, 2, 4000, 8, 4), (200, 4, 4000, 16, 4)], ids=str)
+def test_calls_that_are_not_packed(call: tuple[int, ...], what: int, library: ctypes.CDLL) -> None:
+    for head_dim in (64, 128, 256):
+        assert library.packs(head_dim, *call, -1, -1, 0)
+        assert not library.packs(head_dim, *call, -1, -1, what)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
@@ -392,7 +441,7 @@ def test_calls_that_test_packed_heads_pack_them(
     head_dim: int,
     library: ctypes.CDLL,
 ) -> None:
-    assert library.packs(head_dim, batch, queries, keys, heads, group, left, right)
+    assert library.packs(head_dim, batch, queries, keys, heads, group, left, right, 0)
 
 
 @pytest.mark.parametrize(("group", "expected"), [(4, _ROWS_8), (16, _ROWS_16), (32, _SMALL_SPLIT)])

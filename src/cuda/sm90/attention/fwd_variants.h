@@ -17,7 +17,7 @@ namespace flashvar::sm90::attention {
 
 using namespace flashvar::attention;  // what all architectures share
 
-// Problems are simplified, with kPackGqaTile.
+// Problems are simplified().
 template <class Target, class Dtype, int kHeadDim, int kHeadDimV>
 struct FwdVariants {
   template <FwdVariant kVariant>
@@ -48,6 +48,13 @@ struct FwdVariants {
   // An SM runs two or three small tiles at a time, or one larger one.
   static constexpr PackGqaTile kPackGqaTile =
       kHasSmaller ? PackGqaTile{kSmallRows, 128, 3, 128} : PackGqaTile{128, 128, 1, 128};
+
+  // The problem as kernels compute it.
+  static FwdProblem simplified(const FwdProblem& call) {
+    int32_t const row_shift = few_row_shift(call);
+    return row_shift > 0 ? pack_gqa(call, row_shift)
+                         : flashvar::attention::simplified(call, kPackGqaTile);
+  }
 
   // Calls `use` with the configuration of the call's kernel and with its splits: FewSplits for few
   // rows, else SplitChoice.
@@ -104,6 +111,24 @@ struct FwdVariants {
                  ? use(Split{}, choose_splits<Split>(problem))
                  : use(General{}, kWhole);
     }
+  }
+
+  // The row_shift (KeySplits) of PackGQA of several queries per sequence, where fwd_few_kernel then
+  // computes the call: it needs no fwd_merge_kernel for the rows of packed heads, of which
+  // row_shift_of() does not know. 0: none, or row_shift_of() decides. More than 8 rows take longer,
+  // so up to that number heads are packed always, and up to 16 rows where the tiles of all heads
+  // are more than the SMs.
+  static int32_t few_row_shift(const FwdProblem& call) {
+    int32_t const queries = call.queries.seqlen;
+    if (call.queries.offsets != nullptr || queries < 2 || queries > Few<16>::kBlockQ ||
+        call.group == 1 || call.group > Few<16>::kBlockQ || call.has_modifiers()) {
+      return 0;
+    }
+    int32_t shift = 1;
+    while (1 << shift < call.group) ++shift;
+    int32_t const rows = queries << shift;
+    bool const many = call.batch * call.heads_q > kMultiprocessors;
+    return rows <= Few<8>::kBlockQ || (rows <= Few<16>::kBlockQ && many) ? shift : 0;
   }
 
   // Whether the kernel for few rows computes a call of few rows. Each of its blocks has one tile,

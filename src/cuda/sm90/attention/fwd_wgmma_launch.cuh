@@ -59,7 +59,7 @@ struct FwdWgmmaLaunch {
   // For the counter of the dynamic schedule, and for the results of splits. The same for all
   // addresses and all strides of k and v, whichever kernel they lead to (with_config).
   static uint64_t workspace(const FwdProblem& call) {
-    FwdProblem const problem = simplified(call, Variants::kPackGqaTile);
+    FwdProblem const problem = Variants::simplified(call);
     return Variants::with_config(problem, [&](auto, const auto& splits) {
       if constexpr (is_few<decltype(splits)>) {
         return counter_bytes(problem) + splits.workspace(problem);
@@ -70,7 +70,7 @@ struct FwdWgmmaLaunch {
   }
 
   static cudaError_t launch(const FwdProblem& call, int device, cudaStream_t stream) {
-    FwdProblem const problem = simplified(call, Variants::kPackGqaTile);
+    FwdProblem const problem = Variants::simplified(call);
     return Variants::with_config(problem, [&](auto config, const auto& splits) {
       if constexpr (is_few<decltype(splits)>) {
         FwdProblem split = problem;
