@@ -53,7 +53,9 @@ def test_head_dims(size: tuple[int, int], head_dim: int, mask: str, backend: str
 
 
 @pytest.mark.parametrize("heads", [(4, 2), (6, 2), (7, 1), (8, 1), (12, 1), (16, 1)], ids=str)
-@pytest.mark.parametrize("size", [(1, 2000), (1, 30_000), (3, 700), (100, 200)], ids=str)
+@pytest.mark.parametrize(
+    "size", [(1, 40), (1, 2000), (1, 30_000), (3, 700), (100, 60), (100, 200)], ids=str
+)
 def test_groups(size: tuple[int, int], heads: tuple[int, int], backend: str) -> None:
     """Heads of a group as rows of a tile; with sinks each row has its own."""
     batch, keys = size
@@ -77,6 +79,20 @@ def test_packed_sequences(heads: tuple[int, int], head_dim: int, backend: str) -
     for count in (1, 4, 16):
         caches: dict[str, Any] = {"dense_keys": True, "used": used, "heads": heads}
         check(packed(head_dim, FP16, (count,) * 6, (700,) * 6, causal=True, **caches), backend)
+
+
+@pytest.mark.parametrize("keys", [(1, 700, 0, 300), (20_000, 5), (40, 65, 1, 0) * 40], ids=len)
+@pytest.mark.parametrize("heads", [(4, 2), (7, 1), (24, 2), (32, 1)], ids=str)
+def test_heads_of_single_packed_queries(
+    heads: tuple[int, int], keys: tuple[int, ...], backend: str
+) -> None:
+    """Heads of a group are rows of a tile. Blocks look up the query; some sequences have none."""
+    for queries in ((1,) * len(keys), (1, 0) * (len(keys) // 2), (0, 1) * (len(keys) // 2)):
+        for head_dim, outside in ((64, (0, 0)), (128, (3, 5)), (256, (1, 200))):
+            given: dict[str, Any] = {"heads": heads, "outside": outside, "causal": True}
+            check(packed(head_dim, BF16, queries, keys, **given), backend)
+            sink = sinks(heads[0], FP32)
+            check(packed(head_dim, FP16, queries, keys, sinks=sink, **given), backend)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128], ids=lambda d: f"d{d}")
