@@ -3,7 +3,6 @@
 #pragma once
 #include <cstdint>
 
-#include "attention/outside_rows.cuh"
 #include "attention/problem.h"
 #include "attention/sinks.cuh"
 #include "core/math.cuh"
@@ -47,18 +46,17 @@ struct FewRow {
     bool const packed = splits.group_rows > 1, several = splits.row_shift > 0;
     int32_t const query = packed && !several ? 0 : tile.query(number);
     int32_t const member = packed ? number - (query << splits.row_shift) : 0;
-    *this = FewRow(call, tile, tile.head * (packed ? call.group : 1) + member, query);
+    uint32_t const first = tile.head * (packed ? call.group : 1);
+    *this = FewRow(call, tile.batch, call.queries.span(tile.batch), first + member, query);
     exists = exists && member < call.group;
   }
 
-  __device__ __forceinline__ FewRow(const FwdProblem& call, const QueryTile<Config>& tile,
+  __device__ __forceinline__ FewRow(const FwdProblem& call, uint32_t batch, Span span,
                                     uint32_t head_, int32_t query)
-      : head(head_) {
-    Span const span = call.queries.span(tile.batch);
-    uint32_t const batch = call.queries.offsets == nullptr ? tile.batch : 0;
-    exists = query < span.count;
-    lse = call.lse_row(tile.batch, head, span.first) + query;
-    out = call.out.data + batch * call.out.batch_stride + head * call.out.head_stride +
+      : exists(query < span.count), head(head_) {
+    lse = call.lse_row(batch, head, span.first) + query;
+    uint32_t const index = call.queries.offsets == nullptr ? batch : 0;
+    out = call.out.data + index * call.out.batch_stride + head * call.out.head_stride +
           int64_t{span.first + query} * call.out.seq_stride;
   }
 };
@@ -133,33 +131,52 @@ struct FewStore {
     }
   }
 
-  // Stores rows of varlen queries that no tile has: those of no sequence, and, as NaN, those of
-  // sequences that are longer than max_seqlen_q. By one warp of each block of the grid.
+  // Stores rows of varlen queries that no tile has. By one warp of each block of the grid. After
+  // PackGQA fwd_merge_kernel does it, where there is one.
   __device__ __forceinline__ void store_other_rows() const {
-    const KeySplits& splits = problem.splits;
-    bool const packed = splits.group_rows > 1;
-    int32_t const members = packed ? call.group : 1, block = tile.batch * splits.count + tile.split;
-    for (int32_t member = 0; member < members; ++member) {
-      uint32_t const head = tile.head * members + member;
-      store_outside_rows(call, head, block, call.batch * splits.count);
-      int32_t const count = call.queries.span(tile.batch).count;
-      for (int32_t query = packed ? 1 : kRows; query < count; ++query) spoil(head, query);
+    bool const packed = problem.splits.group_rows > 1;
+    if (packed && problem.splits.out != nullptr) return;
+    zero_rows_of_no_sequence();
+    Span const span = call.queries.span(tile.batch);
+    int32_t const members = packed ? call.group : 1;
+    for (int32_t query = packed ? 1 : kRows; query < span.count; ++query) {
+      for (int32_t member = 0; member < members; ++member) {
+        spoil(span, tile.head * members + member, query);
+      }
     }
   }
 
  private:
-  __device__ __forceinline__ void spoil(uint32_t head, int32_t query) const {
-    int const lane = ptx::thread_index() % 32;
-    float const nan = nanf("");
-    if (problem.splits.out != nullptr) {  // what fwd_merge_kernel merges; packed, it stores NaN
-      if (lane == 0 && problem.splits.group_rows == 1) problem.splits.lse[split_row(query)] = nan;
-      return;
+  // All blocks of the grid share the rows.
+  __device__ __forceinline__ void zero_rows_of_no_sequence() const {
+    int32_t const begin = call.queries.span(0).first;
+    Span const last = call.queries.span(static_cast<uint32_t>(call.batch) - 1);
+    int32_t const inside = last.first + last.count - begin;
+    int64_t const outside = int64_t{call.queries.total - inside} * call.heads_q;
+    for (int64_t i = blockIdx.x; i < outside; i += gridDim.x) {
+      int32_t const row = static_cast<int32_t>(i / call.heads_q);
+      Span const span{row < begin ? row : row + inside, 1};
+      uint32_t const head = static_cast<uint32_t>(i % call.heads_q);
+      fill(FewRow<Config>(call, 0, span, head, 0), 0.f, -infinity());
     }
-    if (tile.split != 0) return;
-    FewRow<Config> const row(call, tile, head, query);
-    if (call.lse != nullptr && lane == 0) call.lse[row.lse] = nan;
+  }
+
+  // Stores NaN for a row beyond max_seqlen_q.
+  __device__ __forceinline__ void spoil(Span span, uint32_t head, int32_t query) const {
+    float const nan = nanf("");
+    if (problem.splits.out != nullptr) {  // what fwd_merge_kernel merges
+      if (ptx::thread_index() % 32 == 0) problem.splits.lse[split_row(query)] = nan;
+    } else if (tile.split == 0) {
+      fill(FewRow<Config>(call, tile.batch, span, head, query), nan, nan);
+    }
+  }
+
+  // By one warp.
+  __device__ __forceinline__ void fill(const FewRow<Config>& row, float value, float lse) const {
+    int const lane = ptx::thread_index() % 32;
+    if (call.lse != nullptr && lane == 0) call.lse[row.lse] = lse;
     for (int32_t column = lane * 4; column < problem.head_dim_v; column += 128) {
-      store_columns(row, column, {nan, nan, nan, nan});
+      store_columns(row, column, {value, value, value, value});
     }
   }
 
