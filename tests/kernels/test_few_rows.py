@@ -171,6 +171,17 @@ def test_packed_heads_of_packed_queries(splits: int, in_cluster: bool, library: 
     library.check(_WIDE, replace(few, sinks=tuple(range(-4, 4)), used=(300, 1, 0, 130)))
 
 
+@pytest.mark.parametrize("outside", [1, 5, 40])
+@pytest.mark.parametrize(("heads", "sequences"), [(8, 1), (8, 3), (3, 4), (4, 9)], ids=str)
+def test_rows_of_no_sequence(heads: int, sequences: int, outside: int, library: Library) -> None:
+    """With fewer heads than blocks, and with more."""
+    group = heads // 2 if heads % 2 == 0 else heads
+    lengths = (1, 0, 1) * 3
+    few = FewRows(1, 40, heads, group, lengths_q=lengths[:sequences], outside=outside)
+    library.check(_WIDE, few)
+    library.check(_WIDE, replace(few, splits=2, in_cluster=True, keys=300))
+
+
 @pytest.mark.parametrize(("splits", "in_cluster"), [(1, False), (3, False), (2, True)])
 def test_second_queries_of_packed_heads(splits: int, in_cluster: bool, library: Library) -> None:
     """The bound said that there are none: they are NaN, and no others."""

@@ -147,17 +147,21 @@ struct FewStore {
   }
 
  private:
-  // All blocks of the grid share the rows.
+  // All blocks of the grid share the rows: a head has several blocks, or a block several heads.
   __device__ __forceinline__ void zero_rows_of_no_sequence() const {
     int32_t const begin = call.queries.span(0).first;
     Span const last = call.queries.span(static_cast<uint32_t>(call.batch) - 1);
     int32_t const inside = last.first + last.count - begin;
-    int64_t const outside = int64_t{call.queries.total - inside} * call.heads_q;
-    for (int64_t i = blockIdx.x; i < outside; i += gridDim.x) {
-      int32_t const row = static_cast<int32_t>(i / call.heads_q);
-      Span const span{row < begin ? row : row + inside, 1};
-      uint32_t const head = static_cast<uint32_t>(i % call.heads_q);
-      fill(FewRow<Config>(call, 0, span, head, 0), 0.f, -infinity());
+    int32_t const outside = call.queries.total - inside;
+    if (outside == 0) return;
+    uint32_t const heads = call.heads_q, blocks = max(gridDim.x / heads, 1u);  // of a head
+    uint32_t const block = blockIdx.x / heads;
+    if (block >= blocks) return;
+    for (uint32_t head = blockIdx.x % heads; head < heads; head += gridDim.x) {
+      for (int32_t i = block; i < outside; i += blocks) {
+        Span const span{i < begin ? i : i + inside, 1};
+        fill(FewRow<Config>(call, 0, span, head, 0), 0.f, -infinity());
+      }
     }
   }
 
