@@ -1,4 +1,4 @@
-"""At most 16 rows per tile: decoding. Kernels of 9.0 have tiles of 8 and 16 rows for it.
+"""At most 32 rows per tile: decoding. Kernels of 9.0 have tiles of 8, 16 and 32 rows for it.
 
 A tile is one block, or a few that merge its results in shared memory, or more that write them for
 another kernel to merge, by the numbers of tiles and keys. Blocks share SMs where they are many.
@@ -48,11 +48,17 @@ def test_head_dims(size: tuple[int, int], head_dim: int, mask: str, backend: str
     batch, keys = size
     for rows, dtype in ((1, BF16), (7, FP16), (13, BF16)):
         check(dense(head_dim, dtype, (rows, keys), (2, 2), batch, **MASKS[mask]), backend)
-    call = dense(head_dim, BF16, (2, keys), (8, 2), batch, other_head_dim(head_dim), **MASKS[mask])
-    check(call, backend)
+    for rows in (2, 8):
+        call = dense(head_dim, BF16, (rows, keys), (8, 2), batch, **MASKS[mask])
+        check(call, backend)
+    other = other_head_dim(head_dim)
+    check(dense(head_dim, BF16, (2, keys), (8, 2), batch, other, **MASKS[mask]), backend)
+    check(dense(head_dim, FP16, (6, keys), (8, 2), batch, other, **MASKS[mask]), backend)
 
 
-@pytest.mark.parametrize("heads", [(4, 2), (6, 2), (7, 1), (8, 1), (12, 1), (16, 1)], ids=str)
+@pytest.mark.parametrize(
+    "heads", [(4, 2), (6, 2), (7, 1), (8, 1), (12, 1), (16, 1), (32, 1)], ids=str
+)
 @pytest.mark.parametrize(
     "size", [(1, 40), (1, 2000), (1, 30_000), (3, 700), (100, 60), (100, 200)], ids=str
 )

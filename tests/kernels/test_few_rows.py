@@ -1,4 +1,4 @@
-"""The attention forward for at most 16 rows, run on the host."""
+"""The attention forward for at most 32 rows, run on the host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _NARROW = Config("fp16", 64, 64, 16)
 _PART_OF_A_LINE = Config("bf16", 80, 80, 16)
 _WIDE_V = Config("fp16", 64, 128, 8)
 _WIDE_K = Config("bf16", 192, 128, 16)
-_CONFIGS = (_WIDE, _NARROW, _PART_OF_A_LINE, _WIDE_V, _WIDE_K)
+_TALL = Config("bf16", 96, 96, 32)
+_CONFIGS = (_WIDE, _NARROW, _PART_OF_A_LINE, _WIDE_V, _WIDE_K, _TALL)
 _CAUSAL = (-1, 0)
 # How the keys of a tile are divided: number of splits, whether they are a cluster.
 _SPLITS = [(1, False), (2, False), (11, False), (3, True), (8, True)]
@@ -36,7 +37,11 @@ def test_keys(config: Config, keys: int, library: Library) -> None:
 
 @pytest.mark.parametrize(
     ("config", "queries"),
-    [(config, queries) for config in (_WIDE, _NARROW) for queries in range(1, config.rows + 1)],
+    [
+        (config, queries)
+        for config in (_WIDE, _NARROW, _TALL)
+        for queries in range(1, config.rows + 1)
+    ],
     ids=str,
 )
 def test_rows(config: Config, queries: int, library: Library) -> None:
@@ -89,16 +94,23 @@ def test_splits(few: FewRows, splits: int, in_cluster: bool, library: Library) -
     library.check(_WIDE, replace(few, splits=splits, in_cluster=in_cluster))
 
 
+@pytest.mark.parametrize(("splits", "in_cluster"), _SPLITS)
+def test_splits_of_32_rows(splits: int, in_cluster: bool, library: Library) -> None:
+    few = FewRows(30, 700, 2, batch=2, window=_CAUSAL, splits=splits, in_cluster=in_cluster)
+    library.check(_TALL, few)
+    library.check(_TALL, replace(few, used=(0, 333), sinks=(1.5, -2.0)))
+
+
 @pytest.mark.parametrize("window", [(-1, 0), (0, 0), (20, 5), (130, 0), (-1, 40), (64, -1)])
 @pytest.mark.parametrize("keys", [4, 150, 400])
-@pytest.mark.parametrize("config", [_WIDE, _NARROW, _PART_OF_A_LINE], ids=str)
+@pytest.mark.parametrize("config", [_WIDE, _NARROW, _PART_OF_A_LINE, _TALL], ids=str)
 def test_windows(config: Config, keys: int, window: tuple[int, int], library: Library) -> None:
     """With fewer keys than queries some rows see none."""
     library.check(config, FewRows(config.rows - 1, keys, window=window))
 
 
 @pytest.mark.parametrize("scale", [-1.5, -0.1, 0.0, 0.02, 4.0])
-@pytest.mark.parametrize("config", [_WIDE, _NARROW], ids=str)
+@pytest.mark.parametrize("config", [_WIDE, _NARROW, _TALL], ids=str)
 def test_scales(config: Config, scale: float, library: Library) -> None:
     """Of both signs; with large ones the maximum rises from block to block."""
     library.check(config, FewRows(config.rows, 450, scale=scale, window=(400, 3)))
@@ -116,7 +128,7 @@ def test_very_negative_scores(splits: int, in_cluster: bool, library: Library) -
 
 @pytest.mark.parametrize("packed_keys", [False, True], ids=["dense", "packed"])
 @pytest.mark.parametrize("used", [(0,), (1,), (2,), (63,), (64,), (65,), (200,), (299,)], ids=str)
-@pytest.mark.parametrize("config", [_WIDE, _NARROW, _PART_OF_A_LINE], ids=str)
+@pytest.mark.parametrize("config", [_WIDE, _NARROW, _PART_OF_A_LINE, _TALL], ids=str)
 def test_keys_after_those_in_use_count_for_nothing(
     config: Config, used: tuple[int], packed_keys: bool, library: Library
 ) -> None:
@@ -147,7 +159,10 @@ def test_packed_heads(
 
 
 def test_many_rows_of_packed_heads(library: Library) -> None:
-    """All 16 rows; those of 11 heads, which leave 5; 5 members of 8."""
+    """All rows; those of 11 heads, which leave 5; 5 members of 8."""
+    library.check(_TALL, FewRows(8, 200, 8, 4, row_shift=2, window=_CAUSAL))
+    library.check(_TALL, FewRows(1, 300, 62, 31, sinks=tuple(range(62)), splits=2))
+    library.check(_TALL, FewRows(3, 200, 10, 5, row_shift=3, splits=2, in_cluster=True))
     library.check(_NARROW, FewRows(4, 200, 8, 4, row_shift=2, window=_CAUSAL))
     library.check(_NARROW, FewRows(1, 200, 22, 11, window=(100, 0), sinks=tuple(range(22))))
     library.check(_NARROW, FewRows(2, 200, 10, 5, row_shift=3, splits=2, in_cluster=True))

@@ -31,9 +31,11 @@ extern "C" void splits(int32_t head_dim, int32_t batch, int32_t rows, int32_t ke
                        int32_t left, int64_t* found) {
   FwdProblem problem = made(batch, rows, keys, heads, 1, left);
   problem.head_dim = problem.head_dim_v = head_dim;
-  head_dim <= 64    ? choose<Few<64>>(problem, found)
-  : head_dim == 128 ? choose<Few<128>>(problem, found)
-                    : choose<Few<256>>(problem, found);
+  bool const few = rows <= 8;
+  head_dim <= 64    ? few ? choose<Few<64>>(problem, found) : choose<Few<64, 32>>(problem, found)
+  : head_dim == 128 ? few ? choose<Few<128>>(problem, found) : choose<Few<128, 32>>(problem, found)
+  : few             ? choose<Few<256>>(problem, found)
+                    : choose<Few<256, 32>>(problem, found);
 }
 
 template <class Config>
@@ -109,10 +111,11 @@ def sharing(
 
 
 @pytest.mark.parametrize("left", [-1, 0, 300], ids=lambda left: f"left {left}")
-@pytest.mark.parametrize(("head_dim", "step"), _HEAD_DIMS.items())
-def test_every_split_has_work(head_dim: int, step: int, left: int, library: ctypes.CDLL) -> None:
+@pytest.mark.parametrize("rows", [4, 24], ids=lambda rows: f"{rows} rows")
+@pytest.mark.parametrize("head_dim", _HEAD_DIMS)
+def test_every_split_has_work(head_dim: int, rows: int, left: int, library: ctypes.CDLL) -> None:
     """And splits are a cluster, or merged by a second kernel, whatever the sizes of the call."""
-    rows = 4
+    step = _HEAD_DIMS[head_dim] if rows <= 16 else 64
     for batch, keys, heads in product(
         (0, 1, 2, 7, 13, 33, 51, 67, 133, 265, 2000),
         (0, 1, 64, 65, 129, 500, 1217, 4096, 8192, 65537, 200000),
@@ -162,6 +165,24 @@ def test_choices(
     call: tuple[int, int, int, int], expected: tuple[int, bool], library: ctypes.CDLL
 ) -> None:
     assert splits(library, *call)[:2] == expected
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        ((128, 2, 10006, 4), (8, True)),
+        ((128, 4, 2243, 8), (3, True)),
+        ((128, 8, 15142, 8), (2, False)),
+        ((64, 1, 30000, 8), (14, False)),
+        ((128, 16, 8000, 8), (1, False)),
+    ],
+    ids=str,
+)
+def test_choices_with_32_rows(
+    call: tuple[int, int, int, int], expected: tuple[int, bool], library: ctypes.CDLL
+) -> None:
+    """A step takes longer: two warps read the same keys."""
+    assert splits(library, *call, rows=32)[:2] == expected
 
 
 def test_a_second_kernel_costs_more_than_a_cluster(library: ctypes.CDLL) -> None:

@@ -22,7 +22,7 @@ int variant_of(const FwdProblem& call) {
   return Variants::with_config(problem, [](auto config, auto splits) {
     using C = decltype(config);
     if constexpr (std::is_same_v<decltype(splits), FewSplits>) {
-      return C::kBlockQ == 8 ? 9 : 10;
+      return C::kBlockQ == 8 ? 9 : C::kBlockQ == 16 ? 10 : 11;
     } else {
       if (C::kShiftsK || C::kShiftsV) return static_cast<int>(FwdVariant::kLines);
       if (C::kOneCtaPerSM) return static_cast<int>(FwdVariant::kSmallSplit);
@@ -39,7 +39,7 @@ int variant_up_to(int32_t head_dim, const FwdProblem& call) {
                          : variant_of<64>(call);
 }
 
-// The call's FwdVariant; 9 and 10 stand for the kernel for 8 and for 16 rows.
+// The call's FwdVariant; 9, 10 and 11 stand for the kernel for 8, for 16 and for 32 rows.
 extern "C" int variant(int32_t head_dim, int32_t batch, int32_t queries, int32_t keys,
                        int32_t heads, int32_t group, int32_t right, int32_t what) {
   static float sinks[1];
@@ -121,7 +121,7 @@ extern "C" int packs(int32_t head_dim, int32_t batch, int32_t queries, int32_t k
 _GENERAL, _MEDIUM, _SMALL, _SPLIT, _SMALL_SPLIT, _MODIFIERS, _SMALL_MODIFIERS, _LINES, _WIDE = (
     range(9)
 )
-_ROWS_8, _ROWS_16 = 9, 10
+_ROWS_8, _ROWS_16, _ROWS_32 = 9, 10, 11
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         (64, (1, 512, 50176, 8, 1, -1), _SPLIT),
         (64, (1, 65, 8192, 8, 1, -1), _SPLIT),
         (64, (1, 64, 8192, 8, 1, -1), _SMALL_SPLIT),
-        (128, (1, 5, 8192, 32, 4, 0), _SMALL_SPLIT),  # 20 rows of packed heads
+        (128, (1, 9, 8192, 32, 4, 0), _SMALL_SPLIT),  # 36 rows of packed heads
         (128, (1, 17, 8192, 8, 1, 0), _SMALL_SPLIT),
         (128, (1, 17, 512, 8, 1, -1), _SMALL_SPLIT),
         (128, (32, 17, 4096, 8, 1, -1), _SMALL),  # 256 tiles, two for each SM
@@ -211,10 +211,16 @@ def test_the_forward_takes_the_tiles_that_waste_least(
         (128, (50, 1, 4096, 32, 4, -1), _SMALL),
         # Any number of tiles whose results others would have to merge.
         (128, (256, 4, 4096, 32, 4, -1), _ROWS_16),
-        (128, (256, 5, 4096, 32, 4, -1), _SMALL_SPLIT),
+        (128, (256, 5, 4096, 32, 4, -1), _ROWS_32),
+        (128, (256, 9, 4096, 32, 4, -1), _SMALL_SPLIT),
+        (256, (256, 5, 4096, 32, 4, -1), _ROWS_32),
         # Above head dim 128 no others have small tiles.
         (256, (512, 1, 4096, 8, 1, -1), _ROWS_8),
+        # More than 16 rows only of packed heads, and not more tiles than SMs.
         (256, (512, 17, 4096, 8, 1, -1), _GENERAL),
+        (128, (132, 1, 200, 32, 32, -1), _ROWS_32),
+        (128, (133, 1, 200, 32, 32, -1), _SMALL),
+        (256, (133, 1, 200, 32, 32, -1), _GENERAL),
     ],
 )
 def test_few_rows_have_a_kernel(
@@ -358,7 +364,7 @@ def test_calls_that_test_moved_rows_move_them(head_dim: int, library: ctypes.CDL
         (64, (256, 4, 128, 32, 4), True),
         (256, (64, 4, 256, 32, 4), True),
         # As many bytes to merge as there are in few keys.
-        (64, (256, 5, 127, 32, 4), False),
+        (64, (256, 9, 127, 32, 4), False),
     ],
 )
 def test_heads_are_packed_where_merging_takes_less_than_it_saves(
@@ -376,6 +382,8 @@ def test_heads_are_packed_where_merging_takes_less_than_it_saves(
         ((200, 2, 5000, 12, 3), _ROWS_8),  # 8, of which 6 exist
         ((34, 4, 32, 4, 4), _ROWS_16),  # 136 tiles of one head
         ((100, 2, 127, 64, 8), _ROWS_16),
+        ((100, 3, 127, 64, 8), _ROWS_32),
+        ((9, 2, 40, 16, 16), _ROWS_32),  # 144 tiles of one head
     ],
     ids=str,
 )
@@ -392,8 +400,9 @@ def test_few_rows_of_packed_heads_need_no_second_kernel(
     [
         (1, 2, 32, 10, 5),  # 16 rows, and all tiles of 8 run at the same time
         (33, 4, 32, 4, 4),
-        (600, 6, 32, 4, 4),  # 24 rows
-        (600, 2, 32, 17, 17),
+        (16, 8, 32, 8, 4),
+        (600, 10, 32, 4, 4),  # 40 rows
+        (600, 2, 32, 33, 33),
         (600, 2, 32, 4, 1),
     ],
     ids=str,
@@ -444,7 +453,9 @@ def test_calls_that_test_packed_heads_pack_them(
     assert library.packs(head_dim, batch, queries, keys, heads, group, left, right, 0)
 
 
-@pytest.mark.parametrize(("group", "expected"), [(4, _ROWS_8), (16, _ROWS_16), (32, _SMALL_SPLIT)])
+@pytest.mark.parametrize(
+    ("group", "expected"), [(4, _ROWS_8), (16, _ROWS_16), (32, _ROWS_32), (64, _SMALL_SPLIT)]
+)
 def test_two_kernels_add_the_sinks_of_packed_groups(
     group: int, expected: int, library: ctypes.CDLL
 ) -> None:

@@ -1,8 +1,9 @@
-// Attention forward for at most 16 rows, as decoding has: with wgmma three quarters of a tile or
-// more would not exist. Scores are transposed, so that their rows are keys, and all lanes have
+// Attention forward for at most 32 rows, as decoding has: with wgmma half of a tile or more
+// would not exist. Scores are transposed, so that their rows are keys, and all lanes have
 // elements of rows that exist. Each of four warps goes through a quarter of the keys of each block
-// by itself, with mma.sync; the warps' results are merged once. A fifth warp issues the TMA loads.
-// A block has one tile, or one split of it. Device code only; launched by fwd_few_launch.cuh.
+// by itself, with mma.sync, or with 32 rows through half of the keys for half of the rows; the
+// warps' results are merged once. A fifth warp issues the TMA loads. A block has one tile, or one
+// split of it. Device code only; launched by fwd_few_launch.cuh.
 #pragma once
 #include <cstdint>
 
@@ -20,12 +21,12 @@ namespace flashvar::sm90::attention {
 
 struct FewArgs {
   FwdProblem problem;  // simplified, with its splits
-  FwdProblem call;     // as it was before
   CUtensorMap q, k, v;
   Divisor heads_divisor, group_divisor, splits_divisor;  // heads: of all splits
   uint32_t heads;
   uint32_t stages;  // buffers of K, and of V
   bool in_cluster;  // FewSplits
+  FewOutput call;
 };
 
 // Position in a ring of buffers, as PipelineState, for a number of stages known at launch.
@@ -70,12 +71,11 @@ __device__ __forceinline__ void few_consume(const FewArgs& args, const FewSmem<C
   using Consumer = FewConsumer<Config>;
   const FwdProblem& problem = args.problem;
   bool const foreign_tail = problem.has_foreign_tail();
-  int const warp = ptx::thread_index() / 32;
   auto const release = [](uint32_t barrier) {
     __syncwarp();  // all lanes have read the buffer
     if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(barrier);
   };
-  Consumer consumer;
+  Consumer consumer(ptx::thread_index() / 32);
   if (tile.has_keys()) {
     ptx::mbarrier_wait(smem.full_q(), 0);  // Q is loaded
     consumer.load_q(smem.q());
@@ -83,17 +83,17 @@ __device__ __forceinline__ void few_consume(const FewArgs& args, const FewSmem<C
   RingPosition at;
 #pragma unroll 1
   for (int32_t n = tile.end - 1; n >= tile.begin; --n) {
-    int32_t const first_key = n * Config::kBlockKV + warp * Consumer::kKeys;
+    int32_t const first_key = n * Config::kBlockKV + consumer.first_key;
     ptx::mbarrier_wait(smem.full_k(at.stage), at.phase);  // K(n) is loaded
-    consumer.multiply_k(smem.k(at.stage), warp);
+    consumer.multiply_k(smem.k(at.stage));
     release(smem.empty_k(at.stage));
     consumer.softmax_step(problem, tile, first_key);
     ptx::mbarrier_wait(smem.full_v(at.stage), at.phase);  // V(n) is loaded
     int32_t const existing = tile.mask.seqlen_k - first_key;
     if (foreign_tail && existing < Consumer::kKeys) {
-      consumer.template multiply_v<true>(smem.v(at.stage), warp, existing);
+      consumer.template multiply_v<true>(smem.v(at.stage), existing);
     } else {
-      consumer.template multiply_v<false>(smem.v(at.stage), warp, existing);
+      consumer.template multiply_v<false>(smem.v(at.stage), existing);
     }
     release(smem.empty_v(at.stage));
     at.advance(args.stages);

@@ -15,7 +15,7 @@ inline constexpr int kMaxCluster = 8;  // blocks of a cluster: CUDA's largest po
 // Number of the named barrier of those warps.
 enum : uint32_t { kFewResults = 1 };
 
-// kRows: rows of a tile, 8 or 16.
+// kRows: rows of a tile, 8, 16 or 32.
 template <class Target, class Dtype_, int kHeadDim_, int kHeadDimV_, int kRows>
 struct FewConfig {
   using Dtype = Dtype_;
@@ -23,11 +23,14 @@ struct FewConfig {
   static constexpr int kHeadDim = ceil_div(kHeadDim_, 16) * 16;
   static constexpr int kHeadDimV = ceil_div(kHeadDimV_, 16) * 16;
   static constexpr int kBlockQ = kRows;
+  // A warp has up to 16 rows. It shares a block's keys with the other warps of its rows.
+  static constexpr int kWarpRows = std::min(kRows, 16);
+  static constexpr int kKeyWarps = kFewWarps * kWarpRows / kRows;
   // Keys of a step. Measured (docs/hopper-ledger.md, "A kernel for few rows"): fewer between 64
   // and 128, where rows are not whole lines of memory, and above 128, where three stages of more
-  // would not fit.
+  // would not fit. With 32 rows a warp has as many then as with 16.
   static constexpr int kLargest = std::max(kHeadDim, kHeadDimV);
-  static constexpr int kBlockKV = kLargest <= 64 || kLargest == 128 ? 128 : 64;
+  static constexpr int kBlockKV = kRows <= 16 && (kLargest <= 64 || kLargest == 128) ? 128 : 64;
   static constexpr int kThreads = 32 * (kFewWarps + 1);
   static constexpr int kMaxStages = 3;  // buffers of K, and of V
   // The most blocks that share an SM, as registers allow without a spill.
@@ -44,13 +47,13 @@ struct FewConfig {
   static constexpr int kBytesV = kColBlocksV * kColBlockBytesKV;
   static constexpr int kStageBytes = kBytesK + kBytesV;
   static constexpr int kBarrierBytes = 1024;
-  // The results of a warp or of a block (FewResults).
+  // The results of a warp, and of all of them with those of the block (FewResults).
   static constexpr int kPitch = kHeadDimV + 4;  // rows begin in other banks
-  static constexpr int kBytesResults = kRows * (kPitch + 4) * 4;
+  static constexpr int kWarpResults = kWarpRows * (kPitch + 4) * 4;
+  static constexpr int kBytesResults = kFewWarps * kWarpResults + kRows * (kPitch + 4) * 4;
 
   static constexpr int shared_memory(int stages) {
-    return kBarrierBytes + kBytesQ +
-           std::max(stages * kStageBytes, (kFewWarps + 1) * kBytesResults);
+    return kBarrierBytes + kBytesQ + std::max(stages * kStageBytes, kBytesResults);
   }
   // The most stages with which so many blocks fit an SM.
   static constexpr int stages_that_fit(int blocks) {

@@ -18,17 +18,20 @@ namespace flashvar::sm90::attention {
 template <class Config>
 struct FewConsumer {
   using Dtype = typename Config::Dtype;
-  static constexpr int kKeys = Config::kBlockKV / kFewWarps;  // of a block, of a warp
+  static constexpr int kKeys = Config::kBlockKV / Config::kKeyWarps;  // of a block, of a warp
   static constexpr int kTiles = kKeys / 16;
   static constexpr int kSteps = Config::kHeadDim / 16, kTilesV = Config::kHeadDimV / 16;
-  static constexpr int kRows = Config::kBlockQ, kN = kRows / 8;
+  static constexpr int kRows = Config::kWarpRows, kN = kRows / 8;
+  int32_t first_row, first_key;             // of the tile, of a block
   uint32_t rQ[kN][kSteps + kSteps % 2][2];  // operand B of S; ldmatrix loads two steps at a time
   float rS[kN][kTiles][4];
   float rO[kN][kTilesV][4];
   // Of the thread's queries. The maximum is that of unscaled scores; -inf: no key seen yet.
   float running_max[kN][2], row_sum[kN][2];
 
-  __device__ __forceinline__ FewConsumer() {
+  __device__ __forceinline__ explicit FewConsumer(int warp)
+      : first_row(kRows == Config::kBlockQ ? 0 : warp / Config::kKeyWarps * kRows),
+        first_key((kRows == Config::kBlockQ ? warp : warp % Config::kKeyWarps) * kKeys) {
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
 #pragma unroll
@@ -40,23 +43,23 @@ struct FewConsumer {
 
   __device__ __forceinline__ void load_q(uint32_t sQ) {
     int const lane = ptx::thread_index() % 32;
+    uint32_t const rows = sQ + (first_row + lane % 8) * 128;
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
 #pragma unroll
       for (int k = 0; k < kSteps; k += 2) {
         uint32_t r[4];
         uint32_t const unit = (k % 4 * 2 + lane / 8) ^ (lane % 8);
-        ptx::ldmatrix_x4(
-            r, sQ + k / 4 * Config::kColBlockBytesQ + (n * 8 + lane % 8) * 128 + unit * 16);
+        ptx::ldmatrix_x4(r, rows + k / 4 * Config::kColBlockBytesQ + n * 8 * 128 + unit * 16);
         rQ[n][k][0] = r[0], rQ[n][k][1] = r[1], rQ[n][k + 1][0] = r[2], rQ[n][k + 1][1] = r[3];
       }
     }
   }
 
   // rS = K Q^T for the warp's keys.
-  __device__ __forceinline__ void multiply_k(uint32_t sK, int warp) {
+  __device__ __forceinline__ void multiply_k(uint32_t sK) {
     int const lane = ptx::thread_index() % 32;
-    uint32_t const rows = sK + (warp * kKeys + lane % 16) * 128;
+    uint32_t const rows = sK + (first_key + lane % 16) * 128;
 #pragma unroll
     for (int i = 0; i < kScores; ++i) score(i) = 0.f;
 #pragma unroll
@@ -74,17 +77,16 @@ struct FewConsumer {
     }
   }
 
-  // Masks scores, and computes P in rS. first_key: the warp's.
+  // Masks scores, and computes P in rS. key: the warp's first of the sequence.
   __device__ __forceinline__ void softmax_step(const FwdProblem& problem,
-                                               const QueryTile<Config>& tile, int32_t first_key) {
+                                               const QueryTile<Config>& tile, int32_t key) {
     float const sign = problem.score_sign, scale = problem.scale_log2;
     if (sign != 1.f) {
 #pragma unroll
       for (int i = 0; i < kScores; ++i) score(i) *= sign;
     }
-    if (tile.mask.hides_any(tile.query(0), tile.query(kRows - 1), first_key, first_key + kKeys)) {
-      hide(tile, first_key);
-    }
+    int32_t const first = tile.query(first_row), last = tile.query(first_row + kRows - 1);
+    if (tile.mask.hides_any(first, last, key, key + kKeys)) hide(tile, key);
     float highest[2 * kN];
     bool raises = false;
 #pragma unroll
@@ -108,9 +110,9 @@ struct FewConsumer {
   // rO += V^T P^T for the warp's keys. With kTail `existing` of them are in use; the others' values
   // may be NaN.
   template <bool kTail>
-  __device__ __forceinline__ void multiply_v(uint32_t sV, int warp, int32_t existing) {
+  __device__ __forceinline__ void multiply_v(uint32_t sV, int32_t existing) {
     int const lane = ptx::thread_index() % 32;
-    uint32_t const rows = sV + (warp * kKeys + lane / 16 * 8 + lane % 8) * 128;
+    uint32_t const rows = sV + (first_key + lane / 16 * 8 + lane % 8) * 128;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       uint32_t b[kN][2];
@@ -144,15 +146,15 @@ struct FewConsumer {
     return rS[i / (4 * kTiles)][i / 4 % kTiles][i % 4];
   }
 
-  __device__ __forceinline__ void hide(const QueryTile<Config>& tile, int32_t first_key) {
+  __device__ __forceinline__ void hide(const QueryTile<Config>& tile, int32_t first) {
     int const lane = ptx::thread_index() % 32;
 #pragma unroll
     for (int j = 0; j < 2 * kN; ++j) {
-      int32_t const query = tile.query(j / 2 * 8 + lane % 4 * 2 + j % 2);
+      int32_t const query = tile.query(first_row + j / 2 * 8 + lane % 4 * 2 + j % 2);
       int32_t const begin = tile.mask.key_begin(query), end = tile.mask.key_end(query);
 #pragma unroll
       for (int i = j % 2; i < 4 * kTiles; i += 2) {
-        int32_t const key = first_key + i / 4 * 16 + i / 2 % 2 * 8 + lane / 4;
+        int32_t const key = first + i / 4 * 16 + i / 2 % 2 * 8 + lane / 4;
         if (key < begin || key >= end) score(j / 2 * 4 * kTiles + i) = -infinity();
       }
     }

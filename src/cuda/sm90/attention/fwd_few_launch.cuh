@@ -28,7 +28,7 @@ cudaError_t launch_fwd_few(const FwdProblem& call, FwdProblem problem, FewSplits
   }
   FewArgs args;
   args.problem = problem;
-  args.call = call;
+  args.call = FewOutput(call);
   TensorMapEncoder const encoder{problem, tensor_map_type<typename Config::Dtype>()};
   cudaError_t error = encoder.members(args.q, problem.q, problem.head_dim, Config::kBlockQ);
   if (error == cudaSuccess) {

@@ -17,10 +17,8 @@ namespace flashvar::sm90::attention {
 
 // A warp's or a block's results: rows of O in fp32, then of each row the maximum of its scores,
 // then of each row the sum of P.
-template <class Config>
+template <int kPitch, int kRows>
 struct FewResults {
-  static constexpr int kRows = Config::kBlockQ;
-  static constexpr int kPitch = Config::kPitch;
   uint32_t base;
 
   __device__ __forceinline__ uint32_t out(int row, int column) const {
@@ -32,6 +30,29 @@ struct FewResults {
   __device__ __forceinline__ uint32_t sum(int row) const { return maximum(kRows + row); }
 };
 
+// The results of the call, as it was before PackGQA. Kernel parameters that are first read at the
+// end delay it, so there are few, and one of them is read at the start.
+struct FewOutput {
+  Sequences queries;
+  Tensor out;
+  float* lse;
+  int32_t heads, group;
+
+  FewOutput() = default;
+  explicit FewOutput(const FwdProblem& call)
+      : queries(call.queries),
+        out(call.out),
+        lse(call.lse),
+        heads(call.heads_q),
+        group(call.group) {}
+
+  // As FwdProblem::lse_row().
+  __device__ __forceinline__ int64_t lse_row(uint32_t batch, uint32_t head, int32_t first) const {
+    return queries.offsets != nullptr ? int64_t{head} * queries.total + first
+                                      : (int64_t{batch} * heads + head) * queries.seqlen;
+  }
+};
+
 // Where a row's results go: to a query and a head of the call. With PackGQA a row is a query of a
 // member of the tile's group.
 template <class Config>
@@ -41,7 +62,7 @@ struct FewRow {
   int64_t lse;
   uint16_t* out;
 
-  __device__ __forceinline__ FewRow(const FwdProblem& call, const QueryTile<Config>& tile,
+  __device__ __forceinline__ FewRow(const FewOutput& call, const QueryTile<Config>& tile,
                                     const KeySplits& splits, int32_t number) {
     bool const packed = splits.group_rows > 1, several = splits.row_shift > 0;
     int32_t const query = packed && !several ? 0 : tile.query(number);
@@ -51,7 +72,7 @@ struct FewRow {
     exists = exists && member < call.group;
   }
 
-  __device__ __forceinline__ FewRow(const FwdProblem& call, uint32_t batch, Span span,
+  __device__ __forceinline__ FewRow(const FewOutput& call, uint32_t batch, Span span,
                                     uint32_t head_, int32_t query)
       : exists(query < span.count), head(head_) {
     lse = call.lse_row(batch, head, span.first) + query;
@@ -99,12 +120,14 @@ __device__ __forceinline__ float4 times(float4 x, float factor) {
 template <class Config>
 struct FewStore {
   using Dtype = typename Config::Dtype;
-  using Results = FewResults<Config>;
-  using Merge = FewMerge<kFewWarps>;
-  static constexpr int kRows = Config::kBlockQ, kThreads = 32 * kFewWarps;
+  static constexpr int kRows = Config::kBlockQ, kWarpRows = Config::kWarpRows;
+  static constexpr int kKeyWarps = Config::kKeyWarps, kThreads = 32 * kFewWarps;
+  using WarpResults = FewResults<Config::kPitch, kWarpRows>;
+  using BlockResults = FewResults<Config::kPitch, kRows>;
+  using Merge = FewMerge<kKeyWarps>;
   static constexpr int kLanes = kThreads / kRows;  // threads of a row
-  const FwdProblem& call;                          // as it was before PackGQA
-  const FwdProblem& problem;                       // as it is computed
+  const FewOutput& call;
+  const FwdProblem& problem;
   const QueryTile<Config>& tile;
   uint32_t smem;
   bool in_cluster;
@@ -114,11 +137,12 @@ struct FewStore {
     write(consumer);
     ptx::named_barrier_sync(kFewResults, kThreads);  // the results of all warps are written
     int const row = ptx::thread_index() / kLanes;
-    float maxima[kFewWarps], sums[kFewWarps];
+    float maxima[kKeyWarps], sums[kKeyWarps];
 #pragma unroll
-    for (int i = 0; i < kFewWarps; ++i) {
-      maxima[i] = ptx::shared_load(of_warp(i).maximum(row));
-      sums[i] = ptx::shared_load(of_warp(i).sum(row));
+    for (int i = 0; i < kKeyWarps; ++i) {
+      WarpResults const from = of_warp(first_warp(row) + i);
+      maxima[i] = ptx::shared_load(from.maximum(row_of_warp(row)));
+      sums[i] = ptx::shared_load(from.sum(row_of_warp(row)));
     }
     Merge const merge(maxima, sums, problem.scale_log2);
     if (!in_cluster) {
@@ -150,11 +174,11 @@ struct FewStore {
   // All blocks of the grid share the rows: a head has several blocks, or a block several heads.
   __device__ __forceinline__ void zero_rows_of_no_sequence() const {
     int32_t const begin = call.queries.span(0).first;
-    Span const last = call.queries.span(static_cast<uint32_t>(call.batch) - 1);
+    Span const last = call.queries.span(static_cast<uint32_t>(problem.batch) - 1);
     int32_t const inside = last.first + last.count - begin;
     int32_t const outside = call.queries.total - inside;
     if (outside == 0) return;
-    uint32_t const heads = call.heads_q, blocks = max(gridDim.x / heads, 1u);  // of a head
+    uint32_t const heads = call.heads, blocks = max(gridDim.x / heads, 1u);  // of a head
     uint32_t const block = blockIdx.x / heads;
     if (block >= blocks) return;
     for (uint32_t head = blockIdx.x % heads; head < heads; head += gridDim.x) {
@@ -184,10 +208,19 @@ struct FewStore {
     }
   }
 
-  __device__ __forceinline__ Results of_warp(int warp) const {
-    return {smem + warp * Config::kBytesResults};
+  __device__ __forceinline__ WarpResults of_warp(int warp) const {
+    return {smem + warp * Config::kWarpResults};
   }
-  __device__ __forceinline__ Results of_block() const { return of_warp(kFewWarps); }
+  // The first of the warps that have a row, and the row's number there.
+  static __device__ __forceinline__ int first_warp(int row) {
+    return kRows == kWarpRows ? 0 : row / kWarpRows * kKeyWarps;
+  }
+  static __device__ __forceinline__ int row_of_warp(int row) {
+    return kRows == kWarpRows ? row : row % kWarpRows;
+  }
+  __device__ __forceinline__ BlockResults of_block() const {
+    return {smem + kFewWarps * Config::kWarpResults};
+  }
   __device__ __forceinline__ bool is_first_of_row() const {
     return ptx::thread_index() % kLanes == 0;
   }
@@ -195,9 +228,9 @@ struct FewStore {
   // Writes a warp's results to shared memory.
   __device__ __forceinline__ void write(const FewConsumer<Config>& consumer) const {
     int const lane = ptx::thread_index() % 32;
-    Results const to = of_warp(ptx::thread_index() / 32);
+    WarpResults const to = of_warp(ptx::thread_index() / 32);
 #pragma unroll
-    for (int j = 0; j < kRows / 4; ++j) {
+    for (int j = 0; j < kWarpRows / 4; ++j) {
       int const row = j / 2 * 8 + lane % 4 * 2 + j % 2;
       float sum = consumer.row_sum[j / 2][j % 2];
 #pragma unroll
@@ -224,8 +257,9 @@ struct FewStore {
     for (int32_t c = ptx::thread_index() % kLanes * 4; c < problem.head_dim_v; c += 4 * kLanes) {
       float4 total = {};
 #pragma unroll
-      for (int i = 0; i < kFewWarps; ++i) {
-        total = add_weighted(total, merge.weights[i], ptx::shared_load4(of_warp(i).out(row, c)));
+      for (int i = 0; i < kKeyWarps; ++i) {
+        uint32_t const from = of_warp(first_warp(row) + i).out(row_of_warp(row), c);
+        total = add_weighted(total, merge.weights[i], ptx::shared_load4(from));
       }
       use(c, times(total, inverse));
     }
@@ -264,7 +298,7 @@ struct FewStore {
 
   // Writes a row of a split to shared memory, for the blocks of the cluster.
   __device__ __forceinline__ void write_split(int row, const Merge& merge) const {
-    Results const to = of_block();
+    BlockResults const to = of_block();
     if (is_first_of_row()) {
       ptx::shared_store(to.maximum(row), __float_as_uint(merge.highest));
       ptx::shared_store(to.sum(row), __float_as_uint(merge.sum));
@@ -278,7 +312,7 @@ struct FewStore {
   __device__ __forceinline__ void store_share() const {
     constexpr int kCount = kMaxCluster;
     int32_t const count = problem.splits.count, parts = problem.head_dim_v / 4;
-    Results const from = of_block();
+    BlockResults const from = of_block();
     for (int32_t i = tile.split * kThreads + ptx::thread_index(); i < kRows * parts;
          i += kThreads * count) {
       int32_t const number = i / parts, column = (i - number * parts) * 4;

@@ -27,7 +27,9 @@ struct FewSplits {
   // to 32 splits (docs/hopper-ledger.md, "A kernel for few rows").
   template <class Config>
   static FewSplits choose(const FwdProblem& problem) {
-    constexpr int64_t kStep = 400 + 4 * Config::kStageBytes / 1024;  // of a block alone on its SM
+    // Of a block alone on its SM. With 32 rows two warps read the same keys.
+    constexpr int64_t kReads = int64_t{Config::kStageBytes} * kFewWarps / Config::kKeyWarps;
+    constexpr int64_t kStep = 400 + 4 * kReads / 1024;
     int64_t const tiles = problem.batch * problem.heads_q;
     if (tiles == 0 || tiles > kMostTiles) return {1, false};
     int64_t const keys = visible_keys(problem, Config::kBlockQ);

@@ -34,6 +34,7 @@ struct FwdVariants {
   template <int kRows>
   using Few = FewConfig<Target, Dtype, kHeadDim, kHeadDimV, kRows>;
   static constexpr int kSmallRows = 64;  // queries of a small tile
+  static constexpr SplitChoice kWhole{1, 0};
   static constexpr bool has_tile(FwdVariant variant) {
     return fwd_tile(variant, kHeadDim, kHeadDimV).variant == variant;
   }
@@ -60,22 +61,32 @@ struct FwdVariants {
   // rows, else SplitChoice.
   template <class Use>
   static auto with_config(const FwdProblem& problem, Use&& use) {
-    constexpr SplitChoice kWhole{1, 0};
-    if (problem.queries.seqlen <= Few<16>::kBlockQ && !problem.has_modifiers()) {
-      bool const fits8 = problem.queries.seqlen <= Few<8>::kBlockQ;
-      FewSplits const splits =
-          fits8 ? FewSplits::choose<Few<8>>(problem) : FewSplits::choose<Few<16>>(problem);
-      if constexpr (kHasLines) {
-        // Only where neither kernel stores splits: the size of the workspace must not depend on
-        // where rows start.
-        if (!splits.has_merge() && !needs_merge(problem) && moves_to_lines(problem)) {
-          return use(Lines{}, kWhole);
-        }
-      }
-      if (takes_few(problem, fits8 ? Few<8>::kBlocksPerSM : Few<16>::kBlocksPerSM)) {
-        return fits8 ? use(Few<8>{}, splits) : use(Few<16>{}, splits);
+    int32_t const rows = problem.queries.seqlen;
+    if (!problem.has_modifiers()) {
+      if (rows <= Few<8>::kBlockQ) return with_few<8>(problem, use);
+      if (rows <= Few<16>::kBlockQ) return with_few<16>(problem, use);
+      if (rows <= Few<32>::kBlockQ) return with_few<32>(problem, use);
+    }
+    return with_large(problem, use);
+  }
+
+  // For calls of at most kRows rows.
+  template <int kRows, class Use>
+  static auto with_few(const FwdProblem& problem, Use&& use) {
+    FewSplits const splits = FewSplits::choose<Few<kRows>>(problem);
+    if constexpr (kHasLines) {
+      // Only where neither kernel stores splits: the size of the workspace must not depend on
+      // where rows start.
+      if (!splits.has_merge() && !needs_merge(problem) && moves_to_lines(problem)) {
+        return use(Lines{}, kWhole);
       }
     }
+    return takes_few<kRows>(problem) ? use(Few<kRows>{}, splits) : with_large(problem, use);
+  }
+
+  // With the kernels whose tiles have 64 rows or more.
+  template <class Use>
+  static auto with_large(const FwdProblem& problem, Use&& use) {
     if constexpr (kHasSmaller) {
       if (problem.has_modifiers()) {
         return !reads_keys_again(problem) &&
@@ -116,27 +127,32 @@ struct FwdVariants {
   // The row_shift (KeySplits) of PackGQA of several queries per sequence, where fwd_few_kernel then
   // computes the call: it needs no fwd_merge_kernel for the rows of packed heads, of which
   // row_shift_of() does not know. 0: none, or row_shift_of() decides. More than 8 rows take longer,
-  // so up to that number heads are packed always, and up to 16 rows where the tiles of all heads
+  // so up to that number heads are packed always, and up to 32 rows where the tiles of all heads
   // are more than the SMs.
   static int32_t few_row_shift(const FwdProblem& call) {
+    constexpr int32_t kMost = Few<32>::kBlockQ;
     int32_t const queries = call.queries.seqlen;
-    if (call.queries.offsets != nullptr || queries < 2 || queries > Few<16>::kBlockQ ||
-        call.group == 1 || call.group > Few<16>::kBlockQ || call.has_modifiers()) {
+    if (call.queries.offsets != nullptr || queries < 2 || queries > kMost || call.group == 1 ||
+        call.group > kMost || call.has_modifiers()) {
       return 0;
     }
     int32_t shift = 1;
     while (1 << shift < call.group) ++shift;
     int32_t const rows = queries << shift;
     bool const many = call.batch * call.heads_q > kMultiprocessors;
-    return rows <= Few<8>::kBlockQ || (rows <= Few<16>::kBlockQ && many) ? shift : 0;
+    return rows <= Few<8>::kBlockQ || (rows <= kMost && many) ? shift : 0;
   }
 
   // Whether the kernel for few rows computes a call of few rows. Each of its blocks has one tile,
   // so with more tiles than run at a time the other kernels are faster, except where they need
-  // fwd_merge_kernel, and above head dim 128, where they have no small tiles.
-  static bool takes_few(const FwdProblem& problem, int64_t blocks_per_sm) {
-    return needs_merge(problem) || !kHasSmaller ||
-           problem.batch * problem.heads_q <= blocks_per_sm * kMultiprocessors;
+  // fwd_merge_kernel, and above head dim 128, where they have no small tiles. More than 16 rows
+  // must be those of packed heads: with as many queries the others are as fast.
+  template <int kRows>
+  static bool takes_few(const FwdProblem& problem) {
+    if (needs_merge(problem)) return true;
+    int64_t const tiles = problem.batch * problem.heads_q;
+    if (kRows > 16) return problem.splits.group_rows > 1 && tiles <= kMultiprocessors;
+    return !kHasSmaller || tiles <= Few<kRows>::kBlocksPerSM * kMultiprocessors;
   }
 
   // Rather than kGeneral. Larger tiles have more rows beyond the last query, more hidden keys under

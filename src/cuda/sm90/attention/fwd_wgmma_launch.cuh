@@ -25,12 +25,12 @@ struct FwdWgmmaLaunch {
 
   // One record per variant, that of a plain call first, and one of the kernel that merges splits.
   static constexpr auto facts(const char* row) {
-    KernelFactsList<6> const always{{facts<FwdVariant::kGeneral>(row, "fwd_kernel"),
-                                     facts<FwdVariant::kModifiers>(row, "fwd_kernel, modifiers"),
-                                     facts<FwdVariant::kSplit>(row, "fwd_kernel, split-KV"),
-                                     few_facts<8>(row, "fwd_few_kernel, 8 rows"),
-                                     few_facts<16>(row, "fwd_few_kernel, 16 rows"),
-                                     fwd_merge_facts(row)}};
+    KernelFactsList<7> const always{
+        {facts<FwdVariant::kGeneral>(row, "fwd_kernel"),
+         facts<FwdVariant::kModifiers>(row, "fwd_kernel, modifiers"),
+         facts<FwdVariant::kSplit>(row, "fwd_kernel, split-KV"),
+         few_facts<8>(row, "fwd_few_kernel, 8 rows"), few_facts<16>(row, "fwd_few_kernel, 16 rows"),
+         few_facts<32>(row, "fwd_few_kernel, 32 rows"), fwd_merge_facts(row)}};
     if constexpr (Variants::kHasSmaller) {
       auto const smaller = join(
           always, KernelFactsList<5>{
