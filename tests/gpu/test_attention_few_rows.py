@@ -101,6 +101,21 @@ def test_heads_of_single_packed_queries(
             check(packed(head_dim, FP16, queries, keys, sinks=sink, **given), backend)
 
 
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("keys", [(1, 700, 0, 300), (20_000, 5), (40, 65, 2, 0) * 30], ids=len)
+@pytest.mark.parametrize("heads", [(4, 2), (7, 1), (24, 4), (32, 2)], ids=str)
+def test_heads_of_a_few_packed_queries(
+    heads: tuple[int, int], keys: tuple[int, ...], mask: str, backend: str
+) -> None:
+    """Speculative decoding: sequences differ in queries; a group has up to 64 rows."""
+    for most, head_dim, outside in ((2, 64, (0, 0)), (3, 128, (3, 5)), (8, 256, (1, 200))):
+        queries = [(most, 1, 0, most - 1)[i % 4] for i in range(len(keys))]
+        given: dict[str, Any] = {"heads": heads, "outside": outside, **MASKS[mask]}
+        check(packed(head_dim, BF16, queries, keys, **given), backend)
+        sink = sinks(heads[0], FP32)
+        check(packed(head_dim, FP16, queries, keys, sinks=sink, **given), backend)
+
+
 @pytest.mark.parametrize("head_dim", [64, 128], ids=lambda d: f"d{d}")
 @pytest.mark.parametrize("size", [(1, 500), (1, 3000), (60, 200)], ids=str)
 def test_features(size: tuple[int, int], head_dim: int, backend: str) -> None:

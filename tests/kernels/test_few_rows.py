@@ -186,6 +186,34 @@ def test_packed_heads_of_packed_queries(splits: int, in_cluster: bool, library: 
     library.check(_WIDE, replace(few, sinks=tuple(range(-4, 4)), used=(300, 1, 0, 130)))
 
 
+@pytest.mark.parametrize(("splits", "in_cluster"), [(1, False), (3, True)])
+@pytest.mark.parametrize("window", [(-1, -1), _CAUSAL, (100, 2)], ids=str)
+def test_packed_heads_of_several_packed_queries(
+    splits: int, in_cluster: bool, window: tuple[int, int], library: Library
+) -> None:
+    """Each sequence has other queries and keys. Rows of no sequence get 0 and -inf."""
+    few = FewRows(2, 300, 6, 3, lengths_q=(2, 0, 1, 2), outside=3, row_shift=2, window=window)
+    few = replace(few, splits=splits, in_cluster=in_cluster, used=(300, 2, 199, 1))
+    library.check(_WIDE, few)
+    library.check(_WIDE, replace(few, packed_keys=True, sinks=tuple(range(6))))
+    many = replace(few, queries=8, lengths_q=(8, 1, 5, 7), used=(4, 300, 0, 150))
+    library.check(_TALL, replace(many, heads=8, group=4))
+    five = replace(many, queries=4, heads=5, group=5, row_shift=3, lengths_q=(4, 1, 3, 2))
+    library.check(_TALL, five)
+
+
+@pytest.mark.parametrize("in_cluster", [False, True])
+def test_more_queries_of_packed_heads_than_a_tile_has(in_cluster: bool, library: Library) -> None:
+    few = FewRows(4, 200, 4, 2, lengths_q=(1, 6, 0, 4), row_shift=1)
+    _, out, lse = library.run(
+        _WIDE, replace(few, splits=3 if in_cluster else 1, in_cluster=in_cluster)
+    )
+    without_a_tile = torch.arange(11).ge(5) & torch.arange(11).lt(7)
+    assert torch.equal(out.isnan().all(-1).all(-1), without_a_tile)
+    assert torch.equal(out.isnan().any(-1).any(-1), without_a_tile)
+    assert torch.equal(lse.isnan().all(0), without_a_tile)
+
+
 @pytest.mark.parametrize("outside", [1, 5, 40])
 @pytest.mark.parametrize(("heads", "sequences"), [(8, 1), (8, 3), (3, 4), (4, 9)], ids=str)
 def test_rows_of_no_sequence(heads: int, sequences: int, outside: int, library: Library) -> None:

@@ -26,10 +26,15 @@ void choose(const FwdProblem& problem, int64_t* found) {
 }
 
 // Writes the number of splits, whether they are a cluster, whether there is a merge, and the bytes
-// of the workspace.
+// of the workspace. `varlen`: of several varlen queries after PackGQA.
 extern "C" void splits(int32_t head_dim, int32_t batch, int32_t rows, int32_t keys, int32_t heads,
-                       int32_t left, int64_t* found) {
+                       int32_t left, int32_t varlen, int64_t* found) {
+  static int32_t const offsets[2] = {};
   FwdProblem problem = made(batch, rows, keys, heads, 1, left);
+  if (varlen != 0) {
+    problem.queries.offsets = offsets;
+    problem.splits.row_shift = 1;
+  }
   problem.head_dim = problem.head_dim_v = head_dim;
   bool const few = rows <= 8;
   head_dim <= 64    ? few ? choose<Few<64>>(problem, found) : choose<Few<64, 32>>(problem, found)
@@ -95,9 +100,10 @@ def splits(
     heads: int,
     rows: int = 4,
     left: int = -1,
+    varlen: bool = False,
 ) -> Splits:
     found = (ctypes.c_int64 * 4)()
-    library.splits(head_dim, batch, rows, keys, heads, left, found)
+    library.splits(head_dim, batch, rows, keys, heads, left, varlen, found)
     count, in_cluster, has_merge, workspace = found
     return Splits(count, bool(in_cluster), bool(has_merge), workspace)
 
@@ -183,6 +189,16 @@ def test_choices_with_32_rows(
 ) -> None:
     """A step takes longer: two warps read the same keys."""
     assert splits(library, *call, rows=32)[:2] == expected
+
+
+def test_splits_of_several_varlen_queries_are_a_cluster(library: ctypes.CDLL) -> None:
+    """A second kernel would not find the rows of packed heads."""
+    for batch, keys in product((1, 2, 7, 13, 51, 133), (64, 500, 8192, 200000)):
+        found = splits(library, 128, batch, keys, 1, varlen=True)
+        assert found.in_cluster == (found.number > 1), (batch, keys)
+        assert not found.has_merge, (batch, keys)
+        assert found.workspace == 0, (batch, keys)
+    assert splits(library, 128, 1, 8192, 1, varlen=True).number == 8
 
 
 def test_a_second_kernel_costs_more_than_a_cluster(library: ctypes.CDLL) -> None:

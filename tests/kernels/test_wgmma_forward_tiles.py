@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from itertools import product
 
 import host_attention
 import host_program
@@ -412,12 +413,33 @@ def test_few_keys_of_heads_that_are_not_packed(call: tuple[int, ...], library: c
         assert not library.packs(head_dim, *call, -1, -1, 0)
 
 
-@pytest.mark.parametrize("what", [1, 2], ids=["modifiers", "varlen"])
 @pytest.mark.parametrize("call", [(1, 2, 4000, 8, 4), (200, 4, 4000, 16, 4)], ids=str)
-def test_calls_that_are_not_packed(call: tuple[int, ...], what: int, library: ctypes.CDLL) -> None:
+def test_heads_with_modifiers_are_not_packed(call: tuple[int, ...], library: ctypes.CDLL) -> None:
+    modifiers = 1
     for head_dim in (64, 128, 256):
         assert library.packs(head_dim, *call, -1, -1, 0)
-        assert not library.packs(head_dim, *call, -1, -1, what)
+        assert not library.packs(head_dim, *call, -1, -1, modifiers)
+
+
+@pytest.mark.parametrize("queries", range(2, 20))
+@pytest.mark.parametrize(("batch", "keys"), [(1, 40), (1, 8192), (40, 40), (40, 8192)])
+def test_varlen_queries_are_packed_up_to_32_rows(
+    batch: int, keys: int, queries: int, library: ctypes.CDLL
+) -> None:
+    """Where dense ones are."""
+    varlen = 2
+    for head_dim, (heads, group) in product((64, 128, 256), ((8, 2), (8, 4), (12, 6), (16, 16))):
+        call = (head_dim, batch, queries, keys, heads, group, -1, -1)
+        rows = queries << (group - 1).bit_length()
+        assert library.packs(*call, varlen) == (rows <= 32 and library.packs(*call, 0))
+
+
+def test_a_few_tiles_of_varlen_queries_with_very_many_keys(library: ctypes.CDLL) -> None:
+    """Which would need more splits than a cluster has."""
+    varlen = 2
+    for batch, keys, packs in ((1, 8192, True), (3, 8193, False), (4, 8193, True)):
+        assert library.packs(128, batch, 4, keys, 8, 8, -1, -1, varlen) == packs
+        assert library.packs(128, batch, 4, keys, 8, 8, -1, -1, 0)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])

@@ -158,12 +158,14 @@ struct FewStore {
   // Stores rows of varlen queries that no tile has. By one warp of each block of the grid. After
   // PackGQA fwd_merge_kernel does it, where there is one.
   __device__ __forceinline__ void store_other_rows() const {
-    bool const packed = problem.splits.group_rows > 1;
+    const KeySplits& splits = problem.splits;
+    bool const packed = splits.group_rows > 1, several = splits.row_shift > 0;
     if (packed && problem.splits.out != nullptr) return;
     zero_rows_of_no_sequence();
     Span const span = call.queries.span(tile.batch);
     int32_t const members = packed ? call.group : 1;
-    for (int32_t query = packed ? 1 : kRows; query < span.count; ++query) {
+    int32_t const first = packed && !several ? 1 : kRows >> splits.row_shift;
+    for (int32_t query = first; query < span.count; ++query) {
       for (int32_t member = 0; member < members; ++member) {
         spoil(span, tile.head * members + member, query);
       }

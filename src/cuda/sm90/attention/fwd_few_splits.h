@@ -43,6 +43,7 @@ struct FewSplits {
       int64_t const longest = ceil_div(steps, fit), count = ceil_div(steps, longest);
       if (count < fit) continue;  // the same splits as for an earlier `fit`
       FewSplits const choice{static_cast<int32_t>(count), fits_cluster(tiles, count)};
+      if (!choice.in_cluster && !can_merge(problem)) break;
       int64_t const time = std::max(longest * kStep, memory) + choice.merge_time();
       if (time < shortest) {
         shortest = time;
@@ -69,6 +70,11 @@ struct FewSplits {
   }
 
  private:
+  // fwd_merge_kernel does not find the rows of several varlen queries after PackGQA.
+  static bool can_merge(const FwdProblem& problem) {
+    return problem.queries.offsets == nullptr || problem.splits.row_shift == 0;
+  }
+
   static bool fits_cluster(int64_t tiles, int64_t count) {
     return count <= kMaxCluster && tiles * count <= kMostInClusters;
   }

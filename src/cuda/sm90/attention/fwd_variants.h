@@ -125,22 +125,28 @@ struct FwdVariants {
   }
 
   // The row_shift (KeySplits) of PackGQA of several queries per sequence, where fwd_few_kernel then
-  // computes the call: it needs no fwd_merge_kernel for the rows of packed heads, of which
-  // row_shift_of() does not know. 0: none, or row_shift_of() decides. More than 8 rows take longer,
-  // so up to that number heads are packed always, and up to 32 rows where the tiles of all heads
-  // are more than the SMs.
-  static int32_t few_row_shift(const FwdProblem& call) {
+  // computes the call; 0: none. It needs no fwd_merge_kernel for the rows of packed heads, of which
+  // row_shift_of() does not know. More than 8 rows take longer, so up to that number heads are
+  // packed always, and up to 32 rows where the tiles of all heads are more than the SMs. Varlen
+  // sequences are taken to have as many queries as the longest. Their splits must be a cluster:
+  // with a few tiles too few for very many keys.
+  static int32_t few_row_shift(FwdProblem call) {
     constexpr int32_t kMost = Few<32>::kBlockQ;
     int32_t const queries = call.queries.seqlen;
-    if (call.queries.offsets != nullptr || queries < 2 || queries > kMost || call.group == 1 ||
-        call.group > kMost || call.has_modifiers()) {
+    if (queries < 2 || queries > kMost || call.group == 1 || call.group > kMost ||
+        call.has_modifiers()) {
       return 0;
     }
     int32_t shift = 1;
     while (1 << shift < call.group) ++shift;
     int32_t const rows = queries << shift;
+    if (rows > kMost) return 0;
+    int64_t const tiles = call.batch * call.heads_q / call.group;
+    if (call.queries.offsets != nullptr && tiles < 4 && call.keys.seqlen > 8192) return 0;
     bool const many = call.batch * call.heads_q > kMultiprocessors;
-    return rows <= Few<8>::kBlockQ || (rows <= kMost && many) ? shift : 0;
+    if (rows <= Few<8>::kBlockQ || many) return shift;
+    call.queries.offsets = nullptr;
+    return row_shift_of(call, kPackGqaTile);
   }
 
   // Whether the kernel for few rows computes a call of few rows. Each of its blocks has one tile,

@@ -33,10 +33,13 @@ struct QueryTile {
     row_q = queries.first;
     row_k = keys.first;
     if constexpr (Config::kSplits) {
-      mask = {query(queries.count), keys.count, problem.window_left, problem.window_right};
-      int32_t const last = min(first_query + Config::kBlockQ, queries.count) - 1;
+      // The length of a dense sequence is in rows, that of a varlen one in queries.
+      bool const varlen = problem.queries.offsets != nullptr;
+      int32_t const count = varlen ? queries.count : query(queries.count);
+      mask = {count, keys.count, problem.window_left, problem.window_right};
+      int32_t const last = min(query(first_query + Config::kBlockQ - 1), count - 1);
       begin = mask.key_begin(query(first_query)) / Config::kBlockKV;
-      end = ceil_div(mask.key_end(query(last)), Config::kBlockKV);
+      end = ceil_div(mask.key_end(last), Config::kBlockKV);
     } else {
       mask = {queries.count, keys.count, problem.window_left, problem.window_right};
       int32_t const last = min(first_query + Config::kBlockQ, mask.seqlen_q) - 1;

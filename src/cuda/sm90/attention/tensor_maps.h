@@ -26,12 +26,12 @@ struct TensorMapEncoder {
   cudaError_t members(CUtensorMap& map, const Tensor& tensor, int64_t dim, int rows) const {
     const KeySplits& splits = problem.splits;
     bool const varlen = problem.queries.offsets != nullptr;
-    int64_t const seqlen = varlen ? problem.queries.total : problem.queries.seqlen;
+    int32_t const shift = splits.row_shift;
+    int64_t const seqlen = varlen ? problem.queries.total : problem.queries.seqlen >> shift;
     int64_t const batch = splits.query_offsets != nullptr ? problem.queries.total
                           : varlen                        ? 1
                                                           : problem.batch;
-    int32_t const shift = splits.row_shift;
-    cuuint64_t const dims[5] = {size(dim), size(splits.members), size(seqlen >> shift),
+    cuuint64_t const dims[5] = {size(dim), size(splits.members), size(seqlen),
                                 size(problem.heads_q), size(batch)};
     cuuint64_t const strides[4] = {bytes(shift > 0 ? splits.member_stride : tensor.seq_stride),
                                    bytes(tensor.seq_stride), bytes(tensor.head_stride),
