@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import flashvar
 from flashvar import flash_attn
@@ -196,10 +197,12 @@ def test_dropped_weights_in_a_graph(dynamic: bool) -> None:
         return flash_attn.flash_attn_func(q, k, k, 0.3, causal=True, return_attn_probs=True)
 
     torch._dynamo.reset()
-    compiled = torch.compile(call, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(call, fullgraph=True, dynamic=dynamic, backend=counter)
+    graphs = []
     # A static graph is another one for each length. Torch knows a size of 1, and every size that it
     # does not know takes most of a second.
-    for keys in (5, 7) if dynamic else (5,):
+    for keys in (5, 7, 150) if dynamic else (5,):
         q, k, _ = make(3, keys, 16)
         if dynamic:
             q, k = q[:1, :, :1], k[:1, :, :1]
@@ -208,6 +211,8 @@ def test_dropped_weights_in_a_graph(dynamic: bool) -> None:
             expected = call(q, k)
             torch.manual_seed(1)
             torch.testing.assert_close(compiled(q, k), expected)
+        graphs.append(counter.frame_count)
+    assert len(set(graphs)) == 1
 
 
 def test_dropped_weights_of_packed_sequences() -> None:

@@ -61,10 +61,11 @@ def _signed_probabilities(inputs: Inputs, options: Options) -> torch.Tensor:
 
 def _seen_maximum(found: torch.Tensor, block: int) -> torch.Tensor:
     """The largest score of an entry's own block of keys and all later ones; 0 instead of -inf."""
-    maxima = torch.stack([part.amax(-1) for part in found.split(block, -1)], -1)
-    running = maxima.flip(-1).cummax(-1).values.flip(-1)
-    running = running.masked_fill(running == -torch.inf, 0.0)
-    return running.repeat_interleave(block, -1)[..., : found.shape[-1]]
+    later = found.flip(-1).cummax(-1).values.flip(-1)
+    later = later.masked_fill(later == -torch.inf, 0.0)
+    # Not through parts of a split: their number would be a constant of a traced graph.
+    key = torch.arange(found.shape[-1], device=found.device)
+    return later.index_select(-1, key // block * block)
 
 
 def block_of_keys(head_dim: int, device: torch.device) -> int:

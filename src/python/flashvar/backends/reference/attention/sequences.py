@@ -17,36 +17,54 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """Ranges of batch entries, query rows and key rows."""
+    """Ranges of batch entries, query rows and key rows, each as its begin and end.
 
-    batch: slice
-    queries: slice
-    keys: slice
+    In a traced graph slices that an object holds would fix the sizes, so it holds numbers.
+    """
+
+    entries: tuple[int, int]
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+
+    @property
+    def batch(self) -> slice:
+        """The batch entries."""
+        return slice(*self.entries)
+
+    @property
+    def queries(self) -> slice:
+        """The query rows."""
+        return slice(*self.rows)
+
+    @property
+    def keys(self) -> slice:
+        """The key rows."""
+        return slice(*self.columns)
 
     @property
     def seqlen_q(self) -> int:
         """The number of queries per sequence."""
-        return int(self.queries.stop - self.queries.start)
+        return self.rows[1] - self.rows[0]
 
     @property
     def seqlen_k(self) -> int:
         """The number of keys per sequence."""
-        return int(self.keys.stop - self.keys.start)
+        return self.columns[1] - self.columns[0]
 
 
 def parts(problem: Problem, inputs: Inputs) -> Iterator[Part]:
     """The parts of a call; reads offsets and lengths on the host."""
     if problem.total_q is None and inputs.seqused_k is None:
-        yield Part(slice(0, problem.batch), slice(0, problem.seqlen_q), slice(0, problem.seqlen_k))
+        yield Part((0, problem.batch), (0, problem.seqlen_q), (0, problem.seqlen_k))
         return
     queries = _ranges(inputs.cu_seqlens_q, problem.batch, problem.total_q, problem.seqlen_q)
     keys = _ranges(inputs.cu_seqlens_k, problem.batch, problem.total_k, problem.seqlen_k)
     used = None if inputs.seqused_k is None else inputs.seqused_k.tolist()
     for index, (rows, columns) in enumerate(zip(queries, keys, strict=True)):
         if used is not None:
-            length = min(max(used[index], 0), columns.stop - columns.start)
-            columns = slice(columns.start, columns.start + length)
-        yield Part(slice(index, index + 1), rows, columns)
+            length = min(max(used[index], 0), columns[1] - columns[0])
+            columns = (columns[0], columns[0] + length)
+        yield Part((index, index + 1), rows, columns)
 
 
 def heads_first(tensor: torch.Tensor, layout: str, batch: slice, rows: slice) -> torch.Tensor:
@@ -84,11 +102,11 @@ def of_lse(problem: Problem, lse: torch.Tensor, part: Part) -> torch.Tensor:
 
 def _ranges(
     offsets: torch.Tensor | None, batch: int, total: int | None, length: int
-) -> list[slice]:
+) -> list[tuple[int, int]]:
     if offsets is None or total is None:
-        return [slice(0, length)] * batch
+        return [(0, length)] * batch
     bounds = [min(max(offset, 0), total) for offset in offsets.tolist()]
-    return [slice(start, max(start, stop)) for start, stop in pairwise(bounds)]
+    return [(start, max(start, stop)) for start, stop in pairwise(bounds)]
 
 
 def _grouped(problem: Problem, heads: torch.Tensor) -> torch.Tensor:
