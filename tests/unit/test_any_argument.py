@@ -330,7 +330,8 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "flash_attn_with_kvcache": (
         flash_attn.flash_attn_with_kvcache,
         {
-            **_three("k_cache v_cache", torch.randn(2, 9, 2, 8)),
+            "k_cache": torch.randn(2, 9, 2, 8),
+            "v_cache": torch.randn(2, 9, 2, 8),
             **_three("q k v", torch.randn(2, 1, 2, 8)),
             "rotary_cos": None,
             "rotary_sin": None,

@@ -230,7 +230,7 @@ def test_what_is_refused() -> None:
         call(q, k, k, new, new)
     for number in (-1, 2.5, True):
         with pytest.raises(InvalidInputError, match="cache_seqlens must be a whole number, not"):
-            call(q, k, k, new, new, cache_seqlens=number)
+            call(q, k, k.clone(), new, new, cache_seqlens=number)
     with pytest.raises(ShapeError, match="k and v must have the same number of rows"):
         call(q, k, k.clone(), torch.cat((new, new), 1), new, cache_seqlens=1)
     pages, longer = made(3, PAGE, HEADS_K, D), made(3, 2 * PAGE, HEADS_K, D)
@@ -261,7 +261,7 @@ def test_what_is_refused() -> None:
         call(q, first, strided, new, new, cache_seqlens=1)
     assert torch.equal(first, k)
     with pytest.raises(ShapeError, match=r"k_cache holds at most 9 keys .* found 10"):
-        call(q, k, k, new, new, cache_seqlens=ints(3, 9))
+        call(q, k, k.clone(), new, new, cache_seqlens=ints(3, 9))
     with pytest.raises(ShapeError, match="block_table addresses at most 9 keys"):
         call(q, k, k, cache_seqlens=ints(3, 10), block_table=table)
     with pytest.raises(ShapeError, match="below cache_leftpad"):

@@ -278,7 +278,7 @@ def flash_attn_with_kvcache(
         q: The queries, which are the last tokens of the sequences.
         k_cache: [slots, capacity, heads_kv, head_dim]; with block_table [pages, page_size, ...] of
             any page size.
-        v_cache: As k_cache.
+        v_cache: As k_cache. With new keys no slot or page may be the memory of that of k_cache.
         k: New keys [batch, seqlen_new, heads_kv, head_dim], written after those in the cache.
         v: As k.
         rotary_cos: [positions, pairs]: rotate k, and q from the position cache_seqlens on; without
@@ -286,9 +286,11 @@ def flash_attn_with_kvcache(
         rotary_sin: As rotary_cos.
         cache_seqlens: How many keys are in the cache before the call, one number or int32 [batch];
             all by default.
-        cache_batch_idx: int32 [batch], the slot of each sequence; in order by default.
+        cache_batch_idx: int32 [batch], the slot of each sequence; in order by default. With new
+            keys each slot once: otherwise an error on the CPU, and undefined on a GPU.
         cache_leftpad: int32 [batch], how many rows at the start of each sequence are not used.
-        block_table: int32 [batch, pages], the pages of each sequence.
+        block_table: int32 [batch, pages], the pages of each sequence. Sequences may share pages,
+            but not rows of new keys: otherwise an error on the CPU, and undefined on a GPU.
         softmax_scale: As above, like causal, window_size, softcap and alibi_slopes.
         causal: The last query sees all keys.
         window_size: As above.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import torch
 
 from flashvar.errors import DtypeError, InvalidInputError, LayoutError, ShapeError
-from flashvar.ops.dispatch_modes import as_list, is_compiling
+from flashvar.ops.dispatch_modes import are_plain, as_list, is_compiling
 from flashvar.ops.unknown_sizes import differ, is_known
 
 # What torch says of a tensor that is neither dense nor expanded.
@@ -133,25 +134,50 @@ def shares_memory(x: Any) -> bool:
     steps = sorted((step, size) for step, size in zip(x.stride(), x.shape, strict=True) if size > 1)
     if any(isinstance(number, torch.SymInt) for step in steps for number in step):
         return False
-    # Two elements differ by d[i] in dimension i, and the last d that is not 0 is positive.
+    # Two elements differ by d[i] in dimension i, and the last d that is not 0 is positive. As many
+    # as 2 * size - 1 numbers are between -size and size.
+    differences = [(step, 2 * size - 1) for step, size in steps]
     return any(
-        _lead_to(steps[:i], ahead * step)
+        _add_up_to(differences[:i], ahead * step + _reach(steps[:i]))
         for i, (step, size) in enumerate(steps)
         for ahead in range(1, min(size, _reach(steps[:i]) // step + 1))
     )
 
 
-def _lead_to(steps: list[tuple[int, int]], distance: int) -> bool:
-    """Whether sum(d[i] * step) is a distance for some d[i] between -size and size."""
-    if not steps:
-        return distance == 0
+def overlap(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether an element of one tensor lies at the address of an element of another of its dtype.
+
+    False where sizes are not known.
+    """
+    numbers = (*x.shape, *x.stride(), *y.shape, *y.stride())
+    if any(isinstance(number, torch.SymInt) for number in numbers) or 0 in (*x.shape, *y.shape):
+        return False
+    if x.untyped_storage()._cdata == y.untyped_storage()._cdata:
+        ahead = y.storage_offset() - x.storage_offset()
+    elif are_plain(x, y) and x.data_ptr() and y.data_ptr():
+        ahead = (y.data_ptr() - x.data_ptr()) // x.element_size()
+    else:  # no memory, such as that of a fake tensor
+        return False
+    sizes: dict[int, int] = {}
+    for step, size in zip(x.stride() + y.stride(), x.shape + y.shape, strict=True):
+        sizes[step] = sizes.get(step, 1) + size - 1
+    behind = _reach(zip(y.stride(), y.shape, strict=True))
+    # An element of x from the first of x, and one of y from the last of y, add up to the distance.
+    return _add_up_to(sorted(sizes.items()), ahead + behind)
+
+
+def _add_up_to(steps: list[tuple[int, int]], distance: int) -> bool:
+    """Whether sum(i * step) is a distance for some i from 0 to size - 1; steps are sorted."""
+    if not 0 <= distance <= _reach(steps):
+        return False
+    if distance == 0:
+        return True
     *smaller, (step, size) = steps
-    reach = _reach(smaller)
-    least = max(1 - size, -((reach - distance) // step))
-    most = min(size - 1, (distance + reach) // step)
-    return any(_lead_to(smaller, distance - by * step) for by in range(least, most + 1))
+    least = max(0, -((_reach(smaller) - distance) // step))
+    most = min(size - 1, distance // step)
+    return any(_add_up_to(smaller, distance - by * step) for by in range(least, most + 1))
 
 
-def _reach(steps: list[tuple[int, int]]) -> int:
+def _reach(steps: Iterable[tuple[int, int]]) -> int:
     """How far apart two elements are at most."""
     return sum(step * (size - 1) for step, size in steps)

@@ -10,6 +10,7 @@ import torch
 from flashvar.errors import (
     DtypeError,
     InvalidInputError,
+    LayoutError,
     ShapeError,
 )
 from flashvar.ops.arguments import as_bool, check_strided, count
@@ -28,7 +29,7 @@ from flashvar.ops.dispatch_modes import (
     is_faking,
     is_mapped,
 )
-from flashvar.ops.sequences import as_int32, check_integers, check_own_memory
+from flashvar.ops.sequences import as_int32, check_integers, check_own_memory, overlap
 from flashvar.ops.sharding import are_dtensors, everywhere
 from flashvar.ops.unknown_sizes import differ, is_known
 
@@ -285,6 +286,26 @@ def _check_sizes(given: Arguments) -> None:
             )
         if not is_compiling():
             check_own_memory(f"{name}_cache", cache)
+    # Of a pool keys and values may use different slots or pages, and its views may overlap.
+    slots = batch if in_order else 1
+    _check_apart(given.k_cache, given.v_cache, slots)
+
+
+def _check_apart(k_cache: torch.Tensor, v_cache: torch.Tensor, slots: int) -> None:
+    """Refuse caches whose first slots have new values written over the new keys.
+
+    While torch.compile traces only one tensor given twice: there are no addresses.
+    """
+    if k_cache is v_cache:
+        found = "one tensor for both"
+    elif not (is_compiling() or in_transform()) and overlap(k_cache[:slots], v_cache[:slots]):
+        found = "elements of both at the same addresses"
+    else:
+        return
+    raise LayoutError(
+        f"k_cache and v_cache must not share memory if new keys are written, found {found}: give "
+        "each its own memory, such as kv[0] and kv[1] of one tensor"
+    )
 
 
 def _check_lengths(given: Arguments, before: torch.Tensor, new: int, capacity: int) -> int | None:
@@ -310,7 +331,7 @@ def _check_lengths(given: Arguments, before: torch.Tensor, new: int, capacity: i
             )
     if not on_host:
         return longest
-    begins = 0 if given.cache_leftpad is None else given.cache_leftpad
+    begins = torch.zeros_like(used) if given.cache_leftpad is None else given.cache_leftpad
     if bool(((before < 0) | (used < begins)).any()):
         raise ShapeError(
             "cache_seqlens must not be negative and, with the new keys, not below cache_leftpad, "
@@ -329,7 +350,27 @@ def _check_lengths(given: Arguments, before: torch.Tensor, new: int, capacity: i
     if slots is not None:
         name = "cache_batch_idx" if given.block_table is None else "block_table"
         check_slots(name, slots, given.k_cache.shape[0])
+    if given.block_table is not None and new and used.numel():
+        _check_written_pages(given.block_table, begins, before, new, size)
     return longest
+
+
+def _check_written_pages(
+    table: torch.Tensor, begins: torch.Tensor, before: torch.Tensor, new: int, size: int
+) -> None:
+    """Refuse new keys in a row of a page that the table uses twice."""
+    rows = torch.arange(int(before.max()) + new, device=before.device)
+    used = (rows >= begins[:, None]) & (rows < before[:, None] + new)
+    places = table.long()[:, rows // size] * size + rows % size
+    of_used, times = places[used].unique(return_counts=True)
+    written = places[used & (rows >= before[:, None])]
+    shared = written[torch.isin(written, of_used[times > 1])]
+    if len(shared):
+        raise InvalidInputError(
+            "block_table must have each row of new keys once, found rows of the pages "
+            f"{as_list((shared // size).unique())} twice: copy a shared page before keys are added "
+            "to it"
+        )
 
 
 def _waits_for(lengths: torch.Tensor) -> bool:
