@@ -94,6 +94,23 @@ def test_dropout_is_left_to_the_kernel_that_was_there() -> None:
 
 
 @pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), 1e39], ids=str)
+def test_odd_scales_are_left_to_the_kernel_that_was_there(scale: float) -> None:
+    q = made("bhsd", 9)
+    out, lse, *_, seed, unused, _ = flash(q, q, q)
+    arguments = (out, q, q, q, out, lse, None, None, 9, 9, 0.0, False, seed, unused)
+    for call in (
+        lambda: flash(q, q, q, scale=scale),
+        lambda: cudnn(q, q, q, None, True, scale=scale),
+        lambda: torch.ops.aten._scaled_dot_product_flash_attention_backward(
+            *arguments, scale=scale
+        ),
+    ):
+        with pytest.raises(BackendUnavailableError, match=r"a scale that is not .*, found none"):
+            call()
+
+
+@pytest.mark.usefixtures("on_cpu")
 def test_what_nothing_serves() -> None:
     q = torch.randn(1, 1, 4, 8)
     with pytest.raises(BackendUnavailableError, match="a debug mask is wanted, found none"):

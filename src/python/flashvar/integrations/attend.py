@@ -96,7 +96,7 @@ class Attend(nn.Module):  # type: ignore[misc]
         if refused is not None:
             return refused
         dropout = self.dropout if self.training else 0.0
-        return why_not(q, k, v, None, dropout, False, True, "bhsd", self.backend)
+        return why_not(q, k, v, None, dropout, False, self.scale, True, "bhsd", self.backend)
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Attention of q on k and v.

@@ -87,7 +87,7 @@ def _backend_of(registry: Any, native: Any) -> Any:
             reason = "the log-sum-exp is wanted too"
         else:
             reason = why_not(
-                query, key, value, mask, dropout_p, is_causal, enable_gqa, "bshd", "auto"
+                query, key, value, mask, dropout_p, is_causal, scale, enable_gqa, "bshd", "auto"
             )
         if reason is None:
             return attend(query, key, value, mask, dropout_p, is_causal, scale, "bshd", "auto")

@@ -19,7 +19,7 @@ from flashvar.selection.request import BACKENDS
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 _DEVICES: Final = ("cpu", "cuda", "meta")
-_FLOAT32_LIMIT: Final = float(torch.finfo(torch.float32).max)
+FLOAT32_LIMIT: Final = float(torch.finfo(torch.float32).max)
 # Numbers may also come from numpy, and be symbols while a graph is traced.
 _INTEGERS: Final = (int, torch.SymInt, Integral)
 _NUMBERS: Final = (int, float, torch.SymFloat, torch.SymInt, Real)
@@ -223,6 +223,16 @@ def check_scale(scale: Any, default: str) -> None:
         raise InvalidInputError(f"scale must be a number, found {found}: {way} for {default}")
 
 
+def is_scale(scale: Any) -> bool:
+    """Whether a scale is one that ops take: None, or a finite number that float32 can hold."""
+    if scale is None or not is_number(scale):
+        return scale is None
+    # Compared with itself for NaN: the limit may be a symbol of torch.compile, which NaN is not
+    # compared with.
+    is_nan = scale != scale
+    return not is_nan and bool(abs(scale) <= FLOAT32_LIMIT)
+
+
 def float32_scale(scale: Any, default: str) -> float:
     """A scale that is a number, as a float.
 
@@ -233,7 +243,7 @@ def float32_scale(scale: Any, default: str) -> float:
         value = float(scale)
     except OverflowError:
         value = math.inf
-    if not abs(value) <= _FLOAT32_LIMIT:
+    if not abs(value) <= FLOAT32_LIMIT:
         raise InvalidInputError(
             f"scale must be a finite number that float32 can hold, found {scale!r}: "
             f"leave it out for {default}"

@@ -189,7 +189,8 @@ def _scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """scaled_dot_product_attention, run by flashvar where possible."""
-    if attn_mask is None and dropout_p == 0.0 and _active and not _flash_is_off():
+    plain = attn_mask is None and dropout_p == 0.0 and type(enable_gqa) is bool
+    if plain and _active and not _flash_is_off():
         out = attend_fast(query, key, value, is_causal, scale, _backend, _on_cpu)
         if out is not None:
             _note(None)
@@ -213,7 +214,7 @@ def _scaled_dot_product_attention(
         square = attn_mask.seq_len_q == attn_mask.seq_len_kv
         bottom_right = attn_mask.variant.name == "LOWER_RIGHT" and not square
         is_causal, attn_mask = True, None
-    reason = _why_not(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    reason = _why_not(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if not is_compiling():
         _note(reason)
     if reason is None and bottom_right:
@@ -253,11 +254,11 @@ def _options(
         options["attn_mask"] = attn_mask
     if dropout_p != 0.0:
         options["dropout_p"] = dropout_p
-    if is_causal:
+    if is_causal is not False:  # torch refuses what is no bool, also such as 0
         options["is_causal"] = is_causal
     if scale is not None:
         options["scale"] = scale
-    if enable_gqa:
+    if enable_gqa is not False:
         options["enable_gqa"] = enable_gqa
     return options
 
@@ -333,13 +334,14 @@ def _why_not(
     mask: torch.Tensor | None,
     dropout_p: float,
     causal: bool,
+    scale: float | None,
     gqa: bool,
 ) -> str | None:
     if not (_on_cpu or q.device.type != "cpu"):
         return _ON_CPU
     if _flash_is_off():
         return _SWITCHED_OFF
-    return why_not(q, k, v, mask, dropout_p, causal, gqa, "bhsd", _backend)
+    return why_not(q, k, v, mask, dropout_p, causal, scale, gqa, "bhsd", _backend)
 
 
 def _flash_is_off() -> bool:

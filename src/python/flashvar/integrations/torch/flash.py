@@ -19,6 +19,7 @@ import torch
 from flashvar.errors import BackendUnavailableError
 from flashvar.integrations.call_counts import CallCounts
 from flashvar.integrations.support import unsupported
+from flashvar.ops.arguments import is_scale
 from flashvar.ops.attention import plan as plans
 from flashvar.ops.attention.problem import Inputs, Options, Wanted
 from flashvar.ops.sharding import dtensor
@@ -140,7 +141,7 @@ class Implementation:
         *,
         scale: float | None = None,
     ) -> Any:
-        reason = "a debug mask is wanted" if return_debug_mask else _why_not(q, v, dropout_p)
+        reason = "a debug mask is wanted" if return_debug_mask else _why_not(q, v, dropout_p, scale)
         if reason is not None:
             arguments = (q, k, v, dropout_p, is_causal, return_debug_mask)
             return self._own(_FLASH, reason, keys, arguments, scale)
@@ -177,7 +178,7 @@ class Implementation:
         *,
         scale: float | None = None,
     ) -> Any:
-        reason = _why_not(q, v, dropout_p)
+        reason = _why_not(q, v, dropout_p, scale)
         if reason is not None:
             arguments = (grad_out, q, k, v, out, lse, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p)
             rest = (is_causal, rng_state, unused)
@@ -205,7 +206,7 @@ class Implementation:
             reason = "a mask or a debug mask"
         elif is_causal and q.shape[2] != k.shape[2]:  # cuDNN aligns to the top left, flash does not
             reason = "a causal mask that is not square"
-        reason = reason or _why_not(q, v, dropout_p)
+        reason = reason or _why_not(q, v, dropout_p, scale)
         if reason is not None:
             arguments = (q, k, v, attn_bias, compute_log_sumexp, dropout_p, is_causal)
             return self._own(_CUDNN, reason, keys, (*arguments, return_debug_mask), scale)
@@ -236,7 +237,7 @@ class Implementation:
         *,
         scale: float | None = None,
     ) -> Any:
-        reason = _why_not(q, v, dropout_p)
+        reason = _why_not(q, v, dropout_p, scale)
         if philox_seed.storage_offset() != _SEED_OFFSET:
             reason = "a forward of cuDNN's"
         if reason is not None:
@@ -305,11 +306,13 @@ def _kernel(op: Any, key: str) -> Any:
     return torch.library.get_kernel(op, key)
 
 
-def _why_not(q: torch.Tensor, v: torch.Tensor, dropout_p: float) -> str | None:
+def _why_not(q: torch.Tensor, v: torch.Tensor, dropout_p: float, scale: float | None) -> str | None:
     # A call may begin with one kernel and end with another, when flashvar is activated between its
     # forward and its backward. Each drops other elements, and a seed does not tell whose it is.
     if dropout_p > 0:
         return "dropout"
+    if not is_scale(scale):
+        return "a scale that is not a finite number of float32"
     if v.shape[3] != q.shape[3]:  # torch promises an output in the shape of q
         return "a head dim of v that differs"
     return unsupported(q.dtype, q.device, q.shape[3], v.shape[3], True, _backend)

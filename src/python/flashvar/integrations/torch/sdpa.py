@@ -13,10 +13,10 @@ import torch
 from torch.autograd import forward_ad
 
 from flashvar.integrations.support import unsupported
-from flashvar.ops.arguments import is_number
+from flashvar.ops.arguments import is_bool, is_number, is_scale
 from flashvar.ops.attention.api import attention
 from flashvar.ops.attention.call import call_plain, run_plan
-from flashvar.ops.attention.options import Layout, plain_number
+from flashvar.ops.attention.options import ALL_DROPPED, Layout, plain_number
 from flashvar.ops.attention.plan import Plan, plan
 from flashvar.ops.attention.problem import NO_TENSORS, pack_options
 from flashvar.ops.dispatch_modes import (
@@ -64,7 +64,7 @@ def attend_fast(
         (found, rows_first), records = known
         out, _ = run_plan(found, records, (q, k, v), False)
         return out.transpose(1, 2) if rows_first else out
-    if not are_plain(q, k, v):
+    if not are_plain(q, k, v) or not is_bool(causal) or not is_scale(scale):
         return None
     if q.is_nested or k.is_nested or v.is_nested or not no_dispatch_mode_active():
         return None
@@ -108,6 +108,7 @@ def why_not(
     mask: torch.Tensor | None,
     dropout_p: float,
     causal: bool,
+    scale: float | None,
     gqa: bool,
     layout: Layout,
     backend: BackendName,
@@ -137,7 +138,12 @@ def why_not(
         or not dtype == _dtype_after(cast, k) == _dtype_after(cast, v)
     ):
         return "q, k and v differ in dtype or device"
-    if not 0 <= dropout_p < 1:
+    if not is_bool(causal) or not is_bool(gqa):
+        return "is_causal or enable_gqa is not a bool"
+    if not is_scale(plain_number(scale, booleans=True)):
+        return "scale is not a finite number of float32"
+    probability = plain_number(dropout_p, booleans=True)
+    if not is_number(probability) or not 0 <= probability < ALL_DROPPED:
         return "dropout_p is not a probability below 1"
     backward = _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if mask is not None:

@@ -8,6 +8,7 @@ import torch
 
 from flashvar.errors import InvalidInputError
 from flashvar.ops.arguments import (
+    FLOAT32_LIMIT,
     as_traceable,
     check_backend,
     check_flag,
@@ -27,10 +28,9 @@ LAYOUTS: Final[tuple[str, ...]] = get_args(Layout)
 DEFAULT_SCALE: Final = "head_dim**-0.5"
 
 # Devices round numbers below the smallest to 0.
-_FLOAT32_LIMIT: Final = float(torch.finfo(torch.float32).max)
 _FLOAT32_SMALLEST: Final = float(torch.finfo(torch.float32).tiny)
 # From here on float32 rounds dropout_p to 1: nothing is kept, and 1 / (1 - p) is infinite.
-_ALL_DROPPED: Final = 1 - 2**-25
+ALL_DROPPED: Final = 1 - 2**-25
 
 
 def check_options(options: Options) -> None:
@@ -49,13 +49,13 @@ def check_options(options: Options) -> None:
         raise _window_error(sides)
     softcap, dropout_p = options.softcap, options.dropout_p
     if not is_number(softcap) or not (
-        softcap == 0 or _FLOAT32_SMALLEST <= softcap <= _FLOAT32_LIMIT
+        softcap == 0 or _FLOAT32_SMALLEST <= softcap <= FLOAT32_LIMIT
     ):
         raise InvalidInputError(
             "softcap must be a finite number, not negative, that float32 can hold, found "
             f"{softcap!r}: pass 0.0 for none"
         )
-    if not is_number(dropout_p) or not 0 <= dropout_p < _ALL_DROPPED:
+    if not is_number(dropout_p) or not 0 <= dropout_p < ALL_DROPPED:
         raise InvalidInputError(
             f"dropout_p must be a number from 0 to below 1 (in float32), found {dropout_p!r}: pass "
             "0.0 for none"
