@@ -251,6 +251,8 @@ def test_refusals() -> None:
 def test_stands_in() -> None:
     ours.provide()
     ours.provide()
+    with pytest.raises(flashvar.IntegrationError, match=r"stand-in .* leave install\(\) out"):
+        ours.install()
     package = importlib.import_module("causal_conv1d")
     assert package.causal_conv1d_fn is ours.causal_conv1d_fn
     interface = importlib.import_module("causal_conv1d.causal_conv1d_interface")

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from flashvar.compat import fla as ours
-from flashvar.errors import NotProvidedError
+from flashvar.compat.fla import delta_rule
+from flashvar.errors import IntegrationError, NotProvidedError
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +70,15 @@ def test_what_is_missing_says_whose_it_is(statement: str, asked: str) -> None:
 
 def _names(statement: str) -> list[str]:
     return statement.split(" import ")[1].split(", ")
+
+
+@pytest.mark.parametrize("name", ["install", "register"])
+def test_nothing_is_replaced_in_a_stand_in(name: str) -> None:
+    ops = importlib.import_module("fla.ops.gated_delta_rule")
+    before = dict(vars(ops)), dict(vars(delta_rule))
+    with pytest.raises(IntegrationError, match=rf"stand-in .* leave {name}\(\) out"):
+        getattr(ours, name)()
+    assert (vars(ops), vars(delta_rule)) == before
 
 
 def test_padding_comes_off_and_on() -> None:

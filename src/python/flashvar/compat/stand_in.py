@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from flashvar.compat.distribution import Finder
 from flashvar.compat.not_provided import MissingModuleFinder
-from flashvar.errors import ConfigurationError
+from flashvar.errors import ConfigurationError, IntegrationError
 
 __all__ = ["StandIn", "modules_of"]
 
@@ -67,6 +67,18 @@ class StandIn:
                     "it"
                 )
             self.put(make())
+
+    def refuse(self, function: str, distribution: str) -> None:
+        """Refuse a function that is for the installed package while our modules stand in for it.
+
+        Raises:
+            IntegrationError: `provide` was called.
+        """
+        if self.stands:
+            raise IntegrationError(
+                f"{function}() needs {distribution} itself, found flashvar's stand-in for it "
+                f"(provide()): leave {function}() out, the stand-in's functions are flashvar's"
+            )
 
     def remove(self) -> None:
         """Undo `put`; nothing without it."""

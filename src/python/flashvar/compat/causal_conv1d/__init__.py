@@ -195,8 +195,10 @@ def install() -> None:
     """Replace the functions of the installed causal-conv1d, wherever they are bound by name.
 
     Raises:
-        IntegrationError: causal-conv1d is not installed.
+        IntegrationError: causal-conv1d is not installed; also after `provide`, whose functions
+            are flashvar's without it.
     """
+    _STAND_IN.refuse("install", "causal-conv1d")
     _REBINDING.replace(_replacements())
 
 

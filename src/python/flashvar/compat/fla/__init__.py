@@ -53,8 +53,10 @@ def install(strict: bool = False) -> None:
             to flash-linear-attention's own function, and the reason is logged once.
 
     Raises:
-        IntegrationError: flash-linear-attention is not installed, or too old.
+        IntegrationError: flash-linear-attention is not installed, or too old; also after
+            `provide`, whose functions are flashvar's without it.
     """
+    _STAND_IN.refuse("install", "flash-linear-attention")
     _REBINDING.replace(replacements(strict))
 
 
@@ -67,8 +69,10 @@ def register() -> None:
     nothing.
 
     Raises:
-        IntegrationError: flash-linear-attention is not installed, or too old.
+        IntegrationError: flash-linear-attention is not installed, or too old; also after
+            `provide`.
     """
+    _STAND_IN.refuse("register", "flash-linear-attention")
     register_backends()
 
 
