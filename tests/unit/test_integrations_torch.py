@@ -12,7 +12,7 @@ import torch
 from sdpa_calls import B, D, H, L, S, computed, made, qkv
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.nn.attention.bias import CausalBias, causal_lower_right, causal_upper_left
 
 from flashvar.errors import BackendUnavailableError, InvalidInputError
 from flashvar.integrations import fallback
@@ -48,6 +48,7 @@ CASES: dict[str, dict[str, Any]] = {
     "float-mask-row": {"attn_mask": made(B, 1, 1, S)},
     "float-mask-with-gradient": {"attn_mask": made(1, H, 1, S, requires_grad=True)},
     "lower-right": {"attn_mask": causal_lower_right(L, S)},
+    "lower-right-strided": {"attn_mask": causal_lower_right(L, S), "strided": True},
     "rows-not-contiguous": {"strided": True, "is_causal": True, "lengths": (L, L)},
     "upper-left": {"attn_mask": causal_upper_left(L, S)},
 }
@@ -69,10 +70,17 @@ def test_equals_torchs_own(case: dict[str, Any]) -> None:
         torch.testing.assert_close(have, want)
 
 
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": torch.randn(9, 9)}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({}, {"is_causal": True}, {"attn_mask": torch.randn(9, 9)}),
+        {"attn_mask": causal_lower_right(7, 9)},
+    ],
+)
 @pytest.mark.parametrize("seqlen_first", [False, True])
 def test_lies_in_memory_as_torchs_own(seqlen_first: bool, options: dict[str, Any]) -> None:
-    q, k, v = torch.randn(3, 2, 9, 4, 16).transpose(2, 3)
+    queries = 7 if isinstance(options.get("attn_mask"), CausalBias) else 9
+    q, k, v = (torch.randn(2, rows, 4, 16).transpose(1, 2) for rows in (queries, 9, 9))
     if not seqlen_first:
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     expected = OWN(q, k, v, **options)

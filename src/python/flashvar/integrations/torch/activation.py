@@ -27,8 +27,6 @@ from flashvar.integrations.torch import attribute as torch_attribute
 from flashvar.integrations.torch import causal_bias as torch_causal_bias
 from flashvar.integrations.torch import flash as torch_flash
 from flashvar.integrations.torch.sdpa import attend, attend_fast, non_plain_type, why_not
-from flashvar.ops.attention.api import attention
-from flashvar.ops.attention.options import plain_number
 from flashvar.ops.dispatch_modes import active_mode, is_compiling, no_dispatch_mode_active
 from flashvar.selection.request import BackendName
 
@@ -217,19 +215,11 @@ def _scaled_dot_product_attention(
     reason = _why_not(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if not is_compiling():
         _note(reason)
-    if reason is None and bottom_right:
-        return attention(
-            query,
-            key,
-            value,
-            causal=True,
-            scale=plain_number(scale, booleans=True),
-            dropout_p=plain_number(dropout_p, booleans=True),
-            layout="bhsd",
-            backend=_backend,
-        )
     if reason is None:
-        return attend(query, key, value, attn_mask, dropout_p, is_causal, scale, "bhsd", _backend)
+        return attend(
+            *(query, key, value, attn_mask, dropout_p, is_causal, scale),
+            *("bhsd", _backend, bottom_right),
+        )
     if bottom_right:
         shape = query.shape[-2], key.shape[-2]
         seen = torch.ones(shape, dtype=torch.bool, device=query.device)

@@ -170,13 +170,15 @@ def attend(
     scale: float | None,
     layout: Layout,
     backend: BackendName,
+    bottom_right: bool = False,
 ) -> torch.Tensor:
     """Attention of a call for which `why_not` returned None.
 
     The output has the memory order of q, heads or rows first, because callers view it accordingly.
-    Tensors are cast as autocast requires, and copied if their last dimension is not contiguous.
+    Tensors are cast as autocast requires, and copied if their last dimension is not contiguous. A
+    causal mask begins in the top left corner; with `bottom_right` it ends in that one.
     """
-    q, k, v, options = _arguments(q, k, v, mask, causal, layout)
+    q, k, v, options = _arguments(q, k, v, mask, causal, layout, bottom_right)
     rows_first = layout == "bhsd" and _has_rows_first(q.shape, q.stride())
     out = attention(
         q,
@@ -201,7 +203,7 @@ def attend_with_lse(
     scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`attend` of [batch, rows, heads, head_dim], and the log-sum-exp [batch, heads, rows]."""
-    q, k, v, options = _arguments(q, k, v, mask, causal, "bshd")
+    q, k, v, options = _arguments(q, k, v, mask, causal, "bshd", False)
     out, lse = attention(
         q,
         k,
@@ -221,6 +223,7 @@ def _arguments(
     mask: torch.Tensor | None,
     causal: bool,
     layout: Layout,
+    bottom_right: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
     """Arguments of `attention`: the tensors, and mask and causality as options."""
     cast = _autocast_dtype(q.device.type)
@@ -228,7 +231,7 @@ def _arguments(
     bias, window = None, (-1, -1)
     if mask is not None:
         bias = _bias(mask.to(_dtype_after(cast, mask)), q, layout)
-    if causal:
+    if causal and not bottom_right:
         rows = 2 if layout == "bhsd" else 1
         more = q.shape[rows] - k.shape[rows]
         # flashvar's diagonal ends in the bottom right corner, torch's begins in the top left.
