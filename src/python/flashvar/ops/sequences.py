@@ -149,13 +149,16 @@ def overlap(x: torch.Tensor, y: torch.Tensor) -> bool:
 
     False where sizes are not known.
     """
+    first, second = (x.data_ptr(), y.data_ptr()) if are_plain(x, y) else (0, 0)
+    if first and second and x.is_contiguous() and y.is_contiguous():  # sooner than below
+        return bool(second < first + x.nbytes and first < second + y.nbytes)
     numbers = (*x.shape, *x.stride(), *y.shape, *y.stride())
     if any(isinstance(number, torch.SymInt) for number in numbers) or 0 in (*x.shape, *y.shape):
         return False
     if x.untyped_storage()._cdata == y.untyped_storage()._cdata:
         ahead = y.storage_offset() - x.storage_offset()
-    elif are_plain(x, y) and x.data_ptr() and y.data_ptr():
-        ahead = (y.data_ptr() - x.data_ptr()) // x.element_size()
+    elif first and second:
+        ahead = (second - first) // x.element_size()
     else:  # no memory, such as that of a fake tensor
         return False
     sizes: dict[int, int] = {}
