@@ -90,6 +90,8 @@ MODELS: Final = {
     "smollm-135m": "SmolLM 135M",
     "llama-3-8b-decode": "Llama 3 8B, decoding",
     "llama-3-8b-decode-long": "Llama 3 8B, decoding, long cache",
+    "llama-3-8b-drafts": "Llama 3 8B, speculative decoding",
+    "gpt-oss-drafts": "GPT-OSS, speculative decoding",
     "perceiver": "Perceiver, cross-attention",
     "sdxl-text": "SDXL, cross-attention to text",
     "swin-t": "Swin-T",
