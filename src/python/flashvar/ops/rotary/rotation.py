@@ -22,6 +22,7 @@ from flashvar.ops.sharding import everywhere
 from flashvar.ops.unknown_sizes import differ, is_known
 
 _transforms: Final = torch._C._functorch.peek_interpreter_stack
+_is_of_batches: Final = torch._C._functorch.is_legacy_batchedtensor
 
 
 class Rotation(NamedTuple):
@@ -166,8 +167,9 @@ def check_writable(x: torch.Tensor) -> None:
     """Refuse to rotate a tensor in place if its entries share memory."""
     pairs = zip(x.shape, x.stride(), strict=True)
     expanded = any(is_known(step == 0) and is_known(size > 1) for size, step in pairs)
-    # The compiler and transforms know no memory.
-    if expanded or (not is_compiling() and _transforms() is None and shares_memory(x)):
+    # The compiler, transforms and batches of gradients know no memory.
+    unknown = is_compiling() or _transforms() is not None or _is_of_batches(x)
+    if expanded or (not unknown and shares_memory(x)):
         raise LayoutError(
             f"x must not share memory between entries if it is rotated in place, found shape "
             f"{tuple(x.shape)} with strides {x.stride()}: pass x.clone(), or inplace=False"
@@ -187,7 +189,8 @@ def formula(x: torch.Tensor, rotation: Rotation, heads: int) -> torch.Tensor:
     """A new tensor in which the first `heads` heads are rotated."""
     pairs = rotation.cos.shape[1]
     cos, sin, known = _of_rows(x, rotation)
-    part = x[..., :heads, : 2 * pairs]
+    # Not by index: batches of gradients have none that takes all.
+    part = x.narrow(-2, 0, heads).narrow(-1, 0, 2 * pairs)
     wide = part.to(torch.promote_types(x.dtype, torch.float32))
     rotated = rotate_rows(wide, cos.to(wide.dtype), sin.to(wide.dtype), rotation.interleaved)
     rotated = rotated.to(x.dtype)
@@ -205,7 +208,7 @@ def rotate_rows(
     if interleaved:
         first, second = x[..., 0::2], x[..., 1::2]
         rotated = (first * cos - second * sin, first * sin + second * cos)
-        return torch.stack(rotated, -1).flatten(-2)
+        return torch.stack(rotated, -1).reshape(x.shape)
     first, second = x.chunk(2, -1)
     return torch.cat((first * cos - second * sin, first * sin + second * cos), -1)
 

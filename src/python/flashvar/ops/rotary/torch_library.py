@@ -85,6 +85,10 @@ def _rotary_in_place(x: torch.Tensor, *arguments: Any) -> None:
         x.copy_(_without_autocast(x, rotation, x.shape[-2]))
 
 
+def _rotary_in_place_of_batches(x: torch.Tensor, *arguments: Any) -> None:
+    x.copy_(formula(x, Rotation._make(arguments), x.shape[-2]))
+
+
 def _rotary_in_place_fake(x: torch.Tensor, *arguments: Any) -> None:
     """Makes no tensor: the op writes to x."""
 
@@ -174,6 +178,8 @@ torch.library.register_fake("flashvar::rotary", _rotary_fake, lib=_LIBRARY)
 torch.library.register_fake("flashvar::rotary_", _rotary_in_place_fake, lib=_LIBRARY)
 _LIBRARY.impl("rotary", _rotary_at_autograd_key, "Autograd", with_keyset=True)
 _LIBRARY.impl("rotary_", _rotary_in_place_at_autograd_key, "Autograd", with_keyset=True)
+# torch.autograd.grad(is_grads_batched=True), which has batches of its own kind.
+_LIBRARY.impl("rotary_", _rotary_in_place_of_batches, "Batched")
 
 
 def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
@@ -269,7 +275,7 @@ class _InPlace(torch.autograd.Function):  # type: ignore[misc]
 def _rotated(x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
     """A new tensor with rotated parts; heads in no part are copied."""
     (_, count, rotation), *others = parts
-    flat = x.flatten(-3, -2) if x.dim() == 5 else x
+    flat = x.reshape(*x.shape[:2], x.shape[2] * x.shape[3], x.shape[4]) if x.dim() == 5 else x
     out = torch.ops.flashvar.rotary(flat, count, *rotation)
     for begin, count, rotation in others:
         rotate_in_place(out.narrow(-2, begin, count), [(0, count, rotation)])
