@@ -164,6 +164,20 @@ def test_results_that_hooks_changed_are_refused() -> None:
         out.sum().backward()
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # by torch's derivatives
+@pytest.mark.parametrize("outer", ["reverse-mode", "forward-mode"])
+@pytest.mark.parametrize("op", [merge_states, causal_conv1d, named_sequences])
+def test_hessians_of_autograd_functional(op: Callable[[], Call], outer: str) -> None:
+    call, (x, *others) = op()
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return call(x, *others).sin().sum()
+
+    ask = torch.autograd.functional.hessian
+    found = ask(loss, x, vectorize=True, outer_jacobian_strategy=outer)
+    torch.testing.assert_close(found, ask(loss, x))
+
+
 @pytest.mark.filterwarnings("ignore:.*MaskedTensor:UserWarning")
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.__name__)
 def test_subclasses_without_the_op_are_refused(op: Callable[[], Call]) -> None:

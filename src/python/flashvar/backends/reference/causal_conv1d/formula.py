@@ -2,6 +2,7 @@
 
 Rows of all states and then of all sequences stand in one table [rows, dim]. Each tap of the
 convolution, and each column of the final states, is a choice of rows of it; no row is chosen twice.
+By index_select: torch's older kind of batches has no tangents of an index's derivative.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ def forward(
     """The output [batch, seqlen, dim] and the final state [sequences, dim, columns]."""
     rows = _TableRows(conv, columns)
     table = _table(conv, rows)
-    z = _sum(conv, [table[tap] for tap in rows.taps])
+    z = _sum(conv, [table.index_select(0, tap) for tap in rows.taps])
     y = torch.nn.functional.silu(z) if conv.silu else z
     if residual is not None:
         y = y + residual.flatten(0, 1).to(y.dtype)
-    final = table[rows.final].unflatten(0, (conv.sequences, columns)).transpose(1, 2)
+    final = table.index_select(0, rows.final).unflatten(0, (conv.sequences, columns))
     dtype = conv.x.dtype if conv.state is None else conv.state.dtype
-    return y.unflatten(0, conv.x.shape[:2]).to(conv.x.dtype), final.to(dtype)
+    return y.unflatten(0, conv.x.shape[:2]).to(conv.x.dtype), final.transpose(1, 2).to(dtype)
 
 
 def backward(
@@ -33,7 +34,7 @@ def backward(
     columns = 0 if grad_final is None else grad_final.shape[-1]
     rows = _TableRows(conv, columns)
     table = _table(conv, rows)
-    inputs = [table[tap] for tap in rows.taps]
+    inputs = [table.index_select(0, tap) for tap in rows.taps]
     # reshape, not flatten, which torch's older kind of batches has not.
     grad_z = grad_y.reshape(inputs[0].shape).to(table.dtype)
     if conv.silu:
