@@ -274,6 +274,10 @@ def flash_attn_with_kvcache(
     cache_leftpad alone they are copied too: on a GPU as many as the cache has room for. There
     are no gradients.
 
+    A sequence fills up the batch if its length, its slot, or the page of a key is negative, as in
+    the CUDA graphs of transformers and vLLM: nothing is written for it, its output is 0, and its
+    log-sum-exp is -inf.
+
     Args:
         q: The queries, which are the last tokens of the sequences.
         k_cache: [slots, capacity, heads_kv, head_dim]; with block_table [pages, page_size, ...] of

@@ -34,12 +34,40 @@ class Cache(NamedTuple):
         found: int = self.k.shape[1] * pages
         return found
 
-    def write(self, k: torch.Tensor, v: torch.Tensor, begins: torch.Tensor) -> None:
-        """Write k and v [batch, new, heads, head_dim] at the positions from `begins` [batch] on."""
+    def needed_pages(self, begins: torch.Tensor | None, ends: torch.Tensor) -> torch.Tensor:
+        """Which entries of the table [batch, pages] have keys from `begins` to `ends` [batch]."""
+        assert self.table is not None
+        size = self.k.shape[1]
+        firsts = torch.arange(self.table.shape[1], device=ends.device) * size
+        needed = firsts < ends[:, None]
+        return needed if begins is None else needed & (firsts + size > begins[:, None])
+
+    def write(
+        self, k: torch.Tensor, v: torch.Tensor, begins: torch.Tensor, present: torch.Tensor
+    ) -> None:
+        """Write k and v [batch, new, heads, head_dim] at the positions from `begins` [batch] on.
+
+        Only those of the sequences that are `present` [batch], as far as there is room. The host
+        does not know which, so other rows repeat a row that is written: no place gets two values.
+        Without any they rewrite what is in the first place of the cache.
+        """
         positions = begins[:, None] + torch.arange(k.shape[1], device=k.device)
-        where = self._slots_and_rows(positions)
-        self.k[where] = k
-        self.v[where] = v
+        written = present[:, None] & (positions < self.capacity())
+        slots, rows = self._slots_and_rows(torch.where(written, positions, 0))
+        slots = torch.where(written, slots, 0).flatten()
+        written = written.flatten()
+        count = written.shape[0]
+        # The number of a row that is written, or `count`.
+        one = torch.nn.functional.pad(2 * written.int(), (0, 1), value=1).argmax()
+        numbers = torch.arange(count, device=k.device)
+        source = torch.where(written, numbers, one.clamp(max=count - 1))
+        place = slots[source], rows.flatten()[source]
+        of_k, of_v = (
+            torch.where(one < count, new.flatten(0, 1)[source], cache[place])
+            for new, cache in ((k, self.k), (v, self.v))
+        )
+        self.k[place] = of_k
+        self.v[place] = of_v
 
     def read(
         self, begins: torch.Tensor, lengths: torch.Tensor, room: int

@@ -14,6 +14,7 @@ from flashvar.errors import (
     ShapeError,
 )
 from flashvar.ops.arguments import as_bool, check_strided, count
+from flashvar.ops.attention.append import append
 from flashvar.ops.attention.cache import Cache, check_slots, refuse_dtensors
 from flashvar.ops.attention.call import call
 from flashvar.ops.attention.options import plain_number, window_pair, window_side
@@ -142,12 +143,12 @@ def _computed(given: Arguments, rotate: Rotate) -> tuple[torch.Tensor, torch.Ten
     left, right = (window_side(side, given.window_size) for side in window_pair(given.window_size))
     causal = as_bool("causal", given.causal)
     cache = Cache(given.k_cache, given.v_cache, given.cache_batch_idx, given.block_table)
-    used = _as_lengths(given, cache.capacity())
+    before = _as_lengths(given, cache.capacity())
     if given.rotary_cos is not None:
         assert given.rotary_sin is not None
         assert k is not None
         interleaved = as_bool("rotary_interleaved", given.rotary_interleaved)
-        rotation = (given.rotary_cos, given.rotary_sin, used, interleaved)
+        rotation = (given.rotary_cos, given.rotary_sin, before.clamp(min=0), interleaved)
         # As in FlashAttention, a side that hides no key of the cache is none.
         hides = causal or any(0 <= side < cache.capacity() for side in (left, right))
         if not hides:  # every query is at the position of the first
@@ -156,24 +157,22 @@ def _computed(given: Arguments, rotate: Rotate) -> tuple[torch.Tensor, torch.Ten
         else:
             q = rotate(q, *rotation)
         k = rotate(k, *rotation)
-    new = 0 if k is None else k.shape[1]
-    longest = _check_lengths(given, used, new, cache.capacity())
-    if k is not None:
-        cache.write(k, v, used)
-        used = used + new
+    longest = _check_lengths(cache, before, given.cache_leftpad, 0 if k is None else k.shape[1])
     in_order = cache.slots is cache.table is given.cache_leftpad is None
+    if k is not None or not in_order:
+        lengths = append(cache, k, v, before, given.cache_leftpad)
+    else:
+        lengths = as_int32(before.clamp(min=0))
     keys, values = cache.k, cache.v
     if in_order and not is_known(keys.shape[0] <= batch):
         keys, values = keys[:batch], values[:batch]
     if not in_order:
-        begins = torch.zeros_like(used) if given.cache_leftpad is None else given.cache_leftpad
+        begins = torch.zeros_like(lengths) if given.cache_leftpad is None else given.cache_leftpad
         room = cache.capacity() if longest is None else longest
-        used = used - begins
-        keys, values = cache.read(begins, used, room)
+        keys, values = cache.read(begins, lengths, room)
     # Dense queries: the heads of a group share a read of the keys by strides alone, with a softcap
     # too. Packed ones need a second kernel for it.
-    lengths = as_int32(used).contiguous()
-    tensors = pack_tensors(None, None, given.alibi_slopes, None, None, None, lengths)
+    tensors = pack_tensors(None, None, given.alibi_slopes, None, None, None, lengths.contiguous())
     options = pack_options(
         *(causal, plain_number(given.softmax_scale), left, right, given.softcap, 0.0, False),
         *("bshd", "auto"),
@@ -308,7 +307,9 @@ def _check_apart(k_cache: torch.Tensor, v_cache: torch.Tensor, slots: int) -> No
     )
 
 
-def _check_lengths(given: Arguments, before: torch.Tensor, new: int, capacity: int) -> int | None:
+def _check_lengths(
+    cache: Cache, before: torch.Tensor, begins: torch.Tensor | None, new: int
+) -> int | None:
     """Refuse more keys than the cache can hold, and slots or pages that it does not have.
 
     On a GPU only the lengths of pages are read, for which the host waits, as in FlashAttention: a
@@ -318,50 +319,69 @@ def _check_lengths(given: Arguments, before: torch.Tensor, new: int, capacity: i
         The length of the longest sequence; None where lengths are not read.
     """
     on_host = can_be_read(before)
-    used = before if given.k is None else before + new
-    in_pages = given.block_table is not None
+    if on_host:
+        cache, before, begins = _of_real(cache, before, begins, new)
+    used, capacity = before + new, cache.capacity()
     longest = None
-    if on_host or (in_pages and _waits_for(used)):
-        longest = int(used.max()) if used.numel() else 0
+    if on_host or (cache.table is not None and _waits_for(used)):
+        longest = max(int(used.max()), 0) if used.numel() else 0
         if longest > capacity:
-            what = "block_table addresses" if in_pages else "k_cache holds"
+            what = "k_cache holds" if cache.table is None else "block_table addresses"
             raise ShapeError(
                 f"{what} at most {capacity} keys of a sequence, found {longest} with the new ones: "
                 "make it larger"
             )
     if not on_host:
         return longest
-    begins = torch.zeros_like(used) if given.cache_leftpad is None else given.cache_leftpad
-    if bool(((before < 0) | (used < begins)).any()):
+    if begins is not None and bool((used < begins).any()):
         raise ShapeError(
-            "cache_seqlens must not be negative and, with the new keys, not below cache_leftpad, "
-            f"found {as_list(before)}: pass how many rows of the cache are in use, padding included"
+            "cache_seqlens, with the new keys, must not be below cache_leftpad, "
+            f"{as_list(begins)}, found {as_list(before)}: pass how many rows of the cache are in "
+            "use, padding included"
         )
-    slots, size = given.cache_batch_idx, given.k_cache.shape[1]
-    if slots is not None and new and len(slots.unique()) < len(slots):
-        raise InvalidInputError(
-            f"cache_batch_idx must name each slot once if new keys are written, found "
-            f"{as_list(slots)}: give every sequence a slot of its own"
-        )
-    if given.block_table is not None:
-        first_rows = torch.arange(given.block_table.shape[1], device=used.device) * size
-        pages = first_rows < used[:, None]
-        slots = given.block_table[pages]
-    if slots is not None:
-        name = "cache_batch_idx" if given.block_table is None else "block_table"
-        check_slots(name, slots, given.k_cache.shape[0])
-    if given.block_table is not None and new and used.numel():
-        _check_written_pages(given.block_table, begins, before, new, size)
+    if cache.table is not None:
+        check_slots("block_table", cache.table[cache.needed_pages(begins, used)], cache.k.shape[0])
+        if new and used.numel():
+            _check_written_pages(cache, begins, before, new)
+    elif cache.slots is not None:
+        check_slots("cache_batch_idx", cache.slots, cache.k.shape[0])
+        if new and len(cache.slots.unique()) < len(cache.slots):
+            raise InvalidInputError(
+                f"cache_batch_idx must name each slot once if new keys are written, found "
+                f"{as_list(cache.slots)}: give every sequence a slot of its own"
+            )
     return longest
 
 
+def _of_real(
+    cache: Cache, before: torch.Tensor, begins: torch.Tensor | None, new: int
+) -> tuple[Cache, torch.Tensor, torch.Tensor | None]:
+    """A cache, lengths and padding without the sequences that only fill up the batch.
+
+    Those with some pages but not all of their keys are kept: that is a mistake.
+    """
+    real = before >= 0
+    slots, table = cache.slots, cache.table
+    if slots is not None:
+        real &= slots >= 0
+    if table is not None:
+        needed = cache.needed_pages(begins, before + new)
+        real &= ~needed.any(1) | (needed & (table >= 0)).any(1)
+    slots, table, begins = (None if x is None else x[real] for x in (slots, table, begins))
+    return cache._replace(slots=slots, table=table), before[real], begins
+
+
 def _check_written_pages(
-    table: torch.Tensor, begins: torch.Tensor, before: torch.Tensor, new: int, size: int
+    cache: Cache, begins: torch.Tensor | None, before: torch.Tensor, new: int
 ) -> None:
     """Refuse new keys in a row of a page that the table uses twice."""
+    assert cache.table is not None
+    size = cache.k.shape[1]
     rows = torch.arange(int(before.max()) + new, device=before.device)
-    used = (rows >= begins[:, None]) & (rows < before[:, None] + new)
-    places = table.long()[:, rows // size] * size + rows % size
+    used = rows < before[:, None] + new
+    if begins is not None:
+        used &= rows >= begins[:, None]
+    places = cache.table.long()[:, rows // size] * size + rows % size
     of_used, times = places[used].unique(return_counts=True)
     written = places[used & (rows >= before[:, None])]
     shared = written[torch.isin(written, of_used[times > 1])]

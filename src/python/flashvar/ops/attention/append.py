@@ -1,0 +1,47 @@
+"""New keys and values after those in a cache, and how many keys each sequence then has.
+
+A batch may be filled up with sequences that are none, as for CUDA graphs: their length, their slot,
+or a page that they need is negative. They have no keys, and nothing is written for them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from flashvar.ops.attention.cache import Cache
+from flashvar.ops.sequences import as_int32
+
+__all__ = ["append"]
+
+
+def append(
+    cache: Cache,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
+    before: torch.Tensor,
+    begins: torch.Tensor | None,
+) -> torch.Tensor:
+    """Write k and v [batch, new, heads, head_dim] into a cache.
+
+    Args:
+        cache: The cache.
+        k: New keys; None: only the lengths are wanted.
+        v: New values.
+        before: [batch], the position of the first new key of each sequence.
+        begins: [batch], the position of its first key that is used; None: 0.
+
+    Returns:
+        int32 [batch], how many keys of each sequence are used.
+    """
+    capacity = cache.capacity()
+    starts = before.clamp(0, capacity)
+    ends = starts if k is None else (starts + k.shape[1]).clamp(max=capacity)
+    present = before >= 0
+    if cache.slots is not None:
+        present &= cache.slots >= 0
+    if cache.table is not None:
+        present &= ((cache.table >= 0) | ~cache.needed_pages(begins, ends)).all(1)
+    if k is not None:
+        assert v is not None
+        cache.write(k, v, starts, present)
+    return as_int32(torch.where(present, ends if begins is None else ends - begins, 0))
