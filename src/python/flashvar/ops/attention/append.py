@@ -2,16 +2,25 @@
 
 A batch may be filled up with sequences that are none, as for CUDA graphs: their length, their slot,
 or a page that they need is negative. They have no keys, and nothing is written for them.
+
+Plain CUDA tensors take one Triton kernel. In graphs and elsewhere torch's functions do the same.
 """
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from typing import Final
+
 import torch
 
 from flashvar.ops.attention.cache import Cache
+from flashvar.ops.dispatch_modes import are_plain, is_compiling, no_dispatch_mode_active
+from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.sequences import as_int32
 
-__all__ = ["append"]
+__all__ = ["append", "formula"]
+
+_TRITON: Final = find_spec("triton") is not None
 
 
 def append(
@@ -33,6 +42,49 @@ def append(
     Returns:
         int32 [batch], how many keys of each sequence are used.
     """
+    if not _in_triton(cache.k, cache.v, cache.slots, cache.table, k, v, before, begins):
+        return formula(cache, k, v, before, begins)
+    from flashvar.backends.triton.kv_cache.launch import launch
+
+    if k is None or v is None:
+        return launch(cache, None, None, before, begins)
+    written = _memory(cache.k), _memory(cache.v)
+    k, v = (x.clone() if any(_meet(_memory(x), one) for one in written) else x for x in (k, v))
+    lengths = launch(cache, k, v, before, begins)
+    for x in (cache.k, cache.v):
+        if not x.is_inference():
+            torch.autograd.graph.increment_version(x)
+    return lengths
+
+
+def _memory(x: torch.Tensor) -> tuple[int, int]:
+    """The addresses where the storage of a tensor begins and ends."""
+    storage = x.untyped_storage()
+    begin = storage.data_ptr()
+    return begin, begin + storage.nbytes()
+
+
+def _meet(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
+
+
+def _in_triton(cache: torch.Tensor, *others: torch.Tensor | None) -> bool:
+    """Whether the kernel can run a call: it reads memory, which must be that of one device."""
+    if is_compiling() or not (_TRITON and cache.is_cuda and cache.dtype in DTYPES):
+        return False
+    given = [x for x in others if x is not None]
+    on_one_device = all(x.device == cache.device for x in given)
+    return on_one_device and no_dispatch_mode_active() and are_plain(cache, *given)
+
+
+def formula(
+    cache: Cache,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
+    before: torch.Tensor,
+    begins: torch.Tensor | None,
+) -> torch.Tensor:
+    """As `append`, in torch's functions."""
     capacity = cache.capacity()
     starts = before.clamp(0, capacity)
     ends = starts if k is None else (starts + k.shape[1]).clamp(max=capacity)

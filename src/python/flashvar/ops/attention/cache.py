@@ -49,13 +49,13 @@ class Cache(NamedTuple):
 
         Only those of the sequences that are `present` [batch], as far as there is room. The host
         does not know which, so other rows repeat a row that is written: no place gets two values.
-        Without any they rewrite what is in the first place of the cache.
+        Without any they rewrite what is in a row of the first slot.
         """
         positions = begins[:, None] + torch.arange(k.shape[1], device=k.device)
         written = present[:, None] & (positions < self.capacity())
         slots, rows = self._slots_and_rows(torch.where(written, positions, 0))
-        slots = torch.where(written, slots, 0).flatten()
-        written = written.flatten()
+        written = (written & (slots >= 0)).flatten()
+        slots = torch.where(written, slots.flatten(), 0)
         count = written.shape[0]
         # The number of a row that is written, or `count`.
         one = torch.nn.functional.pad(2 * written.int(), (0, 1), value=1).argmax()

@@ -1,0 +1,160 @@
+"""The Triton kernel that writes into a KV cache without a GPU: interpreted, and compiled."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from interpreted_kv_cache import CASES, Case
+from interpreter import interpreted
+from test_triton_compile import stack_bytes
+
+from flashvar.flash_attn import flash_attn_with_kvcache
+from flashvar.ops.attention import append
+from flashvar.ops.attention.cache import Cache
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+
+@pytest.fixture(scope="module")
+def found(python: str) -> dict[str, str]:
+    """Case -> what was wrong; all of them in one process."""
+    script = str(Path(__file__).with_name("interpreted_kv_cache.py"))
+    answers: dict[str, str] = json.loads(interpreted(python, "-W", "ignore", script))
+    return answers
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: str(case)[:80])
+def test_interpreted(case: Case, found: dict[str, str]) -> None:
+    assert found[str(case)] == ""
+
+
+def compiled(
+    capability: int, cache: Cache, new: torch.Tensor | None, before: torch.Tensor, **given: Any
+) -> Any:
+    """The kernel that a launch on such a device would start."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from flashvar.backends.triton.kv_cache import launch as module
+    from flashvar.backends.triton.kv_cache.kernel import append_kernel as kernel
+
+    asked: dict[str, Any] = {}
+
+    def start(kernel: Any, grid: tuple[int]) -> Any:
+        return lambda *given, **others: asked.update(given=given, others=others)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "start", start)
+        module.launch(cache, new, new, before, given.get("begins"))
+    values = {**dict(zip(kernel.arg_names, asked["given"], strict=False)), **asked["others"]}
+    names = {torch.bfloat16: "bf16", torch.int64: "i64", torch.int32: "i32"}
+    signature, constants, aligned = {}, {}, {}
+    for index, name in enumerate(kernel.arg_names):
+        value = values[name]
+        if isinstance(value, torch.Tensor):
+            signature[name] = f"*{names[value.dtype]}"
+            aligned[index,] = [["tt.divisibility", 16]]
+        elif value is None or name.isupper() or (value == 1 and "_" in name):
+            signature[name], constants[name] = "constexpr", value
+        else:
+            signature[name] = "i32"
+            if "_" in name and value % 16 == 0:
+                aligned[index,] = [["tt.divisibility", 16]]
+    return triton.compile(
+        ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned),
+        target=GPUTarget("cuda", capability, 32),
+        options={name: asked["others"][name] for name in ("num_warps", "enable_fp_fusion")},
+    )
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("layout", ["in order", "slots", "pages", "no new keys"])
+def test_compiles_to_wide_moves_and_spills_nothing(
+    layout: str, capability: int, tmp_path: Path
+) -> None:
+    cache = Cache(*torch.empty(2, 16, 64, 8, 128, dtype=torch.bfloat16))
+    before = torch.zeros(4, dtype=torch.int32)
+    given: dict[str, Any] = {}
+    new: torch.Tensor | None = torch.empty(4, 1, 8, 128, dtype=torch.bfloat16)
+    if layout == "slots":
+        cache = cache._replace(slots=before.long())
+        given["begins"] = before
+    elif layout != "in order":
+        cache = cache._replace(table=torch.zeros(4, 32, dtype=torch.int32))
+    if layout == "no new keys":
+        new = None
+    kernel = compiled(capability, cache, new, before, **given)
+    assert stack_bytes(kernel, tmp_path) == 0
+    moved = re.findall(r"((?:ld|st)\.global\S*v4\S*)", kernel.asm["ptx"])
+    assert {one[:2] for one in moved} >= (set() if new is None else {"ld", "st"})
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[Cache]:
+    """As on a device, with torch's functions in place of the kernel; lists its launches."""
+    from flashvar.backends.triton.kv_cache import launch as module
+
+    found: list[Cache] = []
+
+    def launch(cache: Cache, *given: Any) -> torch.Tensor:
+        found.append(cache)
+        # Torch does not count what the kernel writes.
+        return append.formula(cache._replace(k=cache.k.data, v=cache.v.data), *given)
+
+    monkeypatch.setattr(append, "_in_triton", lambda *_: True)
+    monkeypatch.setattr(module, "launch", launch)
+    return found
+
+
+def made(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", ["in order", "slots"])
+def test_plain_tensors_take_the_kernel(kind: str, launches: list[Cache]) -> None:
+    caches, q = (made(3, 8, 2, 16), made(3, 8, 2, 16)), made(3, 1, 2, 16)
+    options = {"cache_seqlens": torch.tensor([3, -1, 0])}
+    if kind == "slots":
+        options["cache_batch_idx"] = torch.tensor([1, -1, 0])
+    versions = [one._version for one in caches]
+    flash_attn_with_kvcache(q, *caches, q, q, **options)
+    assert len(launches) == 1
+    assert [one._version > before for one, before in zip(caches, versions, strict=True)] == [
+        True
+    ] * 2
+    flash_attn_with_kvcache(q, *caches, **options)
+    assert len(launches) == (1 if kind == "in order" else 2)
+
+
+@pytest.mark.parametrize("written", [0, 1], ids=["k_cache", "v_cache"])
+@pytest.mark.parametrize("name", ["k", "v"])
+def test_the_kernel_reads_no_memory_that_it_writes(
+    name: str, written: int, monkeypatch: pytest.MonkeyPatch, launches: list[Cache]
+) -> None:
+    from flashvar.backends.triton.kv_cache import launch as module
+
+    caches, new = (made(3, 8, 2, 16), made(3, 8, 2, 16)), made(3, 1, 2, 16)
+    given = {"k": new, "v": new, name: caches[written][:, 5:6]}
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(module, "launch", lambda cache, k, v, *rest: seen.extend((k, v)))
+    append.append(Cache(*caches), given["k"], given["v"], torch.zeros(3), None)
+    memory = {one.untyped_storage().data_ptr() for one in caches}
+    assert not memory & {one.untyped_storage().data_ptr() for one in seen}
+    for one, wanted in zip(seen, (given["k"], given["v"]), strict=True):
+        assert torch.equal(one, wanted)
+
+
+def test_what_the_kernel_does_not_take() -> None:
+    x = torch.empty(2)
+    assert not append._in_triton(x)
+
+    class OnDevice:
+        is_cuda, dtype, device = True, torch.bfloat16, torch.device("cuda")
+
+    assert not append._in_triton(OnDevice(), x)  # type: ignore[arg-type]
