@@ -3,7 +3,8 @@
 A batch may be filled up with sequences that are none, as for CUDA graphs: their length, their slot,
 or a page that they need is negative. They have no keys, and nothing is written for them.
 
-Plain CUDA tensors take one Triton kernel. In graphs and elsewhere torch's functions do the same.
+Plain CUDA tensors take one Triton kernel. Elsewhere, and while torch.compile traces, torch's
+functions do the same.
 """
 
 from __future__ import annotations
