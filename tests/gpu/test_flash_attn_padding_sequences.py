@@ -53,6 +53,7 @@ def alone(given: dict[str, torch.Tensor], real: tuple[int, ...]) -> dict[str, to
     return kept
 
 
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
 @pytest.mark.parametrize("way", ["called", "graph", "compiled"])
 @pytest.mark.parametrize("new", [0, 1, 3])
 @pytest.mark.parametrize("case", CASES)
@@ -100,6 +101,7 @@ def test_padding_sequences(case: str, new: int, way: str) -> None:
     assert torch.equal(v_cache, others[1])
 
 
+@pytest.mark.filterwarnings("ignore")  # the profiler's own
 @pytest.mark.parametrize("paged", [False, True])
 def test_launches_of_a_call(paged: bool) -> None:
     """New keys are written by one kernel."""
