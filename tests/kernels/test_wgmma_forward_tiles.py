@@ -275,7 +275,7 @@ def test_few_queries_take_the_tiles_that_move_rows_to_lines(
 
 @pytest.mark.parametrize("what", [0, 1], ids=["dense", "packed-keys"])
 @pytest.mark.parametrize("keys", [1217, 4200, 16384])
-@pytest.mark.parametrize("queries", [1, 5, 16, 17])
+@pytest.mark.parametrize("queries", [1, 5, 16, 17, 32])
 def test_the_workspace_is_as_large_wherever_rows_start(
     queries: int, keys: int, what: int, library: ctypes.CDLL
 ) -> None:
