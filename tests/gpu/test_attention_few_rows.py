@@ -107,7 +107,7 @@ def test_heads_of_single_packed_queries(
 def test_heads_of_a_few_packed_queries(
     heads: tuple[int, int], keys: tuple[int, ...], mask: str, backend: str
 ) -> None:
-    """Speculative decoding: sequences differ in queries; a group has up to 64 rows."""
+    """Speculative decoding: sequences differ in queries; a group has up to 128 rows."""
     for most, head_dim, outside in ((2, 64, (0, 0)), (3, 128, (3, 5)), (8, 256, (1, 200))):
         queries = [(most, 1, 0, most - 1)[i % 4] for i in range(len(keys))]
         given: dict[str, Any] = {"heads": heads, "outside": outside, **MASKS[mask]}

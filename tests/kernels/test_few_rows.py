@@ -17,7 +17,8 @@ _PART_OF_A_LINE = Config("bf16", 80, 80, 16)
 _WIDE_V = Config("fp16", 64, 128, 8)
 _WIDE_K = Config("bf16", 192, 128, 16)
 _TALL = Config("bf16", 96, 96, 32)
-_CONFIGS = (_WIDE, _NARROW, _PART_OF_A_LINE, _WIDE_V, _WIDE_K, _TALL)
+_TALL_WIDE_V = Config("fp16", 80, 128, 32)
+_CONFIGS = (_WIDE, _NARROW, _PART_OF_A_LINE, _WIDE_V, _WIDE_K, _TALL, _TALL_WIDE_V)
 _CAUSAL = (-1, 0)
 # How the keys of a tile are divided: number of splits, whether they are a cluster.
 _SPLITS = [(1, False), (2, False), (11, False), (3, True), (8, True)]
@@ -97,8 +98,9 @@ def test_splits(few: FewRows, splits: int, in_cluster: bool, library: Library) -
 @pytest.mark.parametrize(("splits", "in_cluster"), _SPLITS)
 def test_splits_of_32_rows(splits: int, in_cluster: bool, library: Library) -> None:
     few = FewRows(30, 700, 2, batch=2, window=_CAUSAL, splits=splits, in_cluster=in_cluster)
-    library.check(_TALL, few)
-    library.check(_TALL, replace(few, used=(0, 333), sinks=(1.5, -2.0)))
+    for config in (_TALL, _TALL_WIDE_V):
+        library.check(config, few)
+        library.check(config, replace(few, used=(0, 333), sinks=(1.5, -2.0)))
 
 
 @pytest.mark.parametrize("window", [(-1, 0), (0, 0), (20, 5), (130, 0), (-1, 40), (64, -1)])

@@ -25,6 +25,14 @@ void choose(const FwdProblem& problem, int64_t* found) {
   found[3] = static_cast<int64_t>(splits.workspace(problem));
 }
 
+template <int kHeadDim>
+void choose_for(const FwdProblem& problem, int64_t* found) {
+  int32_t const rows = problem.queries.seqlen;
+  rows <= 8    ? choose<Few<kHeadDim>>(problem, found)
+  : rows <= 16 ? choose<Few<kHeadDim, 16>>(problem, found)
+               : choose<Few<kHeadDim, 32>>(problem, found);
+}
+
 // Writes the number of splits, whether they are a cluster, whether there is a merge, and the bytes
 // of the workspace. `varlen`: of several varlen queries after PackGQA.
 extern "C" void splits(int32_t head_dim, int32_t batch, int32_t rows, int32_t keys, int32_t heads,
@@ -36,11 +44,9 @@ extern "C" void splits(int32_t head_dim, int32_t batch, int32_t rows, int32_t ke
     problem.splits.row_shift = 1;
   }
   problem.head_dim = problem.head_dim_v = head_dim;
-  bool const few = rows <= 8;
-  head_dim <= 64    ? few ? choose<Few<64>>(problem, found) : choose<Few<64, 32>>(problem, found)
-  : head_dim == 128 ? few ? choose<Few<128>>(problem, found) : choose<Few<128, 32>>(problem, found)
-  : few             ? choose<Few<256>>(problem, found)
-                    : choose<Few<256, 32>>(problem, found);
+  head_dim <= 64    ? choose_for<64>(problem, found)
+  : head_dim == 128 ? choose_for<128>(problem, found)
+                    : choose_for<256>(problem, found);
 }
 
 template <class Config>
@@ -117,7 +123,7 @@ def sharing(
 
 
 @pytest.mark.parametrize("left", [-1, 0, 300], ids=lambda left: f"left {left}")
-@pytest.mark.parametrize("rows", [4, 24], ids=lambda rows: f"{rows} rows")
+@pytest.mark.parametrize("rows", [4, 12, 24], ids=lambda rows: f"{rows} rows")
 @pytest.mark.parametrize("head_dim", _HEAD_DIMS)
 def test_every_split_has_work(head_dim: int, rows: int, left: int, library: ctypes.CDLL) -> None:
     """And splits are a cluster, or merged by a second kernel, whatever the sizes of the call."""

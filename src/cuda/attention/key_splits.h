@@ -30,7 +30,7 @@ inline int64_t visible_keys(const FwdProblem& problem, int32_t block_q) {
 
 // Whether most kernels need fwd_merge_kernel to store the results, even those of one split: with
 // PackGQA, if rows of a tile differ in their sinks, or are not adjacent in the log-sum-exp.
-// (fwd_few_kernel of 9.0 stores them itself.)
+// (fwd_few_kernel of 9.0 stores them itself, unless it has splits that are no cluster.)
 inline bool needs_merge(const FwdProblem& problem) {
   const KeySplits& splits = problem.splits;
   bool const by_row = problem.sinks.data != nullptr || splits.query_offsets != nullptr;

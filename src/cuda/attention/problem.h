@@ -63,8 +63,9 @@ struct KeySplits {
   // call.
   float* out = nullptr;
   float* lse = nullptr;  // likewise, without the last dimension
-  // PackGQA: the rows of a query, one for each member of its group, a query head. The problem is
-  // dense, and query_offsets are those of the call's varlen queries, or null.
+  // PackGQA: the rows of a query, one for each member of its group, a query head. With one query
+  // per sequence the problem is dense, and query_offsets are those of the call's varlen queries, or
+  // null. With several it may stay varlen: then queries.seqlen is in rows, all else in queries.
   int32_t group_rows = 1;
   const int32_t* query_offsets = nullptr;
   // With several queries per sequence group_rows is 1 << row_shift: row r belongs to query

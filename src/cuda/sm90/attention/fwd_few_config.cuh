@@ -28,7 +28,7 @@ struct FewConfig {
   static constexpr int kKeyWarps = kFewWarps * kWarpRows / kRows;
   // Keys of a step. Measured (docs/hopper-ledger.md, "A kernel for few rows"): fewer between 64
   // and 128, where rows are not whole lines of memory, and above 128, where three stages of more
-  // would not fit. With 32 rows a warp has as many then as with 16.
+  // would not fit. With 32 rows always, so that a warp has 32 of them.
   static constexpr int kLargest = std::max(kHeadDim, kHeadDimV);
   static constexpr int kBlockKV = kRows <= 16 && (kLargest <= 64 || kLargest == 128) ? 128 : 64;
   static constexpr int kThreads = 32 * (kFewWarps + 1);

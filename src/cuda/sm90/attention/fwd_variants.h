@@ -125,11 +125,11 @@ struct FwdVariants {
   }
 
   // The row_shift (KeySplits) of PackGQA of several queries per sequence, where fwd_few_kernel then
-  // computes the call; 0: none. It needs no fwd_merge_kernel for the rows of packed heads, of which
-  // row_shift_of() does not know. More than 8 rows take longer, so up to that number heads are
-  // packed always, and up to 32 rows where the tiles of all heads are more than the SMs. Varlen
-  // sequences are taken to have as many queries as the longest. Their splits must be a cluster:
-  // with a few tiles too few for very many keys.
+  // computes the call; 0: none. That kernel stores rows of packed heads itself; row_shift_of()
+  // counts a merge. Up to 8 rows heads are always packed. Up to 32, which take longer, they are
+  // packed if the tiles of all heads are more than the SMs, or if row_shift_of() says so. A varlen
+  // sequence counts as the longest. The splits of varlen sequences must be a cluster: too few for
+  // very many keys of one to three tiles.
   static int32_t few_row_shift(FwdProblem call) {
     constexpr int32_t kMost = Few<32>::kBlockQ;
     int32_t const queries = call.queries.seqlen;
@@ -151,8 +151,9 @@ struct FwdVariants {
 
   // Whether the kernel for few rows computes a call of few rows. Each of its blocks has one tile,
   // so with more tiles than run at a time the other kernels are faster, except where they need
-  // fwd_merge_kernel, and above head dim 128, where they have no small tiles. More than 16 rows
-  // must be those of packed heads: with as many queries the others are as fast.
+  // fwd_merge_kernel, and for up to 16 rows above head dim 128, where they have no small tiles.
+  // More than 16 rows must be those of packed heads, in no more tiles than there are SMs: elsewhere
+  // the others are as fast.
   template <int kRows>
   static bool takes_few(const FwdProblem& problem) {
     if (needs_merge(problem)) return true;
