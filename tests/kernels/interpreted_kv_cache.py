@@ -77,7 +77,7 @@ def made(case: Case, *sizes: int) -> torch.Tensor:
 
 
 def wrong(case: Case) -> str:
-    from flashvar.backends.triton.kv_cache.launch import launch
+    from flashvar.backends.triton.attention.append import launch
     from flashvar.ops.attention.append import formula
     from flashvar.ops.attention.cache import Cache
 

@@ -41,8 +41,8 @@ def compiled(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from flashvar.backends.triton.kv_cache import launch as module
-    from flashvar.backends.triton.kv_cache.kernel import append_kernel as kernel
+    from flashvar.backends.triton.attention import append as module
+    from flashvar.backends.triton.attention.append_kernel import append_kernel as kernel
 
     asked: dict[str, Any] = {}
 
@@ -98,7 +98,7 @@ def test_compiles_to_wide_moves_and_spills_nothing(
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[Cache]:
     """As on a device, with torch's functions in place of the kernel; lists its launches."""
-    from flashvar.backends.triton.kv_cache import launch as module
+    from flashvar.backends.triton.attention import append as module
 
     found: list[Cache] = []
 
@@ -137,7 +137,7 @@ def test_plain_tensors_take_the_kernel(kind: str, launches: list[Cache]) -> None
 def test_the_kernel_reads_no_memory_that_it_writes(
     name: str, written: int, monkeypatch: pytest.MonkeyPatch, launches: list[Cache]
 ) -> None:
-    from flashvar.backends.triton.kv_cache import launch as module
+    from flashvar.backends.triton.attention import append as module
 
     caches, new = (made(3, 8, 2, 16), made(3, 8, 2, 16)), made(3, 1, 2, 16)
     given = {"k": new, "v": new, name: caches[written][:, 5:6]}

@@ -408,3 +408,26 @@ def test_long_lengths_do_not_wrap() -> None:
     lengths = torch.tensor([7, 2**31 + 5, -(2**33), 2**62])
     assert as_int32(lengths).tolist() == [7, 2**31 - 1, -(2**31), 2**31 - 1]
     assert as_int32(lengths[:1].short()).dtype == torch.int32
+
+
+def test_a_repeated_call_is_checked_for_what_may_differ() -> None:
+    """Its tensors have known sizes and dtypes; their memory and other numbers may differ."""
+    call = flash_attn.flash_attn_with_kvcache
+    q, k, v = (torch.randn(2, 1, 2, 8) for _ in range(3))
+    k_cache, v_cache = torch.randn(2, 2, 16, 2, 8)
+    lengths = torch.tensor([3, 4], dtype=torch.int32)
+    for _ in range(2):
+        call(q, k_cache, v_cache, k, v, cache_seqlens=lengths)
+        call(q, k_cache, v_cache, k, v, cache_seqlens=3)
+    with pytest.raises(LayoutError, match="share memory"):
+        call(q, k_cache, k_cache.view_as(k_cache), k, v, cache_seqlens=lengths)
+    with pytest.raises(LayoutError, match="share memory"):
+        call(q, k_cache, k_cache, k, v, cache_seqlens=lengths)
+    with pytest.raises(InvalidInputError, match="must come with cache_seqlens"):
+        call(q, k_cache, v_cache, k, v)
+    with pytest.raises(InvalidInputError, match="cache_seqlens must be"):
+        call(q, k_cache, v_cache, k, v, cache_seqlens=2.5)
+    with pytest.raises(ShapeError, match="at most 16 keys"):
+        call(q, k_cache, v_cache, k, v, cache_seqlens=lengths + 12)
+    with pytest.raises(DtypeError, match="in the dtype of q"):
+        call(q, k_cache.half(), v_cache, k, v, cache_seqlens=lengths)

@@ -45,7 +45,7 @@ def append(
     """
     if not _in_triton(cache.k, cache.v, cache.slots, cache.table, k, v, before, begins):
         return formula(cache, k, v, before, begins)
-    from flashvar.backends.triton.kv_cache.launch import launch
+    from flashvar.backends.triton.attention.append import launch
 
     if k is None or v is None:
         return launch(cache, None, None, before, begins)

@@ -29,7 +29,9 @@ from flashvar.ops.dispatch_modes import (
     is_compiling,
     is_faking,
     is_mapped,
+    no_dispatch_mode_active,
 )
+from flashvar.ops.plans import Plans
 from flashvar.ops.sequences import as_int32, check_integers, check_own_memory, overlap
 from flashvar.ops.sharding import are_dtensors, everywhere
 from flashvar.ops.unknown_sizes import differ, is_known
@@ -65,6 +67,9 @@ class Arguments(NamedTuple):
     alibi_slopes: torch.Tensor | None
 
 
+# The tensors of recent calls that passed the checks. Those depend on no values and no addresses.
+_checked: Final[Plans[None]] = Plans()
+
 _NO_REVERSE_MODE: Final = (
     "flash_attn_with_kvcache has no derivatives, found a request for a gradient: use "
     "flash_attn_func of all keys, which has them"
@@ -98,8 +103,9 @@ class _WithCacheInGraph(torch.autograd.Function):  # type: ignore[misc]
 
 def with_kv_cache(given: Arguments, rotate: Rotate, return_lse: bool) -> Any:
     """The output [batch, seqlen_q, heads_q, head_dim of v], and the log-sum-exp if wanted."""
-    _refuse_mapped(given)
-    _check(given)
+    _check_once(given)
+    if given.k is not None:
+        _check_apart(given)
     with torch.no_grad():
         out, lse = _computed(given, rotate)
     results = (out, lse) if as_bool("return_softmax_lse", return_lse) else (out,)
@@ -112,9 +118,30 @@ def with_kv_cache(given: Arguments, rotate: Rotate, return_lse: bool) -> Any:
     return results if len(results) == 2 else results[0]
 
 
+def _check_once(given: Arguments) -> None:
+    """Refuse wrong arguments; tensors like those of a recent call are right."""
+    if is_compiling():
+        _check(given)
+        return
+    lengths = given.cache_seqlens
+    tensors = (
+        *(given.q, given.k_cache, given.v_cache, given.k, given.v),
+        *(given.rotary_cos, given.rotary_sin),
+        *(given.cache_batch_idx, given.cache_leftpad, given.block_table),
+        lengths if isinstance(lengths, torch.Tensor) else None,
+    )
+    if _checked.recent(lengths is None, tensors) is not None:
+        return
+    _refuse_mapped(given)
+    _check(given)
+    plain = are_plain(*[x for x in tensors if x is not None])
+    if plain and no_dispatch_mode_active() and not in_transform():
+        _checked.remember(lengths is None, tensors, None)
+
+
 def _refuse_mapped(given: Arguments) -> None:
     """Refuse tensors that torch.vmap maps."""
-    if is_compiling() or not in_transform():
+    if not in_transform():
         return
     for name, x in given._asdict().items():
         if isinstance(x, torch.Tensor) and is_mapped(x):
@@ -285,16 +312,17 @@ def _check_sizes(given: Arguments) -> None:
             )
         if not is_compiling():
             check_own_memory(f"{name}_cache", cache)
-    # Of a pool keys and values may use different slots or pages, and its views may overlap.
-    slots = batch if in_order else 1
-    _check_apart(given.k_cache, given.v_cache, slots)
 
 
-def _check_apart(k_cache: torch.Tensor, v_cache: torch.Tensor, slots: int) -> None:
+def _check_apart(given: Arguments) -> None:
     """Refuse caches whose first slots have new values written over the new keys.
 
     While torch.compile traces only one tensor given twice: there are no addresses.
     """
+    k_cache, v_cache = given.k_cache, given.v_cache
+    # Of a pool keys and values may use different slots or pages, and its views may overlap.
+    in_order = given.block_table is None and given.cache_batch_idx is None
+    slots = given.q.shape[0] if in_order else 1
     if k_cache is v_cache:
         found = "one tensor for both"
     elif not (is_compiling() or in_transform()) and overlap(k_cache[:slots], v_cache[:slots]):
@@ -321,16 +349,16 @@ def _check_lengths(
     on_host = can_be_read(before)
     if on_host:
         cache, before, begins = _of_real(cache, before, begins, new)
+    elif cache.table is None or not _waits_for(before):
+        return None
     used, capacity = before + new, cache.capacity()
-    longest = None
-    if on_host or (cache.table is not None and _waits_for(used)):
-        longest = max(int(used.max()), 0) if used.numel() else 0
-        if longest > capacity:
-            what = "k_cache holds" if cache.table is None else "block_table addresses"
-            raise ShapeError(
-                f"{what} at most {capacity} keys of a sequence, found {longest} with the new ones: "
-                "make it larger"
-            )
+    longest = max(int(used.max()), 0) if used.numel() else 0
+    if longest > capacity:
+        what = "k_cache holds" if cache.table is None else "block_table addresses"
+        raise ShapeError(
+            f"{what} at most {capacity} keys of a sequence, found {longest} with the new ones: "
+            "make it larger"
+        )
     if not on_host:
         return longest
     if begins is not None and bool((used < begins).any()):

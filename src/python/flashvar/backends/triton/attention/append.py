@@ -6,8 +6,8 @@ from typing import Final
 
 import torch
 
+from flashvar.backends.triton.attention.append_kernel import append_kernel
 from flashvar.backends.triton.blocks import power_of_2
-from flashvar.backends.triton.kv_cache.kernel import append_kernel
 from flashvar.backends.triton.repeated import on_device, start
 from flashvar.ops.attention.cache import Cache
 

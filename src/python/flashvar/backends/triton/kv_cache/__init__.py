@@ -1,1 +1,0 @@
-"""The Triton kernel that writes new keys and values into a KV cache."""
