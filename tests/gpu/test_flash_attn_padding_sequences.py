@@ -1,4 +1,4 @@
-"""`flash_attn_with_kvcache` on sequences that fill up a batch: called, in graphs, and compiled."""
+"""`flash_attn_with_kvcache` on padding sequences: called, in graphs, and compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`flash_attn_with_kvcache` with sequences that only fill up a batch: nothing is written for them.
+"""`flash_attn_with_kvcache` with padding sequences in a batch: nothing is written for them.
 
 Continuous batching fills batches up to the sizes of CUDA graphs. Those sequences have a negative
 length, slot or page.

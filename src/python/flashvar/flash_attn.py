@@ -274,9 +274,9 @@ def flash_attn_with_kvcache(
     cache_leftpad alone they are copied too: on a GPU as many as the cache has room for. There
     are no gradients.
 
-    A sequence fills up the batch if its length, its slot, or the page of a key is negative, as in
-    the CUDA graphs of transformers and vLLM: nothing is written for it, its output is 0, and its
-    log-sum-exp is -inf.
+    A sequence whose length, slot, or page of a key is negative is padding of the batch, as in the
+    CUDA graphs of transformers: nothing is written for it, its output is 0, and its log-sum-exp is
+    -inf.
 
     Args:
         q: The queries, which are the last tokens of the sequences.

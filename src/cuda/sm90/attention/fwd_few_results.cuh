@@ -30,8 +30,8 @@ struct FewResults {
   __device__ __forceinline__ uint32_t sum(int row) const { return maximum(kRows + row); }
 };
 
-// The results of the call, as it was before PackGQA. Kernel parameters that are first read at the
-// end delay it, so there are few, and one of them is read at the start.
+// Where the results of the call go, as it was before PackGQA. Small, and read first at the kernel's
+// start: parameters that a block first reads at its end delay it.
 struct FewOutput {
   Sequences queries;
   Tensor out;

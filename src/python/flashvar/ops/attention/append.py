@@ -1,7 +1,7 @@
 """New keys and values after those in a cache, and how many keys each sequence then has.
 
-A batch may be filled up with sequences that are none, as for CUDA graphs: their length, their slot,
-or a page that they need is negative. They have no keys, and nothing is written for them.
+A batch may have padding sequences, as for CUDA graphs: their length, their slot, or a page that
+they need is negative. They have no keys, and nothing is written for them.
 
 Plain CUDA tensors take one Triton kernel. Elsewhere, and while torch.compile traces, torch's
 functions do the same.

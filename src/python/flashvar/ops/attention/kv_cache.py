@@ -67,7 +67,7 @@ class Arguments(NamedTuple):
     alibi_slopes: torch.Tensor | None
 
 
-# The tensors of recent calls that passed the checks. Those depend on no values and no addresses.
+# Recent calls that passed _check(), by their tensors. It reads no values and no addresses.
 _checked: Final[Plans[None]] = Plans()
 
 _NO_REVERSE_MODE: Final = (
@@ -119,7 +119,7 @@ def with_kv_cache(given: Arguments, rotate: Rotate, return_lse: bool) -> Any:
 
 
 def _check_once(given: Arguments) -> None:
-    """Refuse wrong arguments; tensors like those of a recent call are right."""
+    """Call `_check`, but not for tensors like those of a recent call: that saves host time."""
     if is_compiling():
         _check(given)
         return
@@ -348,7 +348,7 @@ def _check_lengths(
     """
     on_host = can_be_read(before)
     if on_host:
-        cache, before, begins = _of_real(cache, before, begins, new)
+        cache, before, begins = _without_padding(cache, before, begins, new)
     elif cache.table is None or not _waits_for(before):
         return None
     used, capacity = before + new, cache.capacity()
@@ -381,14 +381,14 @@ def _check_lengths(
     return longest
 
 
-def _of_real(
+def _without_padding(
     cache: Cache, before: torch.Tensor, begins: torch.Tensor | None, new: int
 ) -> tuple[Cache, torch.Tensor, torch.Tensor | None]:
-    """A cache, lengths and padding without the sequences that only fill up the batch.
+    """A cache, lengths, and the first rows in use, without the padding sequences of the batch.
 
-    Those with some pages but not all of their keys are kept: that is a mistake.
+    Sequences that lack the pages of some keys, but not of all, are kept: they are an error.
     """
-    real = before >= 0
+    real = before >= 0  # [batch]: not padding
     slots, table = cache.slots, cache.table
     if slots is not None:
         real &= slots >= 0

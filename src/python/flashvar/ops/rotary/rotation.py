@@ -22,7 +22,7 @@ from flashvar.ops.sharding import everywhere
 from flashvar.ops.unknown_sizes import differ, is_known
 
 _transforms: Final = torch._C._functorch.peek_interpreter_stack
-_is_of_batches: Final = torch._C._functorch.is_legacy_batchedtensor
+_is_batched_gradient: Final = torch._C._functorch.is_legacy_batchedtensor
 
 
 class Rotation(NamedTuple):
@@ -167,8 +167,8 @@ def check_writable(x: torch.Tensor) -> None:
     """Refuse to rotate a tensor in place if its entries share memory."""
     pairs = zip(x.shape, x.stride(), strict=True)
     expanded = any(is_known(step == 0) and is_known(size > 1) for size, step in pairs)
-    # The compiler, transforms and batches of gradients know no memory.
-    unknown = is_compiling() or _transforms() is not None or _is_of_batches(x)
+    # Tensors of the compiler, of transforms, and of is_grads_batched have no addresses.
+    unknown = is_compiling() or _transforms() is not None or _is_batched_gradient(x)
     if expanded or (not unknown and shares_memory(x)):
         raise LayoutError(
             f"x must not share memory between entries if it is rotated in place, found shape "
@@ -189,7 +189,7 @@ def formula(x: torch.Tensor, rotation: Rotation, heads: int) -> torch.Tensor:
     """A new tensor in which the first `heads` heads are rotated."""
     pairs = rotation.cos.shape[1]
     cos, sin, known = _of_rows(x, rotation)
-    # Not by index: batches of gradients have none that takes all.
+    # Not by slices: is_grads_batched has no batching rule for one that takes all columns.
     part = x.narrow(-2, 0, heads).narrow(-1, 0, 2 * pairs)
     wide = part.to(torch.promote_types(x.dtype, torch.float32))
     rotated = rotate_rows(wide, cos.to(wide.dtype), sin.to(wide.dtype), rotation.interleaved)

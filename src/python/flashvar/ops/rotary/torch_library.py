@@ -85,7 +85,7 @@ def _rotary_in_place(x: torch.Tensor, *arguments: Any) -> None:
         x.copy_(_without_autocast(x, rotation, x.shape[-2]))
 
 
-def _rotary_in_place_of_batches(x: torch.Tensor, *arguments: Any) -> None:
+def _rotary_in_place_batched(x: torch.Tensor, *arguments: Any) -> None:
     x.copy_(formula(x, Rotation._make(arguments), x.shape[-2]))
 
 
@@ -178,8 +178,8 @@ torch.library.register_fake("flashvar::rotary", _rotary_fake, lib=_LIBRARY)
 torch.library.register_fake("flashvar::rotary_", _rotary_in_place_fake, lib=_LIBRARY)
 _LIBRARY.impl("rotary", _rotary_at_autograd_key, "Autograd", with_keyset=True)
 _LIBRARY.impl("rotary_", _rotary_in_place_at_autograd_key, "Autograd", with_keyset=True)
-# torch.autograd.grad(is_grads_batched=True), which has batches of its own kind.
-_LIBRARY.impl("rotary_", _rotary_in_place_of_batches, "Batched")
+# For torch.autograd.grad(is_grads_batched=True), whose batching is older than torch.vmap's.
+_LIBRARY.impl("rotary_", _rotary_in_place_batched, "Batched")
 
 
 def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Part(NamedTuple):
     """Ranges of batch entries, query rows and key rows, each as its begin and end.
 
-    In a traced graph slices that an object holds would fix the sizes, so it holds numbers.
+    It holds numbers: torch.compile takes the sizes in slices that an object holds as constants.
     """
 
     entries: tuple[int, int]

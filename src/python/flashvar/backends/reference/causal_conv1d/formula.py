@@ -2,7 +2,8 @@
 
 Rows of all states and then of all sequences stand in one table [rows, dim]. Each tap of the
 convolution, and each column of the final states, is a choice of rows of it; no row is chosen twice.
-By index_select: torch's older kind of batches has no tangents of an index's derivative.
+Rows are taken by index_select: vectorized functions of torch.autograd.functional have no batching
+rule for the derivative of indexing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The Triton kernel that writes new keys and values into a KV cache: a program per new row.
 
-It decides on the device which sequences are real. A sequence whose length, slot or page of a key is
-negative fills up the batch: it has no keys, and nothing is written for it.
+It decides on the device which sequences are padding: those whose length, slot or page of a key is
+negative. They have no keys, and nothing is written for them.
 """
 # Constants of the compiler are upper case, as in all of Triton.
 # ruff: noqa: N803
@@ -69,7 +69,7 @@ def append_kernel(
     begin = tl.zeros_like(start)
     if p_begins is not None:
         begin = tl.load(p_begins + i_batch).to(tl.int64)
-    # The smallest of the numbers that are not negative in a real sequence.
+    # The least length, slot or page: negative for padding.
     least = before
     slot = i_batch
     if p_slots is not None:
