@@ -22,7 +22,7 @@ struct FewConsumer {
   static constexpr int kTiles = kKeys / 16;
   static constexpr int kSteps = Config::kHeadDim / 16, kTilesV = Config::kHeadDimV / 16;
   static constexpr int kRows = Config::kWarpRows, kN = kRows / 8;
-  int32_t first_row, first_key;             // of the tile, of a block
+  int32_t first_row, first_key;             // the warp's: a row of the tile, a key of a block
   uint32_t rQ[kN][kSteps + kSteps % 2][2];  // operand B of S; ldmatrix loads two steps at a time
   float rS[kN][kTiles][4];
   float rO[kN][kTilesV][4];
@@ -77,7 +77,7 @@ struct FewConsumer {
     }
   }
 
-  // Masks scores, and computes P in rS. key: the warp's first of the sequence.
+  // Masks scores, and computes P in rS. key: the first of the warp's keys, within the sequence.
   __device__ __forceinline__ void softmax_step(const FwdProblem& problem,
                                                const QueryTile<Config>& tile, int32_t key) {
     float const sign = problem.score_sign, scale = problem.scale_log2;
