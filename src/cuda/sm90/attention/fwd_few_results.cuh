@@ -167,7 +167,7 @@ struct FewStore {
     int32_t const first = packed && !several ? 1 : kRows >> splits.row_shift;
     for (int32_t query = first; query < span.count; ++query) {
       for (int32_t member = 0; member < members; ++member) {
-        spoil(span, tile.head * members + member, query);
+        store_nan(span, tile.head * members + member, query);
       }
     }
   }
@@ -178,21 +178,21 @@ struct FewStore {
     int32_t const begin = call.queries.span(0).first;
     Span const last = call.queries.span(static_cast<uint32_t>(problem.batch) - 1);
     int32_t const inside = last.first + last.count - begin;
-    int32_t const outside = call.queries.total - inside;
+    int64_t const outside = int64_t{call.queries.total} - inside;
     if (outside == 0) return;
     uint32_t const heads = call.heads, blocks = max(gridDim.x / heads, 1u);  // of a head
     uint32_t const block = blockIdx.x / heads;
     if (block >= blocks) return;
     for (uint32_t head = blockIdx.x % heads; head < heads; head += gridDim.x) {
-      for (int32_t i = block; i < outside; i += blocks) {
-        Span const span{i < begin ? i : i + inside, 1};
+      for (int64_t i = block; i < outside; i += blocks) {
+        Span const span{static_cast<int32_t>(i < begin ? i : i + inside), 1};
         fill(FewRow<Config>(call, 0, span, head, 0), 0.f, -infinity());
       }
     }
   }
 
-  // Stores NaN for a row beyond max_seqlen_q.
-  __device__ __forceinline__ void spoil(Span span, uint32_t head, int32_t query) const {
+  // In a row beyond max_seqlen_q.
+  __device__ __forceinline__ void store_nan(Span span, uint32_t head, int32_t query) const {
     float const nan = nanf("");
     if (problem.splits.out != nullptr) {  // what fwd_merge_kernel merges
       if (ptx::thread_index() % 32 == 0) problem.splits.lse[split_row(query)] = nan;
