@@ -111,6 +111,7 @@ def test_a_few_tiles_of_varlen_queries_with_very_many_keys(library: ctypes.CDLL)
     for batch, keys, packs in ((1, 8192, True), (3, 8193, False), (4, 8193, True)):
         assert library.packs(128, batch, 4, keys, 8, 8, -1, -1, varlen) == packs
         assert library.packs(128, batch, 4, keys, 8, 8, -1, -1, 0)
+    assert library.packs(128, 1, 4, 100_000, 8, 8, 4000, 0, varlen)  # with a window
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])

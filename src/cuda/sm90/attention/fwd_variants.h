@@ -130,6 +130,7 @@ struct FwdVariants {
   // packed if the tiles of all heads are more than the SMs, or if row_shift_of() says so. A varlen
   // sequence counts as the longest. The splits of varlen sequences must be a cluster: too few for
   // very many keys of one to three tiles.
+  static constexpr int64_t kTilesOfACluster = 4, kKeysOfACluster = 8192;
   static int32_t few_row_shift(FwdProblem call) {
     constexpr int32_t kMost = Few<32>::kBlockQ;
     int32_t const queries = call.queries.seqlen;
@@ -142,7 +143,8 @@ struct FwdVariants {
     int32_t const rows = queries << shift;
     if (rows > kMost) return 0;
     int64_t const tiles = call.batch * call.heads_q / call.group;
-    if (call.queries.offsets != nullptr && tiles < 4 && call.keys.seqlen > 8192) return 0;
+    bool const varlen = call.queries.offsets != nullptr;
+    if (varlen && tiles < kTilesOfACluster && visible_keys(call, kMost) > kKeysOfACluster) return 0;
     bool const many = call.batch * call.heads_q > kMultiprocessors;
     if (rows <= Few<8>::kBlockQ || many) return shift;
     call.queries.offsets = nullptr;
