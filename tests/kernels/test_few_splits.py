@@ -142,9 +142,8 @@ def test_every_split_has_work(head_dim: int, rows: int, left: int, library: ctyp
         else:
             longest = -(-steps // count)
             assert (count - 1) * longest < steps, given
-            assert 2 <= count <= 128, given
-            # All of them run at a time, two on an SM.
-            assert tiles * count <= 2 * _SMS, given
+            # All of them run at a time, two on an SM, unless there are many tiles.
+            assert (2 <= count <= 128 and tiles * count <= 2 * _SMS) or 2 <= count <= 6, given
             few = count <= 8 and tiles * count <= 100
             assert found.in_cluster == few, given
         assert found.has_merge == (count > 1 and not found.in_cluster), given
@@ -195,6 +194,30 @@ def test_choices_with_32_rows(
 ) -> None:
     """A step takes longer: two warps read the same keys."""
     assert splits(library, *call, rows=32)[:2] == expected
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        # Computing takes longer than loading, and SMs have one or two blocks.
+        ((64, 13, 20000, 8), 2),
+        ((64, 17, 8192, 8), 2),
+        ((64, 20, 20000, 8), 2),
+        ((64, 24, 20000, 8), 1),  # loading takes longer
+        ((128, 13, 20000, 8), 1),
+        ((64, 13, 2048, 8), 1),  # a merge takes longer than what splits save
+        # Two blocks run on an SM: 24 tiles are left for a second wave.
+        ((128, 36, 8192, 8), 3),
+        ((128, 36, 2048, 8), 3),
+        ((128, 33, 8192, 8), 1),  # none is left
+        ((128, 48, 8192, 8), 1),  # 120 are left
+    ],
+    ids=str,
+)
+def test_choices_of_many_tiles_with_32_rows(
+    call: tuple[int, int, int, int], expected: int, library: ctypes.CDLL
+) -> None:
+    assert splits(library, *call, rows=32)[:2] == (expected, False)
 
 
 def test_splits_of_several_varlen_queries_are_a_cluster(library: ctypes.CDLL) -> None:

@@ -13,7 +13,7 @@ namespace flashvar::sm90::attention {
 using namespace flashvar::attention;  // what all architectures share
 
 struct FewSplits {
-  // With more tiles most SMs have one, and splits gain nothing.
+  // With more tiles most SMs have one (choose_of_many).
   static constexpr int64_t kMostTiles = 100;
   // The blocks of a cluster are in one GPC. With more of them in all, some SMs would be idle while
   // others have two clusters one after the other.
@@ -31,10 +31,13 @@ struct FewSplits {
     constexpr int64_t kReads = int64_t{Config::kStageBytes} * kFewWarps / Config::kKeyWarps;
     constexpr int64_t kStep = 400 + 4 * kReads / 1024;
     int64_t const tiles = problem.batch * problem.heads_q;
-    if (tiles == 0 || tiles > kMostTiles) return {1, false};
+    if (tiles == 0) return {1, false};
     int64_t const keys = visible_keys(problem, Config::kBlockQ);
     int64_t const steps = ceil_div(keys, Config::kBlockKV);
     int64_t const bytes = tiles * keys * 2 * (problem.head_dim + problem.head_dim_v);
+    if (tiles > kMostTiles) {
+      return {can_merge(problem) ? choose_of_many<Config>(tiles, steps, kStep, bytes) : 1, false};
+    }
     int64_t const memory = 3 * bytes / 10000;  // 3.3 TB/s
     FewSplits best{1, false};
     int64_t shortest = std::max(steps * kStep, memory) + best.merge_time();
@@ -73,6 +76,37 @@ struct FewSplits {
   // fwd_merge_kernel does not find the rows of several varlen queries after PackGQA.
   static bool can_merge(const FwdProblem& problem) {
     return problem.queries.offsets == nullptr || problem.splits.row_shift == 0;
+  }
+
+  // With more tiles than kMostTiles splits gain where few of them are left for the last wave, or
+  // where a block computes longer than its keys take to load, and blocks share SMs unevenly.
+  // `step`: nanoseconds. Fitted to 170 times of an H200, of 104 to 384 tiles
+  // (docs/hopper-ledger.md, "A kernel for few rows").
+  template <class Config>
+  static int32_t choose_of_many(int64_t tiles, int64_t steps, int64_t step, int64_t bytes) {
+    constexpr int64_t kMost = 6, kMerge = 6000;
+    constexpr int64_t kPercent[] = {107, 140, 180};  // of `step`: up to three blocks share an SM
+    constexpr int64_t kSlots = Config::kBlocksPerSM * kMultiprocessors;
+    auto const time = [&](int64_t count, int64_t longest) {
+      int64_t const blocks = tiles * count, waves = blocks / kSlots, rest = blocks % kSlots;
+      auto const of_wave = [&](int64_t running) {
+        int64_t const sharing = std::max<int64_t>(ceil_div(running, kMultiprocessors), 1);
+        // 3.8 TB/s
+        return std::max(longest * step * kPercent[sharing - 1] / 100,
+                        bytes / blocks * running / 3800);
+      };
+      return waves * of_wave(kSlots) + (rest > 0 ? of_wave(rest) : 0) + (count > 1 ? kMerge : 0);
+    };
+    int64_t best = 1, shortest = time(1, steps);
+    for (int64_t count = 2; count <= std::min(kMost, steps); ++count) {
+      int64_t const longest = ceil_div(steps, count);
+      if (ceil_div(steps, longest) < count) continue;  // as for fewer splits
+      int64_t const found = time(count, longest);
+      if (100 * found >= 97 * shortest) continue;  // the estimate is not that exact
+      shortest = found;
+      best = count;
+    }
+    return static_cast<int32_t>(best);
   }
 
   static bool fits_cluster(int64_t tiles, int64_t count) {
