@@ -209,6 +209,8 @@ def test_choices_with_32_rows(
         # Two blocks run on an SM: 24 tiles are left for a second wave.
         ((128, 36, 8192, 8), 3),
         ((128, 36, 2048, 8), 3),
+        ((64, 25, 12998, 16), 5),  # of three: 4 are left
+        ((64, 40, 1375, 10), 1),  # too few keys for it
         ((128, 33, 8192, 8), 1),  # none is left
         ((128, 48, 8192, 8), 1),  # 120 are left
     ],

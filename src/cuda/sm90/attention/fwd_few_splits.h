@@ -80,20 +80,20 @@ struct FewSplits {
 
   // With more tiles than kMostTiles splits gain where few of them are left for the last wave, or
   // where a block computes longer than its keys take to load, and blocks share SMs unevenly.
-  // `step`: nanoseconds. Fitted to 170 times of an H200, of 104 to 384 tiles
+  // `step`: nanoseconds. Fitted to 1,500 times of an H200, of 101 to 420 tiles
   // (docs/hopper-ledger.md, "A kernel for few rows").
   template <class Config>
   static int32_t choose_of_many(int64_t tiles, int64_t steps, int64_t step, int64_t bytes) {
-    constexpr int64_t kMost = 6, kMerge = 6000;
-    constexpr int64_t kPercent[] = {107, 140, 180};  // of `step`: up to three blocks share an SM
+    constexpr int64_t kMost = 6, kMerge = 10000, kStart = 3000;  // of a block
+    constexpr int64_t kPercent[] = {110, 150, 175};  // of a block's time: up to three share an SM
     constexpr int64_t kSlots = Config::kBlocksPerSM * kMultiprocessors;
     auto const time = [&](int64_t count, int64_t longest) {
       int64_t const blocks = tiles * count, waves = blocks / kSlots, rest = blocks % kSlots;
       auto const of_wave = [&](int64_t running) {
         int64_t const sharing = std::max<int64_t>(ceil_div(running, kMultiprocessors), 1);
-        // 3.8 TB/s
-        return std::max(longest * step * kPercent[sharing - 1] / 100,
-                        bytes / blocks * running / 3800);
+        // 3.6 TB/s
+        return std::max((longest * step + kStart) * kPercent[sharing - 1] / 100,
+                        bytes / blocks * running / 3600);
       };
       return waves * of_wave(kSlots) + (rest > 0 ? of_wave(rest) : 0) + (count > 1 ? kMerge : 0);
     };
