@@ -77,9 +77,10 @@ struct FewConsumer {
     }
   }
 
-  // Masks scores, and computes P in rS. key: the first of the warp's keys, within the sequence.
-  __device__ __forceinline__ void softmax_step(const FwdProblem& problem,
-                                               const QueryTile<Config>& tile, int32_t key) {
+  // Masks scores, and raises the running maxima where scores exceed them by much. key: the first of
+  // the warp's keys, within the sequence.
+  __device__ __forceinline__ void update_maxima(const FwdProblem& problem,
+                                                const QueryTile<Config>& tile, int32_t key) {
     float const sign = problem.score_sign, scale = problem.scale_log2;
     if (sign != 1.f) {
 #pragma unroll
@@ -99,6 +100,10 @@ struct FewConsumer {
       raises = raises || (highest[j] - running_max[j / 2][j % 2]) * scale > kRescaleThreshold;
     }
     if (__any_sync(0xffffffffu, raises)) raise_maxima(highest, scale);
+  }
+
+  // Computes P in rS.
+  __device__ __forceinline__ void exponentiate(float scale) {
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
       float const top = running_max[i / (4 * kTiles)][i % 2];
