@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -162,6 +164,47 @@ def test_results_that_hooks_changed_are_refused() -> None:
         out = flashvar.attention(q, q, q)
     with pytest.raises(InvalidInputError, match=r"out and lse must be .* in the backward"):
         out.sum().backward()
+
+
+def attention_with_all_options() -> Call:
+    slopes, state = torch.rand(1, 2), torch.tensor([3, 4])
+    options = {"alibi_slopes": slopes, "dropout_p": 0.3, "rng_state": state, "layout": "bhsd"}
+
+    def call(q: Any, k: Any, v: Any, bias: Any, sinks: Any) -> torch.Tensor:
+        return flashvar.attention(q, k, v, bias=bias, sinks=sinks, **options)
+
+    return call, [*(made(1, 2, 4, 8) for _ in range(3)), made(1, 2, 4, 4), made(2)]
+
+
+def attention_of_packed_sequences() -> Call:
+    ends, used = torch.tensor([0, 3, 7]), torch.tensor([2, 4])
+
+    def call(q: Any, k: Any, v: Any) -> torch.Tensor:
+        options = {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "seqused_k": used}
+        return flashvar.attention_varlen(q, k, v, **options)
+
+    return call, [made(7, 2, 8) for _ in range(3)]
+
+
+def last_dimension_strided(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in which no dimension is contiguous, as after a transposition elsewhere."""
+    return torch.stack([tensor, tensor], -1).movedim(-2, 0).contiguous().movedim(0, -2)[..., 0]
+
+
+@pytest.mark.parametrize("mode", [nullcontext, partial(FlopCounterMode, display=False)])
+@pytest.mark.parametrize(
+    "op",
+    [*OPS, attention_with_all_options, attention_of_packed_sequences],
+    ids=lambda op: op.__name__,
+)
+def test_hooks_may_change_the_order_of_memory(op: Callable[[], Call], mode: Any) -> None:
+    call, leaves = op()
+    leaves = [x.requires_grad_() for x in leaves]
+    expected = torch.autograd.grad(call(*leaves).sin().sum(), leaves)
+    for _ in range(2):
+        with mode(), saved_tensors_hooks(last_dimension_strided, lambda kept: kept):
+            found = torch.autograd.grad(call(*leaves).sin().sum(), leaves)
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # by torch's derivatives

@@ -17,6 +17,7 @@ from flashvar.ops.attention import run
 from flashvar.ops.attention.plan import Plan
 from flashvar.ops.attention.problem import Inputs, Options, Wanted, inputs_of
 from flashvar.ops.attention.spec import BACKWARD
+from flashvar.ops.attention.validate import rows_contiguous
 from flashvar.ops.derivatives import (
     Refused,
     attach,
@@ -126,10 +127,12 @@ def _gradients_of(
 
     None for the bias and the sinks unless they are wanted.
     """
-    out, lse = saved[-2:]
     grads: Sequence[torch.Tensor | None]
-    inputs = inputs_of(saved[:-2])
     known = None if is_compiling() else plans.known_backward(given, saved, options, wanted)
+    if known is None:
+        # Hooks of saved tensors may have changed the order of their memory.
+        saved = (*map(rows_contiguous, saved[:-_RESULTS]), *saved[-_RESULTS:])
+    inputs, (out, lse) = inputs_of(saved[:-_RESULTS]), saved[-_RESULTS:]
     if known is not None:
         grads = recorded(BACKWARD, known.run)(inputs, out, lse, *given)
     elif skips_dispatcher(*given, *saved):
