@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from flashvar.errors import InvalidInputError, ShapeError
-from flashvar.layers.joined import are_one_convolution, project, project_each
+from flashvar.layers.joined import are_one_convolution, joined, project, project_each
 from flashvar.layers.norms import FusedRMSNormGated, RMSNorm
 from flashvar.layers.padding import pack, packing_of, unpack
 from flashvar.layers.short_convolution import ShortConvolution, refuse_context_parallel
@@ -182,8 +182,8 @@ class GatedDeltaNet(nn.Module):  # type: ignore[misc]
             qk_l2norm=True,
             beta_sigmoid=True,
             allow_neg_eigval=self.allow_neg_eigval,
-            A_log=self.A_log,
-            dt_bias=self.dt_bias,
+            A_log=_beside(q, self.A_log),
+            dt_bias=_beside(q, self.dt_bias),
         )
         if past_key_values is not None and use_cache:
             past_key_values.update(
@@ -240,8 +240,8 @@ class GatedDeltaNet(nn.Module):  # type: ignore[misc]
         biases = [layer.bias for layer in layers]
         y = causal_conv1d(
             project(x, projections),
-            torch.cat([layer.weight.squeeze(1) for layer in layers]),
-            None if biases[0] is None else torch.cat(biases),
+            joined([layer.weight.squeeze(1) for layer in layers]),
+            None if biases[0] is None else joined(biases),
             activation="silu",
             cu_seqlens=cu_seqlens,
         )
@@ -267,6 +267,12 @@ def _by_heads(name: str, x: torch.Tensor, heads: int, head_dim: int) -> torch.Te
             "ranks have some heads each, keep projections DTensors with use_local_output=False"
         )
     return x.unflatten(-1, (heads, head_dim))
+
+
+def _beside(q: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """A parameter in a dtype that the kernels take with q, whose dtype autocast may have chosen."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return parameter if parameter.dtype in (q.dtype, wide) else parameter.to(wide)
 
 
 def _gate_parameters(heads: int) -> tuple[nn.Parameter, nn.Parameter]:

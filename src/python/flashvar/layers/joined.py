@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.nn.modules.module import _has_any_global_hook
 
 from flashvar.layers.short_convolution import ShortConvolution
+from flashvar.ops.autocast import without_promotion
 from flashvar.ops.dispatch_modes import PLAIN, is_compiling
 from flashvar.ops.unknown_sizes import is_known
 
@@ -33,7 +34,7 @@ def project(x: torch.Tensor, layers: Sequence[nn.Module]) -> torch.Tensor:
     """The layers' outputs for x, [..., channels], joined along the channels."""
     if _are_one_projection(x, layers):
         return _one_product(x, layers)
-    return torch.cat([layer(x) for layer in layers], -1)
+    return joined([layer(x) for layer in layers], -1)
 
 
 def project_each(x: torch.Tensor, layers: Sequence[nn.Module]) -> Sequence[torch.Tensor]:
@@ -44,6 +45,12 @@ def project_each(x: torch.Tensor, layers: Sequence[nn.Module]) -> Sequence[torch
         [layer.weight.shape[0] for layer in layers], -1
     )
     return outputs
+
+
+def joined(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    """torch.cat, also of 16-bit tensors under autocast of the other 16-bit dtype on the CPU."""
+    with without_promotion():
+        return torch.cat(tensors, dim)
 
 
 def are_one_convolution(layers: Sequence[nn.Module]) -> bool:
@@ -57,7 +64,7 @@ def are_one_convolution(layers: Sequence[nn.Module]) -> bool:
 
 
 def _one_product(x: torch.Tensor, layers: Sequence[nn.Module]) -> torch.Tensor:
-    return functional.linear(x, torch.cat([layer.weight for layer in layers]))
+    return functional.linear(x, joined([layer.weight for layer in layers]))
 
 
 def _are_one_projection(x: torch.Tensor, layers: Sequence[nn.Module]) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from flashvar.errors import InvalidInputError
+from flashvar.ops.autocast import without_promotion
 from flashvar.ops.causal_conv1d.inputs import ACTIVATIONS
 from flashvar.ops.dispatch_modes import as_list
 
@@ -31,7 +32,8 @@ def causal_conv1d_ref(
     before = initial_states
     if before is None:
         before = x.new_zeros(*x.shape[:2], weight.shape[1] - 1)
-    tokens = torch.cat((before.to(weight.dtype), x.to(weight.dtype)), -1)
+    with without_promotion():
+        tokens = torch.cat((before.to(weight.dtype), x.to(weight.dtype)), -1)
     y = _convolved(tokens, weight, bias, activation, x)
     if not return_final_states:
         return y
@@ -52,14 +54,16 @@ def causal_conv1d_update_ref(
     columns, seqlen = conv_state.shape[-1], tokens.shape[-1]
     news = tokens.to(conv_state.dtype)
     if cache_seqlens is None:
-        seen = torch.cat((conv_state, news), -1)
+        with without_promotion():
+            seen = torch.cat((conv_state, news), -1)
         conv_state.copy_(seen[..., seqlen:])
     else:
         taps = weight.shape[1] - 1
         steps = torch.arange(-taps, seqlen, device=x.device)
         positions = (cache_seqlens.long()[:, None, None] + steps) % columns
         before, written = positions.expand(-1, tokens.shape[1], -1).tensor_split([taps], -1)
-        seen = torch.cat((conv_state.gather(-1, before), news), -1)
+        with without_promotion():
+            seen = torch.cat((conv_state.gather(-1, before), news), -1)
         # Of tokens that share a column the newest stays.
         conv_state.scatter_(-1, written[..., -columns:], news[..., -columns:])
     y = _convolved(seen.to(weight.dtype), weight, bias, activation, tokens)

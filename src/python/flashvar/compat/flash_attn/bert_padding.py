@@ -10,6 +10,7 @@ from flashvar.compat.einops_patterns import rearrange, repeat
 from flashvar.compat.not_provided import refuse_name
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, ShapeError
 from flashvar.ops.arguments import check_strided, count, refuses_unknown_subclasses
+from flashvar.ops.autocast import without_promotion
 from flashvar.ops.dispatch_modes import as_list
 
 __all__ = [
@@ -59,7 +60,8 @@ def index_put_first_axis(
     rows = count("first_axis_dim", first_axis_dim)
     zeros = values.new_zeros((rows, *values.shape[1:]))
     try:
-        return zeros.index_copy(0, indices.long(), values)
+        with without_promotion():
+            return zeros.index_copy(0, indices.long(), values)
     except (IndexError, RuntimeError) as error:
         if _is_beyond(indices, rows):
             raise _beyond(indices, rows) from error

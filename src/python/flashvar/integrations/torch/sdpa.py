@@ -19,6 +19,7 @@ from flashvar.ops.attention.call import call_plain, run_plan
 from flashvar.ops.attention.options import ALL_DROPPED, Layout, plain_number
 from flashvar.ops.attention.plan import Plan, plan
 from flashvar.ops.attention.problem import NO_TENSORS, pack_options
+from flashvar.ops.autocast import dtype_on
 from flashvar.ops.dispatch_modes import (
     PLAIN,
     are_plain,
@@ -57,7 +58,7 @@ def attend_fast(
     if is_compiling() or not usual:
         return None
     # What autocast casts depends on its dtypes.
-    dtypes = (_autocast_dtype("cpu"), _autocast_dtype("cuda")) if autocasts() else None
+    dtypes = (dtype_on("cpu"), dtype_on("cuda")) if autocasts() else None
     key = (causal, type(causal), scale, type(scale), backend, on_cpu, dtypes)
     known = _known(key, q, k, v)
     if known is not None:
@@ -77,7 +78,7 @@ def attend_fast(
         return None
     if k.dtype is not dtype or v.dtype is not dtype or k.device != device or v.device != device:
         return None
-    if dtypes is not None and _dtype_after(_autocast_dtype(device.type), q) is not dtype:
+    if dtypes is not None and _dtype_after(dtype_on(device.type), q) is not dtype:
         return None
     strides = q.stride()
     if strides[3] != 1 or k.stride(3) != 1 or v.stride(3) != 1:
@@ -130,7 +131,7 @@ def why_not(
         return "the batch, the head dim or v does not fit, so torch would broadcast"
     if q_shape[heads] != k_shape[heads] and not (gqa and q_shape[heads] % k_shape[heads] == 0):
         return "the heads of q and k differ without enable_gqa, or k's do not divide q's"
-    cast = _autocast_dtype(q.device.type)
+    cast = dtype_on(q.device.type)
     dtype = _dtype_after(cast, q)
     if (
         k.device != q.device
@@ -226,7 +227,7 @@ def _arguments(
     bottom_right: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
     """Arguments of `attention`: the tensors, and mask and causality as options."""
-    cast = _autocast_dtype(q.device.type)
+    cast = dtype_on(q.device.type)
     q, k, v = (_prepared(x, cast) for x in (q, k, v))
     bias, window = None, (-1, -1)
     if mask is not None:
@@ -241,13 +242,6 @@ def _arguments(
         elif more > 0:
             causal, window = False, (-1, more)
     return q, k, v, {"causal": causal, "window_size": window, "bias": bias}
-
-
-def _autocast_dtype(device: str) -> torch.dtype | None:
-    """The dtype of autocast on a device; None if autocast is off."""
-    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
-        return None
-    return torch.get_autocast_dtype(device)
 
 
 def _dtype_after(cast: torch.dtype | None, tensor: torch.Tensor) -> torch.dtype:

@@ -15,6 +15,7 @@ from flashvar.ops.attention.sharding import register_sharding_rules
 from flashvar.ops.attention.spec import FORWARD
 from flashvar.ops.attention.torch_library import attention_fwd
 from flashvar.ops.attention.validate import check_tensors, inspect_symbolic, rows_contiguous
+from flashvar.ops.autocast import dtype_on, lowered
 from flashvar.ops.dispatch_modes import (
     are_plain,
     autocasts,
@@ -145,16 +146,9 @@ def _cast(given: tuple[Any, ...]) -> tuple[Any, ...]:
 
     `given` are the fields of Inputs, or q, k and v alone; of them q, k, v and bias are cast.
     """
-    device = given[0].device.type
-    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+    dtype = dtype_on(given[0].device.type)
+    if dtype is None:
         return given
-    dtype = torch.get_autocast_dtype(device)
     # To a q in float64, which is not cast, a bias in float32 may be added, but none in `dtype`.
     cast = 3 if given[0].dtype == torch.float64 else 4
-    return (*[_lower(x, dtype) for x in given[:cast]], *given[cast:])
-
-
-def _lower(tensor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    if tensor is None or tensor.dtype in (dtype, torch.float64) or not tensor.is_floating_point():
-        return tensor
-    return tensor.to(dtype)
+    return (*[lowered(x, dtype) for x in given[:cast]], *given[cast:])

@@ -27,6 +27,7 @@ from flashvar.ops.attention.problem import (
     pack_tensors,
 )
 from flashvar.ops.attention.validate import rows_contiguous
+from flashvar.ops.autocast import as_autocast
 from flashvar.ops.unknown_sizes import is_known
 
 Window = tuple[int, int]
@@ -108,7 +109,9 @@ def unpacked(name: str, packed: torch.Tensor, rank: int, count: int) -> tuple[to
             f"{name} must have shape ({lead}, {count}, heads, head_dim), found "
             f"{tuple(packed.shape)}: stack the tensors with torch.stack(..., dim=-3)"
         )
-    return tuple(packed.unbind(-3))
+    # Once, and before they are views: in the backward of unbind, autocast of another 16-bit dtype
+    # would refuse to stack their gradients on the CPU.
+    return tuple(as_autocast(packed).unbind(-3))
 
 
 def _check(arguments: SharedArguments) -> None:
@@ -148,6 +151,7 @@ def _attend(
     if not with_lse or lse is None:
         return out
     if arguments.dropout_p == 0:
-        return out, lse, q.new_empty(0)
-    probabilities = signed_probabilities(Inputs(q, k, v, *tensors), Options._make(options))
+        return out, lse, out.new_empty(0)
+    inputs = Inputs(*map(as_autocast, (q, k, v)), *tensors)
+    probabilities = signed_probabilities(inputs, Options._make(options))
     return out, lse, probabilities

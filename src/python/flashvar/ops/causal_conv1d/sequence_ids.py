@@ -9,6 +9,7 @@ import torch
 
 from flashvar.errors import InvalidInputError, ShapeError
 from flashvar.ops.arguments import check_device, check_strided
+from flashvar.ops.autocast import without_promotion
 from flashvar.ops.batching_rules import check_unmapped
 from flashvar.ops.dispatch_modes import as_list, can_be_read
 from flashvar.ops.sequences import check_cu_seqlens, check_integers, check_offsets
@@ -77,7 +78,8 @@ def behind_state(
     columns = state[..., state.shape[2] - past :].transpose(1, 2)
     first = seq_idx[:, :1] if seq_idx.shape[1] else seq_idx.new_zeros(seq_idx.shape[0], 1)
     names = first.expand(-1, past)
-    return torch.cat((columns, x), 1), torch.cat((names, seq_idx), 1)
+    with without_promotion():
+        return torch.cat((columns, x), 1), torch.cat((names, seq_idx), 1)
 
 
 def pack(x: torch.Tensor, seq_idx: torch.Tensor) -> torch.Tensor:
@@ -112,6 +114,7 @@ def last_tokens(x: torch.Tensor, cu_seqlens: torch.Tensor, count: int) -> torch.
     begins, ends = cu_seqlens[:-1, None].long(), cu_seqlens[1:, None].long()
     rows = ends - count + torch.arange(count, device=x.device)
     inside = (rows >= begins)[..., None]
-    padded = torch.cat((x, x.new_zeros(1, x.shape[1])))  # so that there is a row to choose
+    with without_promotion():
+        padded = torch.cat((x, x.new_zeros(1, x.shape[1])))  # so that there is a row to choose
     found = padded[rows.clamp(0, x.shape[0])]
     return torch.where(inside, found, 0).transpose(1, 2)

@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
 from flashvar.ops.arguments import as_bool, check_strided, count, whole_number
+from flashvar.ops.autocast import without_promotion
 from flashvar.ops.dispatch_modes import PLAIN, are_plain, can_be_read, is_compiling
 from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.sequences import check_integers, shares_memory
@@ -196,8 +197,9 @@ def formula(x: torch.Tensor, rotation: Rotation, heads: int) -> torch.Tensor:
     rotated = rotated.to(x.dtype)
     if known is not None:
         rotated = torch.where(known[..., None, None], rotated, part)
-    rotated = torch.cat((rotated, x[..., :heads, 2 * pairs :]), -1)
-    return torch.cat((rotated, x[..., heads:, :]), -2)
+    with without_promotion():
+        rotated = torch.cat((rotated, x[..., :heads, 2 * pairs :]), -1)
+        return torch.cat((rotated, x[..., heads:, :]), -2)
 
 
 def rotate_rows(
@@ -207,10 +209,13 @@ def rotate_rows(
     cos, sin = cos[..., None, :], sin[..., None, :]
     if interleaved:
         first, second = x[..., 0::2], x[..., 1::2]
-        rotated = (first * cos - second * sin, first * sin + second * cos)
-        return torch.stack(rotated, -1).reshape(x.shape)
-    first, second = x.chunk(2, -1)
-    return torch.cat((first * cos - second * sin, first * sin + second * cos), -1)
+    else:
+        first, second = x.chunk(2, -1)
+    rotated = (first * cos - second * sin, first * sin + second * cos)
+    with without_promotion():
+        if interleaved:
+            return torch.stack(rotated, -1).reshape(x.shape)
+        return torch.cat(rotated, -1)
 
 
 def _of_rows(

@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 
 from flashvar.errors import InvalidInputError, ShapeError
+from flashvar.ops.autocast import without_promotion
 from flashvar.ops.derivatives import Differentiated, attach, below_autograd, has_tangent
 from flashvar.ops.dispatch_modes import as_list, can_be_read, is_compiling
 from flashvar.ops.rotary.rotation import (
@@ -56,13 +57,7 @@ def _rotary(x: torch.Tensor, heads: int, *arguments: Any) -> torch.Tensor:
         launch(out, x, rotation, heads)
         return out
     _check_positions(x, rotation)
-    return _without_autocast(x, rotation, heads).contiguous()
-
-
-def _without_autocast(x: torch.Tensor, rotation: Rotation, heads: int) -> torch.Tensor:
-    """The formula; autocast of another 16-bit dtype would refuse to concatenate its rows."""
-    with torch._C._DisableAutocast():
-        return formula(x, rotation, heads)
+    return formula(x, rotation, heads).contiguous()
 
 
 def _rotary_fake(x: torch.Tensor, heads: int, *arguments: Any) -> torch.Tensor:
@@ -82,7 +77,7 @@ def _rotary_in_place(x: torch.Tensor, *arguments: Any) -> None:
                 torch.autograd.graph.increment_version(x)
             return
         _check_positions(x, rotation)
-        x.copy_(_without_autocast(x, rotation, x.shape[-2]))
+        x.copy_(formula(x, rotation, x.shape[-2]))
 
 
 def _rotary_in_place_batched(x: torch.Tensor, *arguments: Any) -> None:
@@ -286,7 +281,8 @@ def _by_formula(x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
     """As `_rotated`, in torch's own functions."""
     # Not flattened: the kinds of a DTensor may be on several ranks.
     kinds = [one.squeeze(-3) for one in x.split(1, -3)] if x.dim() == 5 else [x]
-    flat = torch.cat(kinds, -2)
+    with without_promotion():
+        flat = torch.cat(kinds, -2)
     found, done = [], 0
     for begin, count, rotation in parts:
         tensors = {"cos": rotation.cos, "sin": rotation.sin, "seqlen_offsets": rotation.offsets}
@@ -296,7 +292,8 @@ def _by_formula(x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
         found += [flat.narrow(-2, done, begin - done), formula(heads, rotation, count)]
         done = begin + count
     found.append(flat.narrow(-2, done, flat.shape[-2] - done))
-    return torch.cat(found, -2).reshape(x.shape)
+    with without_promotion():
+        return torch.cat(found, -2).reshape(x.shape)
 
 
 def _joined(plain: Any, tensors: tuple[Any, ...], back: bool = False) -> list[Part]:

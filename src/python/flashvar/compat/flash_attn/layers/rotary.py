@@ -22,6 +22,7 @@ from flashvar.ops.arguments import (
     refuses_unknown_subclasses,
     whole_number,
 )
+from flashvar.ops.autocast import without_promotion
 from flashvar.ops.dispatch_modes import can_be_read
 from flashvar.ops.rotary.rotation import checked, rotate_rows
 from flashvar.ops.rotary.torch_library import rotate_in_place
@@ -56,10 +57,11 @@ def rotate_half(x: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
         )
     if x.dtype == torch.bool:
         raise DtypeError("x must be of numbers, found torch.bool: cast it, as with .float()")
-    if as_bool("interleaved", interleaved):
-        return torch.stack((-x[..., 1::2], x[..., 0::2]), -1).flatten(-2)
-    first, second = x.chunk(2, -1)
-    return torch.cat((-second, first), -1)
+    with without_promotion():
+        if as_bool("interleaved", interleaved):
+            return torch.stack((-x[..., 1::2], x[..., 0::2]), -1).flatten(-2)
+        first, second = x.chunk(2, -1)
+        return torch.cat((-second, first), -1)
 
 
 @refuses_unknown_subclasses
@@ -92,7 +94,8 @@ def apply_rotary_emb_torch(
             f"{tuple(x.shape)}: pass one row for each of x, and one entry for each pair"
         )
     width = 2 * cos.shape[-1]
-    return torch.cat((rotate_rows(x[..., :width], cos, sin, interleaved), x[..., width:]), -1)
+    with without_promotion():
+        return torch.cat((rotate_rows(x[..., :width], cos, sin, interleaved), x[..., width:]), -1)
 
 
 def apply_rotary_emb(
