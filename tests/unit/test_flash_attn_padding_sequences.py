@@ -1,4 +1,4 @@
-"""`flash_attn_with_kvcache` with padding sequences in a batch: nothing is written for them.
+"""KV caches with padding sequences in a batch, of which no key is read and nothing is written.
 
 Continuous batching fills batches up to the sizes of CUDA graphs. Those sequences have a negative
 length, slot or page.
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from flashvar.errors import ShapeError
-from flashvar.flash_attn import flash_attn_with_kvcache
+from flashvar.flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 
 M, HEADS, HEADS_K, D, PAGE, CAPACITY = 3, 4, 2, 16, 4, 12
 
@@ -197,3 +197,44 @@ def test_new_keys_that_are_views_of_the_caches(way: str) -> None:
     found = call if way == "called" else torch.compile(call, fullgraph=True, backend=way)
     torch.testing.assert_close(found(caches, given), wanted)
     torch.testing.assert_close(caches, others)
+
+
+def attend_packed(q: Any, k: Any, v: Any, table: torch.Tensor) -> Any:
+    ends, after = ints(0, 2, 3, 6), ints(0, 5, 7, 13)
+    return flash_attn_varlen_func(
+        q, k, v, ends, after, 3, 8, return_attn_probs=True, block_table=table
+    )[:2]
+
+
+@pytest.mark.parametrize("way", ["called", "eager", "aot_eager"])
+@pytest.mark.parametrize("second", [(-1, 3, 0), (-7, 99, -1)], ids=["page", "pages"])
+def test_packed_queries_of_padding_sequences(second: tuple[int, ...], way: str) -> None:
+    """An index of -1 would be the last page: keys of another sequence."""
+    q = made(6, HEADS, D).requires_grad_()
+    k, v = (made(5, PAGE, HEADS_K, D).requires_grad_() for _ in "kv")
+    call = attend_packed
+    if way != "called":
+        torch._dynamo.reset()
+        call = torch.compile(attend_packed, fullgraph=True, backend=way)
+    out, lse = call(q, k, v, pages((3, 4, -1), second, (0, 2, -1)))
+    expected, of_sums = attend_packed(q, k, v, pages((3, 4, -1), (1, 1, 1), (0, 2, -1)))
+    real = [0, 1, 3, 4, 5]
+    torch.testing.assert_close((out[real], lse[:, real]), (expected[real], of_sums[:, real]))
+    assert not out[2].any()
+    assert (lse[:, 2] == -torch.inf).all()
+    grads = [torch.autograd.grad(x[real].square().sum(), (q, k, v)) for x in (out, expected)]
+    torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("way", ["eager", "aot_eager"])
+def test_packed_queries_without_one_of_their_pages(way: str) -> None:
+    """Where the host does not read the table: on the CPU this is an error."""
+    q, k, v = made(6, HEADS, D), made(5, PAGE, HEADS_K, D), made(5, PAGE, HEADS_K, D)
+    table = pages((3, 4, -1), (1, -1, -1), (0, -1, -1))
+    with pytest.raises(ShapeError, match=r"block_table must be from 0 to 4, found \[-1\]"):
+        attend_packed(q, k, v, table)
+    torch._dynamo.reset()
+    out, lse = torch.compile(attend_packed, fullgraph=True, backend=way)(q, k, v, table)
+    expected, of_sums = attend_packed(q, k, v, pages((3, 4, -1), (1, 0, 0), _NO_PAGES))
+    torch.testing.assert_close((out, lse), (expected, of_sums))
+    assert not out[3:].any()

@@ -120,6 +120,25 @@ def test_keys_in_pages(kind: str) -> None:
     check(found, [alone(x, k[0, rows], v[0, rows], PAGED[kind]) for x, rows in parts], (q, k, v))
 
 
+def test_a_sequence_without_pages_is_padding() -> None:
+    q, k, v = made(1, sum(QUERIES), H, K), made(1, 7 * PAGE, H, K), made(1, 7 * PAGE, H, K)
+    kind = next(kind for kind in PAGED if "Gappy" not in kind)
+
+    def attend(*table: int) -> Any:
+        keys = SimpleNamespace(seqstart=ints(0, 0, 0, -1), seqlen=ints(*KEYS), max_seqlen=max(KEYS))
+        keys.padding = 3 * PAGE
+        facts = {"block_tables": ints(*table).view(3, 3), "page_size": PAGE}
+        info = {"q_seqinfo": lengths(*QUERIES), "k_seqinfo": keys}
+        return memory_efficient_attention(
+            q, k, v, mask(kind, **info, **facts, **DIAGONALS[PAGED[kind]])
+        )
+
+    found = attend(5, 1, 0, -1, -1, -1, 2, 3, 4)[0].split(QUERIES)
+    wanted = attend(5, 1, 0, 1, 1, 1, 2, 3, 4)[0].split(QUERIES)
+    torch.testing.assert_close(found[::2], wanted[::2])
+    assert not found[1].any()
+
+
 @pytest.mark.parametrize("sizes", [(3, 1, 5), (9, 6, 5), (3, 9, 1)], ids=["fewer", "more", "mixed"])
 @pytest.mark.parametrize(
     ("kind", "seen"),

@@ -168,7 +168,8 @@ def flash_attn_varlen_func(
 
     With block_table [batch, pages of a sequence] k and v are pools of pages, [pages, page_size,
     heads_kv, head_dim] and head_dim_v, of which max_seqlen_k rows of each sequence are copied;
-    cu_seqlens_k then has the lengths.
+    cu_seqlens_k then has the lengths. A sequence whose pages of keys are negative is padding: its
+    output is 0.
     """
     arguments = SharedArguments(
         dropout_p,

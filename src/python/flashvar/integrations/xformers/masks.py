@@ -62,7 +62,7 @@ def _in_pages(mask: Any, k: torch.Tensor, v: torch.Tensor) -> Keys:
         begins = keys.seqstart.to(k.device)[: len(ends)]
     k, v = (one.unflatten(0, (-1, mask.page_size)) for one in (k, v))
     cache = Cache(k, v, table=mask.block_tables.to(k.device))
-    return _copied(cache, begins, ends - begins, keys.max_seqlen)
+    return _copied(cache, begins, cache.used_lengths(begins, ends - begins), keys.max_seqlen)
 
 
 def _copied(cache: Cache, begins: torch.Tensor, lengths: torch.Tensor, room: int) -> Keys:

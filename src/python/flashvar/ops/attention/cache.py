@@ -42,6 +42,21 @@ class Cache(NamedTuple):
         needed = firsts < ends[:, None]
         return needed if begins is None else needed & (firsts + size > begins[:, None])
 
+    def used_lengths(self, begins: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """The `lengths` [batch]; 0 for padding sequences, which need a page that is negative.
+
+        An index below 0 would count from the last page. Where the host reads the table, all pages
+        of a padding sequence are negative, and `read` refuses one alone.
+        """
+        if self.table is None:
+            return lengths
+        needed = self.needed_pages(begins, begins + lengths)
+        absent = needed & (self.table < 0)
+        padding = absent.any(1)
+        if can_be_read(self.table, begins, lengths):
+            padding &= (absent == needed).all(1)
+        return torch.where(padding, 0, lengths)
+
     def write(
         self, k: torch.Tensor, v: torch.Tensor, begins: torch.Tensor, present: torch.Tensor
     ) -> None:
@@ -148,7 +163,7 @@ def read(
         v: As k.
         cu_seqlens_k: The offsets of the sequences; with block_table only their lengths count.
         longest: An upper bound of the lengths.
-        block_table: [batch, pages], the pages of each sequence.
+        block_table: [batch, pages], the pages of each sequence; negative for padding.
         leftpad_k: [batch], how many keys at the begin of each sequence are not used.
         seqused_k: [batch], the lengths that are used, with those at the begin.
     """
@@ -178,6 +193,7 @@ def read(
             f"max_seqlen_k must be at least the longest sequence, found {room} and a sequence of "
             f"{int(lengths.max())}: pass int(lengths.max())"
         )
+    lengths = cache.used_lengths(begins, lengths)
     return *cache.read(begins, lengths, torch.sym_min(room, cache.capacity())), as_int32(lengths)
 
 
