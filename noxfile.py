@@ -47,35 +47,33 @@ SMALL_EXAMPLES = {
     "train_gpt": ["--steps", "3", "--batch", "4", "--length", "128"],
     "unet_diffusion": ["--steps", "40", "--backend", "reference"],
 }
-# Files `test_<name>.py` of tests that depend on torch's internals and need no packages but those of
-# the groups `floor` and `ceiling`.
-FLOOR = [
-    "any_argument",
-    "attention_*",
-    "autocast",
-    "causal_conv1d_seq_idx",
-    "compat_causal_conv1d",
-    "compat_einops_patterns",
-    "compat_fla",
-    "compat_rotary_gradients",
-    "dispatch_modes",
-    "distributed",
-    "dropout",
-    "flash_attn*",
-    "gated_delta_rule_derivatives",
-    "imports",
-    "integrations_documents",
-    "integrations_torch*",
-    "layers*",
-    "odd_*",
-    "plan_key",
-    "reference*",
-    "torch_*",
-    "unknown_sizes",
-    "vmap_places",
-]
+# Folder of tests -> its files `test_<name>.py` that depend on torch's internals and need no
+# packages but those of the groups `floor` and `ceiling`.
+FLOOR = {
+    "kernels": ["attention_*"],
+    "unit": ["imports"],
+    "unit/backends": ["reference*"],
+    "unit/layers": ["layers*"],
+    "unit/ops": [
+        "any_argument",
+        "attention_*",
+        "autocast",
+        "causal_conv1d_seq_idx",
+        "dispatch_modes",
+        "dropout",
+        "flash_attn*",
+        "gated_delta_rule_derivatives",
+        "odd_*",
+        "plan_key",
+        "torch_*",
+        "unknown_sizes",
+        "vmap_places",
+    ],
+    "compat": ["causal_conv1d", "einops_patterns", "fla", "rotary_gradients"],
+    "integrations": ["distributed", "documents", "torch*"],
+}
 # Those of the Triton kernels.
-TRITON = ["*_triton", "triton_*"]
+TRITON = {"kernels": ["*_triton", "triton_*"]}
 
 
 @nox.session(name="build-dev", reuse_venv=True)
@@ -120,9 +118,10 @@ def tests(session: nox.Session) -> None:
     refuse_selection(session)
     install(session, "test")
     install_toolkit(session)
-    # One worker runs a whole file, because its tests share what they build. The files that take
-    # minutes, those of tests/packaging, start first, and those of tests/kernels next, so that all
-    # workers end about together. Three keep two processors busy: downloads and installers wait.
+    # One worker runs a whole file, because its tests share what they build. The folders are in the
+    # order of testpaths (pyproject.toml): the files of tests/packaging, which take minutes, start
+    # first, and those of tests/kernels next, so that all workers end about together. Three keep two
+    # processors busy: downloads and installers wait.
     dist = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
     # pytest stores its compiled test modules; otherwise each worker compiles all of them.
     env = {"PYTHONDONTWRITEBYTECODE": None}
@@ -150,13 +149,13 @@ def ceiling(session: nox.Session) -> None:
     """Test the same, and the Triton kernels, with the newest torch and its Triton."""
     if sys.version_info < (3, 11):
         session.skip("expected Python 3.11 or newer for the newest torch, found an older one")
-    run_by_name(session, "ceiling", [*FLOOR, *TRITON])
+    run_by_name(session, "ceiling", FLOOR, TRITON)
 
 
 @nox.session(reuse_venv=True)
 def fla(session: nox.Session) -> None:
     """Test compat.fla with flash-linear-attention, whose functions it replaces."""
-    run_by_name(session, "fla", ["compat_fla_real"])
+    run_by_name(session, "fla", {"compat": ["fla_real"]})
 
 
 @nox.session(venv_backend="none")
@@ -315,18 +314,23 @@ def foreign_wheels(session: nox.Session) -> None:
     session.run("python", "tests/foreign/wheels.py", *arguments, env=WITH_SOURCES)
 
 
-def run_by_name(session: nox.Session, group: str, names: list[str]) -> None:
-    """Run the tests of these names in the environment of a group."""
+def run_by_name(session: nox.Session, group: str, *named: dict[str, list[str]]) -> None:
+    """Run the tests of these folders and names in the environment of a group."""
     refuse_selection(session)
     install(session, group)
-    files = [file for name in names for file in files_named(name)]
+    files = [
+        file
+        for folders in named
+        for folder, names in folders.items()
+        for name in names
+        for file in files_named(folder, name)
+    ]
     session.run("python", "-m", "pytest", *files, *session.posargs)
 
 
-def files_named(name: str) -> list[str]:
-    """The files of tests/kernels and tests/unit that a name stands for."""
-    folders = (ROOT / "tests" / folder for folder in ("kernels", "unit"))
-    return [str(file) for folder in folders for file in folder.glob(f"test_{name}.py")]
+def files_named(folder: str, name: str) -> list[str]:
+    """The files of tests that a name in a folder of theirs stands for."""
+    return sorted(map(str, (ROOT / "tests" / folder).glob(f"test_{name}.py")))
 
 
 def run_factory(

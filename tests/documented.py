@@ -4,7 +4,7 @@ A block says its language, and behind it what a reader does not need to see:
 
     ```python              runs on the CPU, with the page's other blocks, in their order
     ```python needs=gpu    runs in tests/gpu, with all Python of the page
-    ```sh                  runs without a GPU, in tests/unit, command by command
+    ```sh                  runs without a GPU, in tests/documentation, command by command
     ```sh needs=gpu        runs in tests/gpu; `without` is what it prints where there is none
     ```sh needs=toolkit    runs in tests/packaging, in a checkout that compiles
     ```sh needs=network    runs there with `--network`

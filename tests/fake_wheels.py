@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import platform
+import zipfile
 from pathlib import Path
 
 from flashvar.binaries.manifest import Manifest
 from flashvar_factory.inspect import archive
 
 PLATFORM = f"manylinux_2_28_{platform.machine()}"
+
+
+def bare(folder: Path, name: str, version: str, requires_python: str | None = ">=3.10") -> Path:
+    """A wheel that is its metadata and nothing else."""
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    if requires_python:
+        metadata += f"Requires-Python: {requires_python}\n"
+    with zipfile.ZipFile(path, "w") as opened:
+        opened.writestr(f"{name}-{version}.dist-info/METADATA", metadata)
+    return path
 
 
 def put(folder: Path, name: str, version: str, tag: str, files: dict[str, bytes]) -> Path:

@@ -20,6 +20,9 @@ from typing import Any
 import pytest
 from _pytest.logging import catching_logs
 
+# What decides who computes, as variables of the environment.
+VARIABLES = ("BACKEND", "FORCE_ARCH", "LIB_DIR", "STRICT", "LOG")
+
 # Torch's compiler, and what it loads only as it compiles.
 COMPILER = (
     *("torch._dynamo", "torch._dynamo.backends.debugging", "torch._functorch.aot_autograd"),
@@ -156,7 +159,7 @@ _serving: list[Iterator[str]] = []
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
     """Start workers that test whole folders as forks, each of which loads no torch of its own."""
-    if not any(Path(word).is_dir() for word in config.args):
+    if _serving or not any(Path(word).is_dir() for word in config.args):
         return
     folder: Path = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
     first = _python(folder)
@@ -192,3 +195,34 @@ def python_with_nox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def python_with_models(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Python with torch's compiler loaded already, and transformers where it is installed."""
     yield from _python_with_models(python, of_all_workers(tmp_path_factory))
+
+
+@pytest.fixture
+def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Forget what was found, opened and chosen, before and after; and the environment."""
+    from flashvar.binaries import loader, registry
+    from flashvar.integrations import support
+    from flashvar.ops.plans import Plans
+    from flashvar.selection import resolve
+
+    for name in VARIABLES:
+        monkeypatch.delenv(f"FLASHVAR_{name}", raising=False)
+    for module, name in (
+        (registry, "_unloadable"),
+        (registry, "_missing"),
+        (loader, "_libraries"),
+        (support, "_kept"),
+    ):
+        monkeypatch.setattr(module, name, {})
+    # Plans hold what was chosen. Of ops that are not imported there are none.
+    for module in [one for name, one in sys.modules.items() if name.startswith("flashvar.")]:
+        for name, value in [*vars(module).items()]:
+            if isinstance(value, Plans):
+                monkeypatch.setattr(module, name, Plans())
+    monkeypatch.setattr(resolve, "_logged", set())
+    cached = registry.installed, resolve.choose
+    for one in cached:
+        one.cache_clear()
+    yield
+    for one in cached:
+        one.cache_clear()

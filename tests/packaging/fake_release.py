@@ -9,18 +9,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from checkout import ROOT, committed_copy, git
-
-sys.path.append(str(ROOT / "tests" / "unit"))
-
 import fake_artifacts
+from checkout import ROOT, committed_copy, git
 from fake_artifacts import Wheel
 
 from flashvar.binaries.manifest import Manifest, SourceRevision

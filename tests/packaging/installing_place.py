@@ -14,16 +14,13 @@ from typing import Any, NamedTuple
 
 import fake_driver
 import fake_wheels
+import fakes
 
 from flashvar._version import __version__
 from flashvar.binaries.install_commands import public
 from flashvar.binaries.kinds import Architecture
 from flashvar.binaries.manifest import LibraryFile, MinimumDriver
 from flashvar_factory.inspect import archive
-
-sys.path.append(str(Path(__file__).parents[1] / "unit"))
-
-import fakes
 
 ROOT = Path(__file__).parents[2]
 VERSION = public(__version__)

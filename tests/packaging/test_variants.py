@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import fake_wheels
+import fakes
 import pytest
 
 from flashvar_factory import index
@@ -20,10 +21,6 @@ from flashvar_factory.config.schema import Config
 from flashvar_factory.index import serve
 from flashvar_factory.inspect import archive
 from flashvar_factory.release import variants
-
-sys.path.append(str(Path(__file__).parents[1] / "unit"))
-
-import fakes
 
 ROOT = Path(__file__).parents[2]
 PIP = (sys.executable, "-m", "pip", "--isolated", "install", "--no-deps", "--quiet")
