@@ -1,9 +1,9 @@
-"""`flashvar warmup`: what it compiles; offline for real, on devices with a made-up call."""
+"""`flashvar warmup`: what it asks for, with a made-up call in place of compiling."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -17,12 +17,11 @@ from flashvar.cli import commands, main, page_text, warmup
 from flashvar.cli.warmup import WarmupOptions
 from flashvar.errors import BackendUnavailableError
 from flashvar.machine.shared_memory import SHARED_MEMORY
-from flashvar.machine.system import System, gather
+from flashvar.machine.system import System
 from flashvar.ops.attention.warmup import FEATURES, Kind
 from flashvar_factory.config import schema
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
-from flashvar.backends.triton.attention import tiles  # noqa: E402
 from flashvar.backends.triton.attention import warmup as kernels  # noqa: E402
 
 PLAIN = Kind("bf16", 64, 64, True, False)
@@ -36,75 +35,6 @@ def options(*words: str) -> WarmupOptions:
 
 
 ASKED = options()
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty cache of Triton's, and a system that knows it; both are forgotten afterwards."""
-    from triton.runtime import driver
-
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    before = dict(vars(driver))  # Triton 3.4 names what is active differently
-    gather.cache_clear()
-    yield tmp_path
-    gather.cache_clear()
-    vars(driver).update(before)
-
-
-def compiled(cache: Path) -> list[str]:
-    """The names of the kernels in the cache."""
-    return sorted(file.stem for file in cache.glob("*/*.cubin"))
-
-
-def test_offline_kernels_of_a_call(cache: Path) -> None:
-    kernels.compile_for(replace(PLAIN, head_dim=16, head_dim_v=16), (8, 9))
-    assert compiled(cache) == ["attention_fwd_kernel"]
-    described = json.loads(next(cache.glob("*/attention_fwd_kernel.json")).read_text())
-    assert described["target"]["arch"] == 89
-    tile = tiles.choose("forward", (8, 9), SHARED_MEMORY[8, 9], 16, 16)
-    assert (described["num_warps"], described["num_stages"]) == (tile.warps, tile.stages)
-
-
-def test_offline_kernels_of_training_with_a_bias(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With small tiles, whose code is compiled in half the time."""
-    choose, small = tiles.choose, {"block_q": 16, "block_kv": 16, "warps": 1, "stages": 1}
-    monkeypatch.setattr(tiles, "choose", lambda *given: choose(*given)._replace(**small))
-    kind = Kind("fp16", 12, 16, False, True, frozenset({"bias"}))
-    kernels.compile_for(kind, (8, 0))
-    names = ["bwd_bias", "bwd_kv", "bwd_q", "fwd"]
-    assert compiled(cache) == [f"attention_{name}_kernel" for name in names]
-
-
-def test_offline_kernels_of_every_form_of_merging(cache: Path) -> None:
-    """With and without the gradient of lse, and those of outs, of lses or of both."""
-    found = options("merge_states", "--backward", "--stacked", "--unaligned", "--head-dim", "16")
-    assert len(found.kinds) == 8
-    listed, stacked = (one for one in found.kinds if one.training and not one.unaligned)
-    warmup.warmed_ops()["merge_states"].compile_for(listed, (9, 0))
-    assert compiled(cache) == [*["bwd_kernel"] * 6, "fwd_kernel"]
-    warmup.warmed_ops()["merge_states"].compile_for(stacked, (9, 0))
-    assert compiled(cache) == [*["bwd_kernel"] * 12, *["fwd_kernel"] * 2]
-    unaligned = replace(listed, unaligned=True, training=False)
-    warmup.warmed_ops()["merge_states"].compile_for(unaligned, (9, 0))
-    assert compiled(cache) == [*["bwd_kernel"] * 12, *["fwd_kernel"] * 3]
-
-
-def test_offline_command(
-    cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ["--arch", "sm_86", "--head-dim", "32", "--causal"]
-    assert main(["warmup", *words]) == 0
-    shown = capsys.readouterr()
-    assert "1/1  forward bf16 head dim 32 causal: " in shown.err
-    assert "Calls on sm_86, compiled without the GPU" in shown.out
-    assert f"  Added to {cache}: 1 kernel." in shown.out
-    # What is there is found again.
-    assert main(["warmup", *words, "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["kernels_added"] == 0
-    assert [(one["state"], one["head_dim"]) for one in document["calls"]] == [("ready", 32)]
 
 
 @pytest.mark.parametrize("features", [(), *((one,) for one in FEATURES)], ids=str)
