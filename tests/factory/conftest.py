@@ -1,4 +1,7 @@
-"""The factory: importable helpers, what tests without a GPU share, and no auditwheel."""
+"""The factory: importable helpers, what tests without a GPU share, and no auditwheel.
+
+The folders are those of `flashvar_factory`; `builds` is its `build`, a name pytest passes over.
+"""
 
 from __future__ import annotations
 
