@@ -167,9 +167,10 @@ def flash_attn_varlen_func(
     lengths. Returns out [total_q, heads_q, head_dim_v].
 
     With block_table [batch, pages of a sequence] k and v are pools of pages, [pages, page_size,
-    heads_kv, head_dim] and head_dim_v, of which max_seqlen_k rows of each sequence are copied;
-    cu_seqlens_k then has the lengths. A sequence whose pages of keys are negative is padding: its
-    output is 0.
+    heads_kv, head_dim] and head_dim_v, and cu_seqlens_k has the lengths. Few queries read the pages
+    in place, as in flash_attn_with_kvcache; otherwise, with dropout, and for gradients,
+    max_seqlen_k rows of each sequence are copied first. A sequence whose pages of keys are negative
+    is padding: its output is 0.
     """
     arguments = SharedArguments(
         dropout_p,
@@ -270,10 +271,10 @@ def flash_attn_with_kvcache(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Write new keys into a KV cache; attention of q [batch, seqlen_q, heads_q, head_dim] on it.
 
-    Rotation, write and attention are separate kernels. With block_table keys and values are
-    copied first into a dense tensor, padded to the longest sequence. With cache_batch_idx or
-    cache_leftpad alone they are copied too: on a GPU as many as the cache has room for. There
-    are no gradients.
+    Rotation, write and attention are separate kernels. With block_table, cache_batch_idx or
+    cache_leftpad a Triton kernel reads the cache in place. Calls with more than 512 queries times
+    heads of a group copy keys and values first into a dense tensor: as many as the longest sequence
+    has, for which the host waits, or as the cache has room for. There are no gradients.
 
     A sequence whose length, slot, or page of a key is negative is padding of the batch, as in the
     CUDA graphs of transformers: nothing is written for it, its output is 0, and its log-sum-exp is
@@ -295,7 +296,9 @@ def flash_attn_with_kvcache(
             keys each slot once: otherwise an error on the CPU, and undefined on a GPU.
         cache_leftpad: int32 [batch], how many rows at the start of each sequence are not used.
         block_table: int32 [batch, pages], the pages of each sequence. Sequences may share pages,
-            but not rows of new keys: otherwise an error on the CPU, and undefined on a GPU.
+            but not rows of new keys: otherwise an error on the CPU, and undefined on a GPU. More
+            keys than it has room for, or a page that k_cache does not have: an error on the CPU,
+            NaN on a GPU.
         softmax_scale: As above, like causal, window_size, softcap and alibi_slopes.
         causal: The last query sees all keys.
         window_size: As above.

@@ -167,7 +167,7 @@ def read(
         leftpad_k: [batch], how many keys at the begin of each sequence are not used.
         seqused_k: [batch], the lengths that are used, with those at the begin.
     """
-    _check(k, v, cu_seqlens_k, block_table)
+    check_packed(k, v, cu_seqlens_k, block_table)
     ends = cu_seqlens_k.diff() if seqused_k is None else seqused_k
     begins = torch.zeros_like(ends) if leftpad_k is None else leftpad_k
     lengths = ends - begins
@@ -197,9 +197,10 @@ def read(
     return *cache.read(begins, lengths, torch.sym_min(room, cache.capacity())), as_int32(lengths)
 
 
-def _check(
+def check_packed(
     k: torch.Tensor, v: torch.Tensor, cu_seqlens_k: torch.Tensor, table: torch.Tensor | None
 ) -> None:
+    """Refuse keys and values of packed sequences, or their pages, that do not fit together."""
     check_strided("k", k)
     check_strided("v", v)
     check_strided("cu_seqlens_k", cu_seqlens_k)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -18,6 +18,7 @@ from flashvar.ops.attention.cache import read
 from flashvar.ops.attention.call import call, rng_state_of
 from flashvar.ops.attention.dropout_mask import signed_probabilities
 from flashvar.ops.attention.options import plain_number, window_pair, window_side
+from flashvar.ops.attention.paged import packed_in_place
 from flashvar.ops.attention.problem import (
     NO_TENSORS,
     Inputs,
@@ -90,6 +91,12 @@ def varlen(
     bounds = (as_integer(max_seqlen_q), as_integer(max_seqlen_k))
     lengths = None
     if block_table is not None:
+        if not arguments.dropout_p:
+            options = _options(arguments, bounds)
+            pages = (k, v, cu_seqlens_q, cu_seqlens_k, block_table)
+            found = packed_in_place(rows_contiguous(q), *pages, arguments.alibi_slopes, options)
+            if found is not None:
+                return (*found, q.new_empty(0)) if _wants_lse(arguments) else found[0]
         k, v, lengths = read(k, v, cu_seqlens_k, bounds[1], block_table=block_table)
     rng_state = rng_state_of(q, arguments.dropout_p)
     tensors = pack_tensors(
@@ -133,8 +140,26 @@ def _attend(
     bounds: tuple[int | None, int | None],
 ) -> Result:
     q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
+    options = _options(arguments, bounds)
+    with_lse = _wants_lse(arguments)
+    out, lse = call(q, k, v, tensors, options, with_lse)
+    if not with_lse or lse is None:
+        return out
+    if arguments.dropout_p == 0:
+        return out, lse, out.new_empty(0)
+    inputs = Inputs(*map(as_autocast, (q, k, v)), *tensors)
+    probabilities = signed_probabilities(inputs, Options._make(options))
+    return out, lse, probabilities
+
+
+def _wants_lse(arguments: SharedArguments) -> bool:
+    return as_bool("return_attn_probs", arguments.return_attn_probs)
+
+
+def _options(arguments: SharedArguments, bounds: tuple[int | None, int | None]) -> tuple[Any, ...]:
+    """The fields of Options, in order."""
     left, right = window_pair(arguments.window_size)
-    options = pack_options(
+    return pack_options(
         as_bool("causal", arguments.causal),
         plain_number(arguments.softmax_scale),
         window_side(left, arguments.window_size),
@@ -146,12 +171,3 @@ def _attend(
         "auto",
         *bounds,
     )
-    with_lse = as_bool("return_attn_probs", arguments.return_attn_probs)
-    out, lse = call(q, k, v, tensors, options, with_lse)
-    if not with_lse or lse is None:
-        return out
-    if arguments.dropout_p == 0:
-        return out, lse, out.new_empty(0)
-    inputs = Inputs(*map(as_autocast, (q, k, v)), *tensors)
-    probabilities = signed_probabilities(inputs, Options._make(options))
-    return out, lse, probabilities

@@ -18,6 +18,7 @@ from flashvar.ops.attention.append import append
 from flashvar.ops.attention.cache import Cache, check_slots, refuse_dtensors
 from flashvar.ops.attention.call import call
 from flashvar.ops.attention.options import plain_number, window_pair, window_side
+from flashvar.ops.attention.paged import Paged, compute, in_graph, launch_of, may_be_in_place
 from flashvar.ops.attention.problem import pack_options, pack_tensors
 from flashvar.ops.attention.validate import check_last_stride, rows_contiguous
 from flashvar.ops.derivatives import Refused, attach, likenesses, refuse
@@ -184,27 +185,57 @@ def _computed(given: Arguments, rotate: Rotate) -> tuple[torch.Tensor, torch.Ten
         else:
             q = rotate(q, *rotation)
         k = rotate(k, *rotation)
-    longest = _check_lengths(cache, before, given.cache_leftpad, 0 if k is None else k.shape[1])
-    in_order = cache.slots is cache.table is given.cache_leftpad is None
-    if k is not None or not in_order:
-        lengths = append(cache, k, v, before, given.cache_leftpad)
-    else:
-        lengths = as_int32(before.clamp(min=0))
-    keys, values = cache.k, cache.v
-    if in_order and not is_known(keys.shape[0] <= batch):
-        keys, values = keys[:batch], values[:batch]
-    if not in_order:
-        begins = torch.zeros_like(lengths) if given.cache_leftpad is None else given.cache_leftpad
-        room = cache.capacity() if longest is None else longest
-        keys, values = cache.read(begins, lengths, room)
     # Dense queries: the heads of a group share a read of the keys by strides alone, with a softcap
     # too. Packed ones need a second kernel for it.
-    tensors = pack_tensors(None, None, given.alibi_slopes, None, None, None, lengths.contiguous())
     options = pack_options(
         *(causal, plain_number(given.softmax_scale), left, right, given.softcap, 0.0, False),
         *("bshd", "auto"),
     )
-    out, lse = call(q, keys, values, tensors, options, True)
+    if cache.slots is cache.table is given.cache_leftpad is None:
+        return _in_order(q, cache, k, v, before, given.alibi_slopes, options)
+    new = 0 if k is None else k.shape[1]
+    paged = Paged(q, *cache, before, given.cache_leftpad, given.alibi_slopes, None, new)
+    launch = None if is_compiling() else launch_of(paged, options)
+    if launch is None:
+        longest = _check_lengths(cache, before, given.cache_leftpad, new)
+    lengths = append(cache, k, v, before, given.cache_leftpad)
+    if launch is not None:
+        return compute(launch, paged, lengths)
+    if is_compiling() and may_be_in_place(q):
+        return in_graph(paged, lengths, options)
+    begins = torch.zeros_like(lengths) if given.cache_leftpad is None else given.cache_leftpad
+    keys = cache.read(begins, lengths, cache.capacity() if longest is None else longest)
+    return _attend(q, *keys, given.alibi_slopes, lengths, options)
+
+
+def _in_order(
+    q: torch.Tensor,
+    cache: Cache,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
+    before: torch.Tensor,
+    slopes: torch.Tensor | None,
+    options: tuple[Any, ...],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention on a cache whose slots are those of the sequences, from the first key on."""
+    _check_lengths(cache, before, None, 0 if k is None else k.shape[1])
+    lengths = as_int32(before.clamp(min=0)) if k is None else append(cache, k, v, before, None)
+    keys, values, batch = cache.k, cache.v, q.shape[0]
+    if not is_known(keys.shape[0] <= batch):
+        keys, values = keys[:batch], values[:batch]
+    return _attend(q, keys, values, slopes, lengths, options)
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    slopes: torch.Tensor | None,
+    lengths: torch.Tensor,
+    options: tuple[Any, ...],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    tensors = pack_tensors(None, None, slopes, None, None, None, lengths.contiguous())
+    out, lse = call(q, k, v, tensors, options, True)
     assert lse is not None
     return out, lse
 

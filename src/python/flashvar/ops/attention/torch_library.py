@@ -14,6 +14,8 @@ from flashvar.ops import traced_writes  # noqa: F401 (exported graphs of integra
 from flashvar.ops.attention import run
 from flashvar.ops.attention.autograd import backward_at_autograd_key, forward_at_autograd_key
 from flashvar.ops.attention.flops import backward_flops, forward_flops
+from flashvar.ops.attention.paged import attention_paged as _attention_paged
+from flashvar.ops.attention.paged import attention_paged_fake
 from flashvar.ops.attention.run import FiveGradients, split
 from flashvar.ops.attention.validate import inspect_symbolic
 from flashvar.ops.attention.vmap import backward_batched, forward_batched
@@ -35,6 +37,14 @@ _LIBRARY.define(
     "attention_bwd(Tensor? grad_out, Tensor? grad_lse, Tensor out, Tensor lse, bool wants_bias, "
     f"bool wants_sinks, {_ARGUMENTS}) -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, "
     "Tensor grad_bias, Tensor grad_sinks)",
+    tags=_TAGS,
+)
+# k and v are a cache; see ops/attention/paged.py.
+_LIBRARY.define(
+    "attention_paged(Tensor q, Tensor k, Tensor v, Tensor? slots, Tensor? table, Tensor before, "
+    "Tensor? begins, Tensor? alibi_slopes, Tensor? cu_seqlens_q, SymInt new, Tensor lengths, "
+    "bool causal, float? scale, SymInt window_left, SymInt window_right, float softcap, "
+    "SymInt? max_seqlen_q) -> (Tensor out, Tensor lse)",
     tags=_TAGS,
 )
 
@@ -69,8 +79,10 @@ def _attention_bwd_fake(
 for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("attention_fwd", run.forward, _key)
     _LIBRARY.impl("attention_bwd", run.backward, _key)
+    _LIBRARY.impl("attention_paged", _attention_paged, _key)
 torch.library.register_fake("flashvar::attention_fwd", _attention_fwd_fake, lib=_LIBRARY)
 torch.library.register_fake("flashvar::attention_bwd", _attention_bwd_fake, lib=_LIBRARY)
+torch.library.register_fake("flashvar::attention_paged", attention_paged_fake, lib=_LIBRARY)
 _LIBRARY.impl("attention_fwd", forward_at_autograd_key, "Autograd", with_keyset=True)
 _LIBRARY.impl("attention_bwd", backward_at_autograd_key, "Autograd", with_keyset=True)
 torch.library.register_vmap("flashvar::attention_fwd", forward_batched, lib=_LIBRARY)
@@ -83,3 +95,4 @@ add(
 )
 
 attention_fwd: Final = torch.ops.flashvar.attention_fwd.default
+attention_paged: Final = torch.ops.flashvar.attention_paged.default

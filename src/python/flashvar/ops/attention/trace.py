@@ -61,7 +61,7 @@ def logged_forward(launch: Launch, problem: Problem, chosen: CandidateResult) ->
             run_by = f"{chosen.candidate}, {explain(inputs, out, lse)}"
         else:
             run_by = _run_by(chosen, [*_of_inputs(inputs, problem), _rows("out", out, problem.out)])
-        _log_once("attention_fwd", problem, run_by, seen)
+        log_once("attention_fwd", problem, run_by, seen)
         launch(inputs, out, lse)
 
     return logged
@@ -105,13 +105,13 @@ def logged_backward(
                     _rows("grad_v", grads.v, problem.grad_v),
                 ],
             )
-        _log_once("attention_bwd", forward, run_by, seen)
+        log_once("attention_bwd", forward, run_by, seen)
         launch(inputs, out, lse, grad_out, grad_lse, grads, delta)
 
     return logged
 
 
-def _log_once(function: str, problem: Problem, run_by: str, seen: set[str]) -> None:
+def log_once(function: str, problem: Problem, run_by: str, seen: set[str]) -> None:
     """Log one line per outcome: calls of one shape differ in their addresses."""
     if run_by in seen:
         return

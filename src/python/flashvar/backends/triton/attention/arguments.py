@@ -15,26 +15,26 @@ if TYPE_CHECKING:
     from flashvar.backends.triton.attention.tiles import Tile
     from flashvar.ops.attention.problem import BackwardProblem, BiasStrides, Problem, Strides
 
-_LOG2E: Final = math.log2(math.e)
+LOG2E: Final = math.log2(math.e)
 # Smaller float32 numbers are subnormal; the device rounds them to 0, so such a scale is 0.
 _SMALLEST: Final = float(torch.finfo(torch.float32).tiny)
 _LARGEST: Final = float(torch.finfo(torch.float32).max)
 # Elements of a 16-bit dtype in 16 bytes, the width of a vectorized load.
 _LOAD_ELEMENTS: Final = STRIDE_UNIT.value
 # Longer than every sequence, and small enough that sums with positions fit in 32 bits.
-_UNBOUNDED: Final = 1 << 30
+UNBOUNDED: Final = 1 << 30
 
 
 def forward_arguments(problem: Problem, tile: Tile, kernel: Any) -> dict[str, Any]:
     """The arguments of the forward kernel except pointers, and its compile options."""
     # The online softmax needs a positive factor, so that the largest score stays the largest; q is
     # multiplied by the sign. Modified scores are scaled, with the sign, before the softmax.
-    factor = problem.scale * _LOG2E
+    factor = problem.scale * LOG2E
     sign = 1
     if not _modified(problem):
         sign = 0 if abs(factor) < _SMALLEST else int(math.copysign(1.0, factor))
         factor = 1.0 if sign == 0 else abs(factor)
-    arguments = {**_common(problem), "scale_log2": _float32(factor), "SIGN": sign}
+    arguments = {**_common(problem), "scale_log2": float32(factor), "SIGN": sign}
     return _kernel_arguments(arguments, tile, kernel)
 
 
@@ -51,8 +51,8 @@ def backward_arguments(backward: BackwardProblem, tile: Tile, kernel: Any) -> di
         **_bias_strides("grad_bias", bias),
         "bias_batches": problem.batch if bias is not None and bias.batch else 1,
         "bias_heads": problem.heads_q if bias is not None and bias.heads else 1,
-        "scale": _float32(problem.scale),
-        "scale_log2": _float32(problem.scale * _LOG2E),
+        "scale": float32(problem.scale),
+        "scale_log2": float32(problem.scale * LOG2E),
     }
     return _kernel_arguments(arguments, tile, kernel)
 
@@ -78,10 +78,10 @@ def _common(problem: Problem) -> dict[str, Any]:
         "seqlen_k": problem.seqlen_k,
         "total_q": problem.total_q or 0,
         "total_k": problem.total_k or 0,
-        "window_left": min(problem.window_left, _UNBOUNDED),
-        "window_right": min(problem.window_right, _UNBOUNDED),
-        "softcap_in": _float32(2.0 * _LOG2E * problem.scale / softcap) if softcap else 0.0,
-        "softcap_out": _float32(softcap * _LOG2E),
+        "window_left": min(problem.window_left, UNBOUNDED),
+        "window_right": min(problem.window_right, UNBOUNDED),
+        "softcap_in": float32(2.0 * LOG2E * problem.scale / softcap) if softcap else 0.0,
+        "softcap_out": float32(softcap * LOG2E),
         "dropout_threshold": _threshold_bits(problem.dropout_p),
         "dropout_scale": kept_scale(problem.dropout_p),
         "SOFTCAP": softcap != 0.0,
@@ -109,7 +109,7 @@ def _modified(problem: Problem) -> bool:
     )
 
 
-def _float32(value: float) -> float:
+def float32(value: float) -> float:
     """The value, clamped to the range of float32; subnormal numbers become 0."""
     if abs(value) < _SMALLEST:
         return 0.0

@@ -173,7 +173,7 @@ _SHARED_OPERANDS_SINCE: Final = (9, 0)
 _SHARED_OPERANDS_BEFORE: Final = (12, 0)
 _TENSOR_MEMORY_SINCE: Final = (10, 0)
 # Before that, products are computed in float32 of operands that are all in shared memory.
-_TENSOR_CORES_SINCE: Final = (8, 0)
+TENSOR_CORES_SINCE: Final = (8, 0)
 # Upper bound of the bytes of barriers and row sums of a program.
 _BARRIERS: Final = 4096
 
@@ -225,14 +225,13 @@ def shared_bytes(
     bias_bytes: int = 0,
 ) -> int:
     """Upper bound of Triton's shared memory in bytes, for 16-bit inputs of padded head dims."""
-    if capability < _TENSOR_CORES_SINCE:
+    if capability < TENSOR_CORES_SINCE:
         operands = _float32_operands(direction, tile, padded, padded_v)
         return operands + bias_bytes * tile.block_q * tile.block_kv + _BARRIERS
     both = 2 * (padded + padded_v)
     scores = tile.block_q * tile.block_kv
     # If the tensor cores read shared memory, the block in use needs its own buffer.
-    in_use = _SHARED_OPERANDS_SINCE <= capability < _SHARED_OPERANDS_BEFORE
-    buffers = tile.stages if in_use else max(1, tile.stages - 1)
+    buffers = tile.stages if reads_shared_memory(capability) else max(1, tile.stages - 1)
     rest = bias_bytes * scores * buffers + _BARRIERS
     if direction != "forward" and _TENSOR_MEMORY_SINCE <= capability < _SHARED_OPERANDS_BEFORE:
         # Copies of operands for tensor memory: the measured size plus a margin.
@@ -250,6 +249,11 @@ def shared_bytes(
         streamed = buffers * tile.block_q * (both + 8)
         return tile.block_kv * both + streamed + 4 * scores + rest
     return (tile.block_q + tile.block_kv) * both * buffers + 4 * scores + rest
+
+
+def reads_shared_memory(capability: tuple[int, int]) -> bool:
+    """Whether the tensor cores read operands from shared memory; otherwise from registers."""
+    return _SHARED_OPERANDS_SINCE <= capability < _SHARED_OPERANDS_BEFORE
 
 
 def _float32_operands(direction: str, tile: Tile, padded: int, padded_v: int) -> int:
