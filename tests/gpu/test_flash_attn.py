@@ -153,7 +153,7 @@ def test_keys_in_pages(page: int) -> None:
                 paged[place, : len(part)] = part
     wanted = function("flash_attn_varlen_func")(q, k, v, *after, causal=True)
     found = function("flash_attn_varlen_func")(q, *pages, *after, causal=True, block_table=table)
-    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(found, wanted, rtol=1.6e-2, atol=4e-3)
 
 
 @pytest.mark.parametrize("paged", [False, True])
@@ -178,7 +178,8 @@ def test_a_cache_that_gets_new_keys(paged: bool) -> None:
             torch.cat((x[i : i + 1, :end], y[i : i + 1]), 1) for x, y in ((k, new), (v, values))
         )
         wanted = flash_attn_func(q[i : i + 1], keys, of_values, causal=True)
-        torch.testing.assert_close(out[i : i + 1], wanted)
+        # Other kernels round other sums: near 0 that is more than a part of the value.
+        torch.testing.assert_close(out[i : i + 1], wanted, rtol=1.6e-2, atol=4e-3)
 
 
 def test_the_sign_of_probabilities_says_what_was_dropped() -> None:

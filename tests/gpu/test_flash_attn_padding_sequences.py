@@ -119,4 +119,4 @@ def test_launches_of_a_call(paged: bool) -> None:
         step()
     names = [event.name for event in profile.events()]
     assert sum("append_kernel" in name for name in names) == 1
-    assert not any("index_put" in name or "index_elementwise" in name for name in names) or paged
+    assert not any("index_put" in name or "index_elementwise" in name for name in names)

@@ -1,0 +1,115 @@
+"""The op of compiled graphs for a KV cache that is not in order, and which calls Triton takes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from flashvar.errors import BackendUnavailableError, DtypeError, ShapeError
+from flashvar.flash_attn import flash_attn_with_kvcache
+from flashvar.ops.attention import paged
+from flashvar.ops.attention.torch_library import attention_paged
+
+
+def ints(*values: Any) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def arguments(kind: str, dtype: torch.dtype = torch.float64) -> list[Any]:
+    """Those of the op, for two sequences."""
+    torch.manual_seed(0)
+    places = (6, 4, 2) if kind == "pages" else (3, 12, 2)
+    k, v = (torch.randn(*places, dim).to(dtype) for dim in (16, 8))
+    slots, table = ints(2, 0), None
+    if kind == "pages":
+        slots, table = None, ints([5, 0, 2], [1, 4, 3])
+    begins = ints(3, 0) if kind == "slots after padding" else None
+    ends = ints(9, 12)
+    lengths = ends if begins is None else ends - begins
+    slopes = torch.rand(4) if kind == "pages" else None
+    q = torch.randn(2, 3, 4, 16).to(dtype)
+    options = True, None, 5, -1, 2.0, None
+    return [q, k, v, slots, table, ends, begins, slopes, None, 0, lengths, *options]
+
+
+KINDS = ("pages", "slots", "slots after padding")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_op_computes_what_the_function_does(kind: str) -> None:
+    given = arguments(kind)
+    q, k, v, slots, table, ends, begins, slopes = given[:8]
+    out, lse = attention_paged(*given)
+    wanted, of_sums = flash_attn_with_kvcache(
+        *(q, k, v),
+        cache_seqlens=ends,
+        cache_batch_idx=slots,
+        cache_leftpad=begins,
+        block_table=table,
+        causal=True,
+        window_size=(5, -1),
+        softcap=2.0,
+        alibi_slopes=slopes,
+        return_softmax_lse=True,
+    )
+    assert torch.equal(out, wanted)
+    assert torch.equal(lse, of_sums)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_opcheck(kind: str) -> None:
+    tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(attention_paged, tuple(arguments(kind, torch.float32)), test_utils=tests)
+
+
+@pytest.mark.parametrize(
+    ("index", "value", "error"),
+    [
+        (0, torch.zeros(2, 3, 5, 16), ShapeError),  # 5 heads of q on 2 of k
+        (0, torch.zeros(2, 3, 4, 24), ShapeError),
+        (0, torch.zeros(2, 3, 4, 16).half(), DtypeError),
+    ],
+)
+def test_a_traced_call_is_checked(index: int, value: torch.Tensor, error: type[Exception]) -> None:
+    given = arguments("pages", torch.float32)
+    given[index] = value
+    with (
+        torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode,
+        pytest.raises(error),
+    ):
+        attention_paged(*[mode.from_tensor(x) if torch.is_tensor(x) else x for x in given])
+
+
+def test_tensors_on_the_cpu_are_copied() -> None:
+    call = paged.Paged(*arguments("pages")[:10])
+    assert paged.launch_of(call, (True, None, -1, -1, 0.0, 0.0, False, "bshd", "auto")) is None
+
+
+@pytest.mark.parametrize(
+    ("backend", "explicit", "has_triton", "takes"),
+    [
+        ("triton", False, True, True),
+        ("triton", True, True, True),
+        ("cuda", False, True, True),
+        ("cuda", False, False, False),
+        ("cuda", True, True, False),  # the user has named it
+        ("reference", False, True, False),
+        ("reference", True, True, False),
+    ],
+)
+def test_triton_runs_a_call_unless_another_backend_is_named(
+    backend: str, explicit: bool, has_triton: bool, takes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def choose(function: str, x: torch.Tensor, asked: str, problem: object) -> Any:
+        if asked == "auto":
+            return SimpleNamespace(backend=backend, explicit=explicit), None
+        assert asked == "triton"
+        if not has_triton:
+            raise BackendUnavailableError("triton is not there")
+        return SimpleNamespace(backend=asked, explicit=True), None
+
+    monkeypatch.setattr(paged, "choose_backend", choose)
+    assert paged._takes_triton(torch.empty(0), None) == takes  # type: ignore[arg-type]
