@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from interpreter import patch_once
@@ -104,6 +105,55 @@ def wrong(case: Case) -> str:
     return "" if all(same) else f"caches differ: {same}"
 
 
+# Name, then the arguments: begins, lengths, room, and slots or a table.
+COPIES: list[tuple[str, dict[str, Any]]] = [
+    ("in order", {"begins": (0, 0, 0), "lengths": (5, 0, 12), "room": 12}),
+    ("slots", {"begins": (2, 0, 9), "lengths": (5, 12, 3), "room": 13, "slots": (4, 0, 2)}),
+    ("pages", {"begins": (0, 1, 0), "lengths": (5, 3, 12), "room": 12, "table": _TABLE}),
+    ("odd pages", {"begins": (3, 0), "lengths": (2, 4), "room": 7, "table": _TABLE[:2]}),
+    ("no room", {"begins": (0, 0), "lengths": (0, 0), "room": 0, "slots": (1, 0)}),
+]
+
+
+def wrong_copy(given: dict[str, Any], strides: str) -> str:
+    from flashvar.backends.triton.attention.gather import launch
+    from flashvar.ops.attention.cache import Cache
+
+    torch.manual_seed(0)
+    begins, lengths = (torch.tensor(given[name]) for name in ("begins", "lengths"))
+    slots, table = (
+        torch.tensor(given[name]) if name in given else None for name in ("slots", "table")
+    )
+    places = (7, 4) if table is not None else (5, 12)
+    caches = [made(Case(strides=strides), *places, 3, dim) for dim in (40, 16)]
+    cache = Cache(*caches, slots, table)
+    used = torch.arange(given["room"]) < lengths[:, None]
+    found, wanted = (copy(cache, begins, lengths, given["room"]) for copy in (launch, Cache.read))
+    same = [torch.equal(one[used], other[used]) for one, other in zip(found, wanted, strict=True)]
+    return "" if all(same) else f"copies differ: {same}"
+
+
+def nan_of_what_is_missing() -> str:
+    """Rows beyond the cache, and of pages that it does not have."""
+    from flashvar.backends.triton.attention.gather import launch
+    from flashvar.ops.attention.cache import Cache
+
+    caches = [torch.randn(7, 4, 2, 16).half() for _ in range(2)]
+    cache = Cache(*caches, table=torch.tensor(((0, 7), (-1, 2), (1, 3))))
+    copies = launch(cache, torch.tensor((0, 0, 6)), torch.tensor((8, 8, 4)), 8)
+    for one in copies:
+        nans = one.isnan().flatten(2).all(2)
+        wanted = [[False] * 4 + [True] * 4, [True] * 4 + [False] * 4, [False] * 2 + [True] * 2]
+        if [row.tolist()[: len(w)] for row, w in zip(nans, wanted, strict=True)] != wanted:
+            return f"NaN in {nans.tolist()}"
+    return ""
+
+
 if __name__ == "__main__":
     patch_once()
-    print(json.dumps({str(case): wrong(case) for case in CASES}))
+    answers = {str(case): wrong(case) for case in CASES}
+    for name, given in COPIES:
+        failed = [wrong_copy(given, strides) for strides in ("contiguous", "odd", "heads first")]
+        answers[f"copy {name}"] = "; ".join(filter(None, failed))
+    answers["missing"] = nan_of_what_is_missing()
+    print(json.dumps(answers))

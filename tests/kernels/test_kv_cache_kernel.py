@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from interpreted_kv_cache import CASES, Case
+from interpreted_kv_cache import CASES, COPIES, Case
 from interpreter import interpreted
 from test_triton_compile import stack_bytes
 
@@ -107,7 +107,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[Cache]:
         # Torch does not count what the kernel writes.
         return append.formula(cache._replace(k=cache.k.data, v=cache.v.data), *given)
 
-    monkeypatch.setattr(append, "_in_triton", lambda *_: True)
+    # New keys are written by the kernel; copies are made by torch's functions.
+    monkeypatch.setattr(Cache, "takes_triton", lambda self, *others: len(others) == 4)
     monkeypatch.setattr(module, "launch", launch)
     return found
 
@@ -152,9 +153,18 @@ def test_the_kernel_reads_no_memory_that_it_writes(
 
 def test_what_the_kernel_does_not_take() -> None:
     x = torch.empty(2)
-    assert not append._in_triton(x)
+    assert not Cache(x, x).takes_triton()
 
     class OnDevice:
         is_cuda, dtype, device = True, torch.bfloat16, torch.device("cuda")
 
-    assert not append._in_triton(OnDevice(), x)  # type: ignore[arg-type]
+    assert not Cache(OnDevice(), x).takes_triton()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("copy", COPIES, ids=lambda copy: copy[0])
+def test_copies(copy: tuple[str, dict[str, Any]], found: dict[str, str]) -> None:
+    assert found[f"copy {copy[0]}"] == ""
+
+
+def test_copies_of_what_is_missing_are_nan(found: dict[str, str]) -> None:
+    assert found["missing"] == ""

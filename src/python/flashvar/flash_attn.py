@@ -272,7 +272,7 @@ def flash_attn_with_kvcache(
     """Write new keys into a KV cache; attention of q [batch, seqlen_q, heads_q, head_dim] on it.
 
     Rotation, write and attention are separate kernels. With block_table, cache_batch_idx or
-    cache_leftpad a Triton kernel reads the cache in place. Calls with more than 512 queries times
+    cache_leftpad a Triton kernel reads the cache in place. Calls with more than 128 queries times
     heads of a group copy keys and values first into a dense tensor: as many as the longest sequence
     has, for which the host waits, or as the cache has room for. There are no gradients.
 

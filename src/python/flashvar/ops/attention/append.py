@@ -9,19 +9,12 @@ functions do the same.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-from typing import Final
-
 import torch
 
 from flashvar.ops.attention.cache import Cache
-from flashvar.ops.dispatch_modes import are_plain, is_compiling, no_dispatch_mode_active
-from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.sequences import as_int32
 
 __all__ = ["append", "formula"]
-
-_TRITON: Final = find_spec("triton") is not None
 
 
 def append(
@@ -43,7 +36,7 @@ def append(
     Returns:
         int32 [batch], how many keys of each sequence are used.
     """
-    if not _in_triton(cache.k, cache.v, cache.slots, cache.table, k, v, before, begins):
+    if not cache.takes_triton(k, v, before, begins):
         return formula(cache, k, v, before, begins)
     from flashvar.backends.triton.attention.append import launch
 
@@ -67,15 +60,6 @@ def _memory(x: torch.Tensor) -> tuple[int, int]:
 
 def _meet(one: tuple[int, int], other: tuple[int, int]) -> bool:
     return one[0] < other[1] and other[0] < one[1]
-
-
-def _in_triton(cache: torch.Tensor, *others: torch.Tensor | None) -> bool:
-    """Whether the kernel can run a call: it reads memory, which must be that of one device."""
-    if is_compiling() or not (_TRITON and cache.is_cuda and cache.dtype in DTYPES):
-        return False
-    given = [x for x in others if x is not None]
-    on_one_device = all(x.device == cache.device for x in given)
-    return on_one_device and no_dispatch_mode_active() and are_plain(cache, *given)
 
 
 def formula(

@@ -5,18 +5,28 @@ The kernels read the keys of a sequence in consecutive rows, so they are copied 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from importlib.util import find_spec
+from typing import Final, NamedTuple
 
 import torch
 
 from flashvar.errors import InvalidInputError, ShapeError
 from flashvar.ops.arguments import check_strided, count
-from flashvar.ops.dispatch_modes import as_list, can_be_read, is_compiling
+from flashvar.ops.dispatch_modes import (
+    are_plain,
+    as_list,
+    can_be_read,
+    is_compiling,
+    no_dispatch_mode_active,
+)
+from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.sequences import as_int32, check_integers
 from flashvar.ops.sharding import are_dtensors
 from flashvar.ops.unknown_sizes import differ, is_known
 
 __all__ = ["Cache", "read"]
+
+_TRITON: Final = find_spec("triton") is not None
 
 
 class Cache(NamedTuple):
@@ -33,6 +43,14 @@ class Cache(NamedTuple):
         pages = 1 if self.table is None else self.table.shape[1]
         found: int = self.k.shape[1] * pages
         return found
+
+    def takes_triton(self, *others: torch.Tensor | None) -> bool:
+        """Whether Triton kernels can run a call: they read memory, which must be of one device."""
+        if is_compiling() or not (_TRITON and self.k.is_cuda and self.k.dtype in DTYPES):
+            return False
+        given = [x for x in (*self, *others) if x is not None]
+        on_one_device = all(x.device == self.k.device for x in given)
+        return on_one_device and no_dispatch_mode_active() and are_plain(*given)
 
     def needed_pages(self, begins: torch.Tensor | None, ends: torch.Tensor) -> torch.Tensor:
         """Which entries of the table [batch, pages] have keys from `begins` to `ends` [batch]."""
@@ -89,11 +107,16 @@ class Cache(NamedTuple):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies of keys and values, [batch, room, heads, head_dim].
 
-        They are the `lengths` [batch] from `begins` [batch] on, and then other ones up to `room`.
+        They are the `lengths` [batch] from `begins` [batch] on, and then anything up to `room`.
 
         Raises:
             ShapeError: on the CPU, keys or pages that the cache does not have.
         """
+        needs_gradient = torch.is_grad_enabled() and (self.k.requires_grad or self.v.requires_grad)
+        if not needs_gradient and self.takes_triton(begins, lengths):
+            from flashvar.backends.triton.attention.gather import launch
+
+            return launch(self, begins, lengths, room)
         if can_be_read(begins, lengths):
             self._check_rows(begins, lengths)
         steps = torch.arange(room, device=self.k.device)

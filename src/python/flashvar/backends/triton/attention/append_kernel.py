@@ -98,27 +98,36 @@ def append_kernel(
         p_v += i_batch * v_batch + i_row.to(tl.int64) * v_row
         p_k_cache += slot * k_cache_slot + row * k_cache_row
         p_v_cache += slot * v_cache_slot + row * v_cache_row
-        _copy(p_k_cache, p_k, k_cache_head, k_cache_dim, k_head, m_row, HEADS, K_DIM, BLOCK_K)
-        _copy(p_v_cache, p_v, v_cache_head, v_cache_dim, v_head, m_row, HEADS, V_DIM, BLOCK_V)
+        copy_heads(
+            p_k_cache, p_k, k_cache_head, k_cache_dim, k_head, 1, m_row, m_row,
+            HEADS, K_DIM, BLOCK_K,
+        )  # fmt: skip
+        copy_heads(
+            p_v_cache, p_v, v_cache_head, v_cache_dim, v_head, 1, m_row, m_row,
+            HEADS, V_DIM, BLOCK_V,
+        )  # fmt: skip
 
 
 @triton.jit
-def _copy(
+def copy_heads(
     p_out,
     p_x,
     out_head,
     out_dim,
     x_head,
-    mask,
+    x_dim,
+    m_out,
+    m_x,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Copy [HEADS, DIM], of which x is contiguous in the last dimension."""
+    """Copy [HEADS, DIM] where `m_out`, or write NaN there where not `m_x`."""
     for first in range(0, HEADS * DIM, BLOCK):
         o_x = first + tl.arange(0, BLOCK)
-        m_x = mask & (o_x < HEADS * DIM)
+        m_exists = o_x < HEADS * DIM
         i_head = (o_x // DIM).to(tl.int64)
         i_dim = (o_x % DIM).to(tl.int64)
-        b_x = tl.load(p_x + i_head * x_head + i_dim, mask=m_x, other=0.0)
-        tl.store(p_out + i_head * out_head + i_dim * out_dim, b_x, mask=m_x)
+        p_from = p_x + i_head * x_head + i_dim * x_dim
+        b_x = tl.load(p_from, mask=m_exists & m_x, other=float("nan"))
+        tl.store(p_out + i_head * out_head + i_dim * out_dim, b_x, mask=m_exists & m_out)
