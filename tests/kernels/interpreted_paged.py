@@ -33,6 +33,7 @@ class Case:
     splits: int | None = 1
     strides: str = "contiguous"
     wide_integers: bool = False
+    gaps: bool = False  # between integers
     packed: tuple[int, ...] | None = None  # the queries of each sequence
     outside: tuple[int, int] = (0, 0)  # rows of q before the first sequence, and after the last
 
@@ -54,6 +55,8 @@ CASES = [
         {"page": 1, "ends": (10, 3), "heads": (3, 3)},
         {"page": None, "ends": (33, 40), "splits": 2},
         {"page": None, "begins": (3, 39), "ends": (33, 40), "wide_integers": True},
+        {"page": None, "begins": (3, 39), "ends": (33, 40), "gaps": True},
+        {"gaps": True, "splits": 2},
         {"begins": (3, 40, 0), "ends": (33, 40, 0), "splits": 2},
         {"queries": 3, "causal": True, "ends": (40, 2, 0), "splits": 2},  # rows without a key
         {"queries": 5, "causal": True, "heads": (5, 1), "dims": (24, 8)},
@@ -89,6 +92,10 @@ def made(case: Case, *sizes: int) -> torch.Tensor:
     return torch.randn(sizes).half()
 
 
+def with_gaps(x: torch.Tensor) -> torch.Tensor:
+    return torch.stack((x, torch.full_like(x, 10**6)), -1)[..., 0]
+
+
 class Call:
     """The tensors of a case."""
 
@@ -119,6 +126,12 @@ class Call:
         self.ends = torch.tensor(case.ends, dtype=integers)
         self.begins = None if case.begins is None else torch.tensor(case.begins, dtype=integers)
         self.lengths = self.ends.int() if self.begins is None else (self.ends - self.begins).int()
+        if case.gaps:
+            self.ends = with_gaps(self.ends)
+            self.begins, slots, table = (
+                None if x is None else with_gaps(x) for x in (self.begins, slots, table)
+            )
+            self.cache = self.cache._replace(slots=slots, table=table)
 
     def found(self, new: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         from flashvar.backends.triton.attention.paged import prepare

@@ -58,7 +58,11 @@ class Paged(NamedTuple):
 
     def tensors(self, lengths: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Those that a PagedLaunch takes. `lengths`: int32 [batch], the keys of each sequence."""
-        return (*self[:7], lengths, self.slopes, self.offsets_q)
+        # Its kernels read these from neighboring addresses.
+        slots = None if self.slots is None else self.slots.contiguous()
+        begins = None if self.begins is None else self.begins.contiguous()
+        places = slots, self.table, self.before.contiguous(), begins
+        return (self.q, self.k, self.v, *places, lengths, self.slopes, self.offsets_q)
 
     def cache(self) -> Cache:
         """The cache."""
