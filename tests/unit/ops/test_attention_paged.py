@@ -11,6 +11,7 @@ import torch
 from flashvar.errors import BackendUnavailableError, DtypeError, ShapeError
 from flashvar.flash_attn import flash_attn_with_kvcache
 from flashvar.ops.attention import paged
+from flashvar.ops.attention.problem import Options
 from flashvar.ops.attention.torch_library import attention_paged
 
 
@@ -81,6 +82,33 @@ def test_a_traced_call_is_checked(index: int, value: torch.Tensor, error: type[E
         pytest.raises(error),
     ):
         attention_paged(*[mode.from_tensor(x) if torch.is_tensor(x) else x for x in given])
+
+
+@pytest.mark.parametrize("index", [1, 2])
+def test_a_cache_with_gaps_in_its_rows_is_copied(
+    index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = arguments("pages", torch.float32)
+    wanted = attention_paged(*given)
+    given[index] = torch.stack((given[index], given[index]), -1)[..., 0]
+    monkeypatch.setattr(paged, "_takes_triton", lambda q, problem: True)
+    assert paged._make(paged.Paged(*given[:10]), Options()) is None
+    for found, one in zip(attention_paged(*given), wanted, strict=True):
+        assert torch.equal(found, one)
+    torch.library.opcheck(attention_paged, tuple(given), test_utils="test_faketensor")
+
+
+@pytest.mark.parametrize("columns", [0, 3])
+def test_a_cache_without_pages(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = arguments("pages", torch.float32)
+    given[1], given[2] = given[1][:0], given[2][:0]
+    given[4], given[5], given[10] = given[4][:, :columns], given[5] * 0, given[10] * 0
+    monkeypatch.setattr(paged, "_takes_triton", lambda q, problem: True)
+    assert paged._make(paged.Paged(*given[:10]), Options()) is None
+    with torch._subclasses.FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(x) if torch.is_tensor(x) else x for x in given]
+        out, _ = attention_paged(*fakes)
+    assert out.shape == (2, 3, 4, 8)
 
 
 def test_tensors_on_the_cpu_are_copied() -> None:

@@ -152,7 +152,7 @@ def in_graph(
 
 def _make(call: Paged, options: tuple[Any, ...]) -> PagedLaunch | None:
     q, k, v = call[:3]
-    if 0 in (*k.shape[:2], call.cache().capacity()):
+    if k.shape[0] == 0:
         return None
     if any(x is not None and x.device != q.device for x in call[:-1]):
         return None
@@ -171,7 +171,8 @@ def _make(call: Paged, options: tuple[Any, ...]) -> PagedLaunch | None:
 def with_any_keys(call: Paged) -> Inputs:
     """The inputs of a call as if the keys of each sequence were in consecutive rows."""
     sizes = call.before.shape[0], call.cache().capacity()
-    k, v = (x[:1, :1].expand(*sizes, *x.shape[2:]) for x in (call.k, call.v))
+    # Made anew: the cache may have gaps in its rows, or no slot.
+    k, v = (x.new_empty(1, 1, *x.shape[2:]).expand(*sizes, *x.shape[2:]) for x in (call.k, call.v))
     return Inputs(call.q, k, v, alibi_slopes=call.slopes, cu_seqlens_q=call.offsets_q)
 
 
