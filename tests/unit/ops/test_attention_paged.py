@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from flashvar.errors import BackendUnavailableError, DtypeError, ShapeError
-from flashvar.flash_attn import flash_attn_with_kvcache
+from flashvar.errors import BackendUnavailableError, DtypeError, InvalidInputError, ShapeError
+from flashvar.flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 from flashvar.ops.attention import paged
 from flashvar.ops.attention.problem import Options
 from flashvar.ops.attention.torch_library import attention_paged
+from flashvar.ops.plans import Plans
 
 
 def ints(*values: Any) -> torch.Tensor:
@@ -111,9 +112,65 @@ def test_a_cache_without_pages(columns: int, monkeypatch: pytest.MonkeyPatch) ->
     assert out.shape == (2, 3, 4, 8)
 
 
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[paged.Paged]:
+    """The calls for which a launch was made, as on a GPU; all of them then copy their keys."""
+    calls: list[paged.Paged] = []
+    monkeypatch.setattr(paged, "may_be_in_place", lambda q: True)
+    monkeypatch.setattr("flashvar.ops.attention.kv_cache.may_be_in_place", lambda q: True)
+    monkeypatch.setattr(paged, "_launches", Plans())
+    monkeypatch.setattr(paged, "_make", lambda call, options: calls.append(call))
+    return calls
+
+
+def packed(
+    seqlen_k: int, dtype: torch.dtype = torch.float32, **options: Any
+) -> tuple[torch.Tensor, ...]:
+    """Three packed queries of one sequence on pages."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(sizes) for sizes in ((3, 4, 16), (6, 4, 2, 16), (6, 4, 2, 8)))
+    offsets = ints(0, 3), ints(0, seqlen_k)
+    return flash_attn_varlen_func(
+        *(q.to(dtype), k, v, *offsets, 3, seqlen_k),
+        block_table=ints([5, 0, 2]),
+        return_attn_probs=True,
+        **options,
+    )
+
+
+def test_launches_are_made_once_where_many_calls_alternate(made: list[paged.Paged]) -> None:
+    for _ in range(2):
+        for queries in range(1, 8):
+            given = arguments("pages")
+            call = paged.Paged(*given[:10])._replace(q=given[0][:, :1].expand(-1, queries, -1, -1))
+            for _ in range(2):
+                paged.launch_of(call, Options())
+    assert len(made) == 7
+
+
+def test_a_launch_serves_all_lengths(made: list[paged.Paged]) -> None:
+    for seqlen_k in range(3, 9):
+        packed(seqlen_k)
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("option", ["causal", "softmax_scale", "softcap"])
+def test_a_launch_depends_on_the_options(option: str, made: list[paged.Paged]) -> None:
+    packed(5)
+    packed(5, **{option: 0.5})
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize("softcap", [[1.0], True])
+def test_invalid_options_are_refused_after_valid_ones(softcap: Any, made: list[paged.Paged]) -> None:
+    packed(5, softcap=1.0)
+    with pytest.raises(InvalidInputError, match="softcap must be"):
+        packed(5, softcap=softcap)
+
+
 def test_tensors_on_the_cpu_are_copied() -> None:
     call = paged.Paged(*arguments("pages")[:10])
-    assert paged.launch_of(call, (True, None, -1, -1, 0.0, 0.0, False, "bshd", "auto")) is None
+    assert paged.launch_of(call, Options()) is None
 
 
 @pytest.mark.parametrize(

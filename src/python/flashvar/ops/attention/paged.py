@@ -16,6 +16,7 @@ from flashvar.ops.arguments import as_traceable, check_strided
 from flashvar.ops.attention import run
 from flashvar.ops.attention.append import append
 from flashvar.ops.attention.cache import Cache, check_packed
+from flashvar.ops.attention.plan import unusual_types
 from flashvar.ops.attention.problem import Inputs, Options, Problem, pack_options
 from flashvar.ops.attention.spec import FORWARD
 from flashvar.ops.attention.trace import log_once
@@ -87,14 +88,22 @@ def launch_of(call: Paged, options: tuple[Any, ...]) -> PagedLaunch | None:
     """
     if not may_be_in_place(call.q):
         return None
-    key = call.new, options
-    recent = _launches.recent(key, call[:-1])
+    # Without max_seqlen_k, which grows with every token: only copies depend on it.
+    key = call.new, options[:-1], unusual_types(options)
+    try:
+        recent = _launches.recent(key, call[:-1])
+    except TypeError:  # an option that cannot be hashed is invalid: the checks of copies say why
+        return None
     if recent is not None:
         return recent[0]
     given = [x for x in call[:-1] if x is not None]
     if not (no_dispatch_mode_active() and are_plain(*given)):
         return None
-    made = _make(call, options)
+    facts = [None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in call[:-1]]
+    whole_key = key, *facts
+    if whole_key not in _launches:
+        _launches.keep(whole_key, _make(call, options))
+    made = _launches[whole_key]
     _launches.remember(key, call[:-1], made)
     return made
 

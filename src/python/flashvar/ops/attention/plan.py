@@ -143,7 +143,7 @@ def known(given: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Plan, bool]
     Arguments of any kind. None where a check has to see them, or something in torch the call.
     """
     try:
-        return _plans.recent((options, _unusual_types(options), given[0].shape), given)
+        return _plans.recent((options, unusual_types(options), given[0].shape), given)
     # What has no shape, or cannot be hashed, is invalid: the checks say why.
     except (AttributeError, RuntimeError, TypeError):
         return None
@@ -151,7 +151,7 @@ def known(given: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Plan, bool]
 
 def remember(given: tuple[Any, ...], options: tuple[Any, ...], found: Plan) -> None:
     """Let `known` find the plan of a call of plain tensors that nothing in torch intercepts."""
-    _plans.remember((options, _unusual_types(options), given[0].shape), given, found)
+    _plans.remember((options, unusual_types(options), given[0].shape), given, found)
 
 
 def plan(
@@ -321,11 +321,11 @@ def _key(
         v.device,
         facts,
         options,
-        _unusual_types(options),
+        unusual_types(options),
     )
 
 
-def _unusual_types(options: tuple[Any, ...]) -> tuple[type, ...] | None:
+def unusual_types(options: tuple[Any, ...]) -> tuple[type, ...] | None:
     """The types of options where they are not the usual ones, whose equality says enough.
 
     Equal options of other types may be invalid: hash(1) == hash(True), so causal=1 would find the
