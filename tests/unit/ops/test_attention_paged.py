@@ -33,7 +33,7 @@ def arguments(kind: str, dtype: torch.dtype = torch.float64) -> list[Any]:
     lengths = ends if begins is None else ends - begins
     slopes = torch.rand(4) if kind == "pages" else None
     q = torch.randn(2, 3, 4, 16).to(dtype)
-    options = True, None, 5, -1, 2.0, None
+    options = True, None, 5, -1, 2.0, None, None
     return [q, k, v, slots, table, ends, begins, slopes, None, 0, lengths, *options]
 
 
@@ -112,6 +112,21 @@ def test_a_cache_without_pages(columns: int, monkeypatch: pytest.MonkeyPatch) ->
     assert out.shape == (2, 3, 4, 8)
 
 
+def test_a_copy_has_max_seqlen_k_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    rooms, read = [], paged.Cache.read
+
+    def recorded(cache: paged.Cache, *given: Any) -> Any:
+        rooms.append(given[-1])
+        return read(cache, *given)
+
+    monkeypatch.setattr(paged.Cache, "read", recorded)
+    given = arguments("pages")
+    given[5], given[10] = given[5] - 4, given[10] - 4
+    for longest in (None, 9, 100):
+        attention_paged(*given[:-1], longest)
+    assert rooms == [12, 9, 12]
+
+
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[paged.Paged]:
     """The calls for which a launch was made, as on a GPU; all of them then copy their keys."""
@@ -154,6 +169,30 @@ def test_a_launch_serves_all_lengths(made: list[paged.Paged]) -> None:
     assert len(made) == 1
 
 
+def test_packed_queries_in_the_dtype_of_autocast(made: list[paged.Paged]) -> None:
+    """Pages in another dtype are cast, which needs a copy."""
+    with torch.autocast("cpu", torch.bfloat16):
+        out = packed(5, torch.bfloat16)[0]
+    assert out.dtype == torch.bfloat16
+    assert not made
+
+
+@pytest.mark.parametrize(
+    ("strict", "longest", "takes"), [("0", 2, True), ("1", 2, False), ("0", 0, False)]
+)
+def test_packed_queries_whose_offsets_must_be_read(
+    strict: str, longest: int, takes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies check offsets if that is asked for, and compute queries beyond a bound of 0."""
+    q, k, v, _, table, ends = arguments("pages", torch.float32)[:6]
+    call = paged.Paged(q[0], k, v, None, table, ends, None, None, ints(0, 2, 3), 0)
+    asked: list[object] = []
+    monkeypatch.setattr(paged, "_takes_triton", lambda q, problem: asked.append(problem))
+    monkeypatch.setenv("FLASHVAR_STRICT", strict)
+    assert paged._make(call, Options(max_seqlen_q=longest)) is None
+    assert bool(asked) == takes
+
+
 @pytest.mark.parametrize("option", ["causal", "softmax_scale", "softcap"])
 def test_a_launch_depends_on_the_options(option: str, made: list[paged.Paged]) -> None:
     packed(5)
@@ -162,7 +201,9 @@ def test_a_launch_depends_on_the_options(option: str, made: list[paged.Paged]) -
 
 
 @pytest.mark.parametrize("softcap", [[1.0], True])
-def test_invalid_options_are_refused_after_valid_ones(softcap: Any, made: list[paged.Paged]) -> None:
+def test_invalid_options_are_refused_after_valid_ones(
+    softcap: Any, made: list[paged.Paged]
+) -> None:
     packed(5, softcap=1.0)
     with pytest.raises(InvalidInputError, match="softcap must be"):
         packed(5, softcap=softcap)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from flashvar.errors import BackendUnavailableError
-from flashvar.ops.arguments import as_traceable, check_strided
+from flashvar.ops.arguments import as_traceable, check_strided, count
 from flashvar.ops.attention import run
 from flashvar.ops.attention.append import append
 from flashvar.ops.attention.cache import Cache, check_packed
@@ -31,7 +31,8 @@ from flashvar.ops.dispatch_modes import (
 )
 from flashvar.ops.plans import Plans
 from flashvar.ops.profiling import recorded
-from flashvar.ops.sequences import as_int32
+from flashvar.ops.sequences import as_int32, check_integers
+from flashvar.selection.request import Overrides
 
 if TYPE_CHECKING:
     from flashvar.backends.triton.attention.paged import PagedLaunch
@@ -128,6 +129,10 @@ def packed_in_place(
     for name, x in (("cu_seqlens_q", cu_seqlens_q), ("alibi_slopes", slopes)):
         if x is not None:
             check_strided(name, x)
+    check_integers("cu_seqlens_q", cu_seqlens_q)
+    count("max_seqlen_k", options[-1])
+    if k.dtype != q.dtype or v.dtype != q.dtype:  # autocast casts copies
+        return None
     given = [x for x in (q, k, v, slopes) if x is not None]
     if torch.is_grad_enabled() and any(x.requires_grad for x in given):
         return None
@@ -154,7 +159,7 @@ def in_graph(
     call: Paged, lengths: torch.Tensor, options: tuple[Any, ...]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output and the log-sum-exp by the op, while torch.compile traces."""
-    numbers = map(as_traceable, (*options[:5], options[9]))
+    numbers = map(as_traceable, (*options[:5], *options[9:]))
     out, lse = torch.ops.flashvar.attention_paged(*call, lengths, *numbers)
     return out, lse
 
@@ -163,11 +168,13 @@ def _make(call: Paged, options: tuple[Any, ...]) -> PagedLaunch | None:
     q, k, v = call[:3]
     if k.shape[0] == 0:
         return None
+    if call.offsets_q is not None and Overrides.from_environment().strict:
+        return None
     if any(x is not None and x.device != q.device for x in call[:-1]):
         return None
     problem = inspect(with_any_keys(call), Options._make(options))
     rows = problem.seqlen_q * problem.heads_q // problem.heads_kv
-    if problem.empty or rows > MOST_ROWS or k.stride(-1) != 1 or v.stride(-1) != 1:
+    if problem.empty or not 0 < rows <= MOST_ROWS or k.stride(-1) != 1 or v.stride(-1) != 1:
         return None
     if not _takes_triton(q, problem):
         return None
@@ -201,7 +208,7 @@ def attention_paged(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """The op that compiled graphs call: the output and its log-sum-exp.
 
     Its arguments are the fields of Paged, the keys of each sequence, then causal, scale,
-    window_left, window_right, softcap and max_seqlen_q.
+    window_left, window_right, softcap, max_seqlen_q and max_seqlen_k.
     """
     call, lengths, options = _split(arguments)
     launch = launch_of(call, options)
@@ -209,7 +216,8 @@ def attention_paged(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return launch(*call.tensors(lengths))
     cache = call.cache()
     begins = torch.zeros_like(lengths) if call.begins is None else call.begins
-    k, v = cache.read(begins, lengths, cache.capacity())
+    room = cache.capacity() if options[-1] is None else min(options[-1], cache.capacity())
+    k, v = cache.read(begins, lengths, room)
     inputs = with_any_keys(call)._replace(k=k, v=v, seqused_k=lengths)
     return run.forward(*inputs, *options)
 
@@ -227,7 +235,7 @@ def attention_paged_fake(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def _split(arguments: tuple[Any, ...]) -> tuple[Paged, torch.Tensor, tuple[Any, ...]]:
     """The arguments of the op as a call, the keys of each sequence, and the fields of Options."""
     fields = len(Paged._fields)
-    lengths, causal, scale, left, right, softcap, longest = arguments[fields:]
+    lengths, causal, scale, left, right, softcap, *bounds = arguments[fields:]
     shared = (causal, scale, left, right, softcap)
-    options = pack_options(*shared, 0.0, False, "bshd", "auto", longest)
+    options = pack_options(*shared, 0.0, False, "bshd", "auto", *bounds)
     return Paged._make(arguments[:fields]), lengths, options

@@ -44,7 +44,7 @@ _LIBRARY.define(
     "attention_paged(Tensor q, Tensor k, Tensor v, Tensor? slots, Tensor? table, Tensor before, "
     "Tensor? begins, Tensor? alibi_slopes, Tensor? cu_seqlens_q, SymInt new, Tensor lengths, "
     "bool causal, float? scale, SymInt window_left, SymInt window_right, float softcap, "
-    "SymInt? max_seqlen_q) -> (Tensor out, Tensor lse)",
+    "SymInt? max_seqlen_q, SymInt? max_seqlen_k) -> (Tensor out, Tensor lse)",
     tags=_TAGS,
 )
 
