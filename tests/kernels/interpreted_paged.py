@@ -228,9 +228,22 @@ def nan_for_what_is_missing(splits: int) -> str:
     return "" if torch.isfinite(out[3]).all() and torch.isfinite(lse[3]).all() else "no numbers"
 
 
+def nan_for_keys_outside(splits: int) -> str:
+    """Sequences whose keys begin before the cache, or end after it."""
+    call = Call(Case(page=None, begins=(-50, 10**9, 7, 30), ends=(9, 40, 40, 20), splits=splits))
+    call.lengths = torch.tensor([59, 5, 34, -10], dtype=torch.int32)
+    out, lse = call.found()
+    nans = [bool(x.isnan().all()) for x in out], [bool(x.isnan().all()) for x in lse]
+    wanted = [True, True, True, False]
+    if nans != (wanted, wanted):
+        return f"NaN in {nans}"
+    return "" if not out[3].any() and lse[3].isneginf().all() else "keys of none"
+
+
 if __name__ == "__main__":
     patch_once()
     answers = {str(case): wrong(case) for case in CASES}
     answers |= {f"missing {splits}": nan_for_what_is_missing(splits) for splits in (1, 3)}
+    answers |= {f"outside {splits}": nan_for_keys_outside(splits) for splits in (1, 3)}
     answers["beyond the longest"] = nan_beyond_the_longest()
     print(json.dumps(answers))

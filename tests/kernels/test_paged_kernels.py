@@ -33,6 +33,11 @@ def test_nan_for_what_is_missing(splits: int, found: dict[str, str]) -> None:
     assert found[f"missing {splits}"] == ""
 
 
+@pytest.mark.parametrize("splits", [1, 3])
+def test_nan_for_keys_outside(splits: int, found: dict[str, str]) -> None:
+    assert found[f"outside {splits}"] == ""
+
+
 def test_nan_beyond_the_longest_sequence_of_queries(found: dict[str, str]) -> None:
     assert found["beyond the longest"] == ""
 

@@ -116,6 +116,11 @@ def paged_fwd_kernel(
     begin = tl.zeros_like(i_batch)
     if p_begins is not None:
         begin = tl.load(p_begins + i_batch).to(tl.int64)
+    # More keys than there is room for give NaN; those outside are not read.
+    room = size.to(tl.int64) * pages
+    outside = (seqlen_k > 0) & ((begin < 0) | (begin + seqlen_k > room))
+    missing = outside | (tl.load(p_before + i_batch).to(tl.int64) + new > room)
+    seqlen_k = tl.where(outside, 0, seqlen_k)
     o_q = i_batch * q_batch + (first_q + o_query).to(tl.int64) * q_row + o_member * q_head
     b_q = _load_rows(p_q + o_q * UNIT, m_row, K_DIM, BLOCK_K)
     b_slope = tl.zeros([BLOCK_ROWS], tl.float32)
@@ -180,9 +185,6 @@ def paged_fwd_kernel(
         b_v = _load_rows(p_v + o_v * UNIT, m_key & m_slot, V_DIM, BLOCK_V)
         b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc * b_rescale[:, None])
 
-    # More keys than the table has room for give NaN, too.
-    room = size.to(tl.int64) * pages
-    missing = tl.load(p_before + i_batch).to(tl.int64) + new > room
     b_sum = tl.where(missing, float("nan"), b_sum)
     b_out = b_acc / tl.where(b_sum == 0.0, 1.0, b_sum)[:, None]
     b_lse = tl.where(b_sum == 0.0, float("-inf"), b_max + tl.log2(b_sum))
