@@ -86,12 +86,16 @@ def test_a_traced_call_is_checked(index: int, value: torch.Tensor, error: type[E
 
 
 @pytest.mark.parametrize("index", [1, 2])
-def test_a_cache_with_gaps_in_its_rows_is_copied(
-    index: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("layout", ["gaps", "transposed"])
+def test_a_cache_whose_rows_are_not_contiguous_is_copied(
+    index: int, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = arguments("pages", torch.float32)
     wanted = attention_paged(*given)
-    given[index] = torch.stack((given[index], given[index]), -1)[..., 0]
+    if layout == "gaps":
+        given[index] = torch.stack((given[index], given[index]), -1)[..., 0]
+    else:
+        given[index] = given[index].mT.contiguous().mT
     monkeypatch.setattr(paged, "_takes_triton", lambda q, problem: True)
     assert paged._make(paged.Paged(*given[:10]), Options()) is None
     for found, one in zip(attention_paged(*given), wanted, strict=True):

@@ -12,6 +12,7 @@ import torch
 
 from flashvar.errors import InvalidInputError, ShapeError
 from flashvar.ops.arguments import check_strided, count
+from flashvar.ops.attention.validate import rows_contiguous
 from flashvar.ops.dispatch_modes import (
     are_plain,
     as_list,
@@ -127,7 +128,8 @@ class Cache(NamedTuple):
         if can_be_read(slots):
             name = "cache_batch_idx" if self.table is None else "block_table"
             check_slots(name, slots, self.k.shape[0])
-        return self.k[slots, rows], self.v[slots, rows]
+        # Of a transposed cache torch makes transposed copies.
+        return rows_contiguous(self.k[slots, rows]), rows_contiguous(self.v[slots, rows])
 
     def _check_rows(self, begins: torch.Tensor, lengths: torch.Tensor) -> None:
         wrong = (begins < 0) | (lengths < 0) | (begins + lengths > self.capacity())
