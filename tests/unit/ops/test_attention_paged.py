@@ -243,3 +243,7 @@ def test_triton_runs_a_call_unless_another_backend_is_named(
 
     monkeypatch.setattr(paged, "choose_backend", choose)
     assert paged._takes_triton(torch.empty(0), None) == takes  # type: ignore[arg-type]
+    # It excludes Triton from calls that name no backend.
+    monkeypatch.setenv("FLASHVAR_FORCE_ARCH", "sm_89")
+    forced = takes and backend == "triton"
+    assert paged._takes_triton(torch.empty(0), None) == forced  # type: ignore[arg-type]

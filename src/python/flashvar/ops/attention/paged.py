@@ -197,6 +197,8 @@ def _takes_triton(q: torch.Tensor, problem: Problem) -> bool:
     chosen, _ = choose_backend(FORWARD, q, "auto", problem)
     if chosen.backend == "triton" or chosen.explicit or chosen.backend == "reference":
         return chosen.backend == "triton"
+    if Overrides.from_environment().kind is not None:  # it excludes Triton
+        return False
     try:
         choose_backend(FORWARD, q, "triton", problem)
     except BackendUnavailableError:
