@@ -131,6 +131,16 @@ def test_a_copy_has_max_seqlen_k_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rooms == [12, 9, 12]
 
 
+def test_any_head_dim_is_computed_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Backends are asked for the next multiple of 8, as other calls are padded to it."""
+    asked: list[Any] = []
+    monkeypatch.setattr(paged, "_takes_triton", lambda q, problem: asked.append(problem))
+    given = arguments("pages", torch.float32)
+    given[:3] = (x[..., :-3] for x in given[:3])
+    paged._make(paged.Paged(*given[:10]), Options())
+    assert [(one.head_dim, one.head_dim_v) for one in asked] == [(16, 8)]
+
+
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[paged.Paged]:
     """The calls for which a launch was made, as on a GPU; all of them then copy their keys."""

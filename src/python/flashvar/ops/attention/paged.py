@@ -6,6 +6,7 @@ sequence in consecutive rows: for them keys are copied, which pays where there a
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -18,7 +19,7 @@ from flashvar.ops.attention.append import append
 from flashvar.ops.attention.cache import Cache, check_packed
 from flashvar.ops.attention.plan import unusual_types
 from flashvar.ops.attention.problem import Inputs, Options, Problem, pack_options
-from flashvar.ops.attention.spec import FORWARD
+from flashvar.ops.attention.spec import FORWARD, HEAD_DIM_STEP
 from flashvar.ops.attention.trace import log_once
 from flashvar.ops.attention.validate import inspect, inspect_symbolic
 from flashvar.ops.autocast import dtype_on
@@ -176,7 +177,9 @@ def _make(call: Paged, options: tuple[Any, ...]) -> PagedLaunch | None:
     rows = problem.seqlen_q * problem.heads_q // problem.heads_kv
     if problem.empty or not 0 < rows <= MOST_ROWS or k.stride(-1) != 1 or v.stride(-1) != 1:
         return None
-    if not _takes_triton(q, problem):
+    # Kernels are chosen by head dims that are padded; this one takes any.
+    dim, dim_v = (x + -x % HEAD_DIM_STEP for x in (problem.head_dim, problem.head_dim_v))
+    if not _takes_triton(q, replace(problem, head_dim=dim, head_dim_v=dim_v)):
         return None
     from flashvar.backends.triton.attention.paged import prepare
 
