@@ -49,6 +49,7 @@ CASES = [
         {},
         {"splits": 3},
         {"splits": None},
+        {"splits": None, "heads": (9, 9)},  # more programs than run at a time
         {"ends": (0, 40, 1), "splits": 5},
         {"page": 16, "pages": 20, "ends": (300, 5), "splits": 4, "dims": (64, 64)},
         {"page": 3, "pages": 7, "ends": (21, 20), "heads": (6, 2)},  # three heads of a group

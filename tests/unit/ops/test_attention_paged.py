@@ -207,6 +207,38 @@ def test_packed_queries_whose_offsets_must_be_read(
     assert bool(asked) == takes
 
 
+@pytest.mark.parametrize(("queries", "takes"), [(256, True), (257, False)])
+def test_many_queries_are_copied(
+    queries: int, takes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(paged, "_takes_triton", lambda q, problem: asked.append(problem))
+    given = arguments("pages", torch.float32)
+    monkeypatch.setattr(paged, "MOST_ROWS", 512)
+    q = given[0][:, :1].expand(-1, queries, -1, -1)
+    assert paged._make(paged.Paged(q, *given[1:10]), Options()) is None
+    assert bool(asked) == takes
+
+
+def test_tensors_on_two_devices_are_copied() -> None:
+    given = arguments("pages", torch.float32)
+    given[7] = given[7].to("meta")
+    assert paged._make(paged.Paged(*given[:10]), Options()) is None
+
+
+def test_a_launch_depends_on_how_many_keys_are_new(made: list[paged.Paged]) -> None:
+    call = paged.Paged(*arguments("pages")[:10])
+    for new in (0, 3):
+        paged.launch_of(call._replace(new=new), Options())
+    assert len(made) == 2
+
+
+def test_a_negated_view_is_copied(made: list[paged.Paged]) -> None:
+    call = paged.Paged(*arguments("pages")[:10])
+    assert paged.launch_of(call._replace(q=torch._neg_view(call.q)), Options()) is None
+    assert not made
+
+
 @pytest.mark.parametrize("option", ["causal", "softmax_scale", "softcap"])
 def test_a_launch_depends_on_the_options(option: str, made: list[paged.Paged]) -> None:
     packed(5)
