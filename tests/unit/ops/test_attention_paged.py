@@ -131,14 +131,16 @@ def test_a_copy_has_max_seqlen_k_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rooms == [12, 9, 12]
 
 
-def test_any_head_dim_is_computed_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Backends are asked for the next multiple of 8, as other calls are padded to it."""
+@pytest.mark.parametrize("cut", [0, 3])
+def test_head_dims_that_are_no_multiple_of_8_are_copied(
+    cut: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(paged, "_takes_triton", lambda q, problem: asked.append(problem))
     given = arguments("pages", torch.float32)
-    given[:3] = (x[..., :-3] for x in given[:3])
-    paged._make(paged.Paged(*given[:10]), Options())
-    assert [(one.head_dim, one.head_dim_v) for one in asked] == [(16, 8)]
+    given[:3] = (x[..., : x.shape[-1] - cut] for x in given[:3])
+    assert paged._make(paged.Paged(*given[:10]), Options()) is None
+    assert len(asked) == (cut == 0)
 
 
 @pytest.fixture

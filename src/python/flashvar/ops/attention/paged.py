@@ -6,7 +6,6 @@ sequence in consecutive rows: for them keys are copied, which pays where there a
 
 from __future__ import annotations
 
-from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -177,9 +176,10 @@ def _make(call: Paged, options: tuple[Any, ...]) -> PagedLaunch | None:
     rows = problem.seqlen_q * problem.heads_q // problem.heads_kv
     if problem.empty or not 0 < rows <= MOST_ROWS or k.stride(-1) != 1 or v.stride(-1) != 1:
         return None
-    # Kernels are chosen by head dims that are padded; this one takes any.
-    dim, dim_v = (x + -x % HEAD_DIM_STEP for x in (problem.head_dim, problem.head_dim_v))
-    if not _takes_triton(q, replace(problem, head_dim=dim, head_dim_v=dim_v)):
+    # Rows of other head dims would be read an element at a time; copies are padded.
+    if problem.head_dim % HEAD_DIM_STEP or problem.head_dim_v % HEAD_DIM_STEP:
+        return None
+    if not _takes_triton(q, problem):
         return None
     from flashvar.backends.triton.attention.paged import prepare
 
