@@ -31,3 +31,11 @@ def differ(sizes: Sequence[Any], others: Sequence[Any]) -> bool:
     if len(sizes) != len(others):
         return True
     return any(is_known(one != other) for one, other in zip(sizes, others, strict=True))
+
+
+def smaller(one: Any, other: Any) -> Any:
+    """The smaller of two sizes, which may be symbols."""
+    # torch.compile of torch 2.8 traces no sym_min of numbers.
+    if type(one) is int and type(other) is int:
+        return min(one, other)
+    return torch.sym_min(one, other)

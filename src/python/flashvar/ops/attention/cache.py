@@ -23,7 +23,7 @@ from flashvar.ops.dispatch_modes import (
 from flashvar.ops.dtypes import DTYPES
 from flashvar.ops.sequences import as_int32, check_integers
 from flashvar.ops.sharding import are_dtensors
-from flashvar.ops.unknown_sizes import differ, is_known
+from flashvar.ops.unknown_sizes import differ, is_known, smaller
 
 __all__ = ["Cache", "read"]
 
@@ -219,7 +219,8 @@ def read(
             f"{int(lengths.max())}: pass int(lengths.max())"
         )
     lengths = cache.used_lengths(begins, lengths)
-    return *cache.read(begins, lengths, torch.sym_min(room, cache.capacity())), as_int32(lengths)
+    room = smaller(room, cache.capacity())
+    return *cache.read(begins, lengths, room), as_int32(lengths)
 
 
 def check_packed(
