@@ -56,7 +56,7 @@ _ARRIVE = "@!P6 SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R6+URZ+0x20], RZ"
         ((_LOAD, _ARRIVE, _USE), ["0010"]),
         ((_LOAD, _LOAD.replace("R44", "R40"), _USE, _ARRIVE), ["0030"]),
         ((_LOAD, "HMMA.16816.F32 R0, R0, R44, R0", _ARRIVE), []),
-        ((_LOAD, "@P0 BRA 0x5f0", _ARRIVE), []),  # the branch depends on what was computed
+        ((_LOAD, "@P0 BRA 0x5f0", _ARRIVE), []),  # what follows a branch is not looked at
         ((_ARRIVE, _LOAD, _USE), []),
     ],
 )

@@ -86,10 +86,10 @@ __device__ __forceinline__ void few_consume(const FewArgs& args, const FewSmem<C
     int32_t const first_key = n * Config::kBlockKV + consumer.first_key;
     ptx::mbarrier_wait(smem.full_k(at.stage), at.phase);  // K(n) is loaded
     consumer.multiply_k(smem.k(at.stage));
-    // Compares all scores, so K has been read. ptxas would move an arrival before this to between
-    // ldmatrix and the last products: where the GPU then runs another process for a while, the next
-    // load has overwritten K before it is read.
     consumer.update_maxima(problem, tile, first_key);
+    // Not before: here all scores have been compared, so ldmatrix has read K. ptxas moves an
+    // earlier arrival to between the last ldmatrix and its mma, and then TMA may overwrite K first.
+    // That was seen on GPUs that several processes share.
     release(smem.empty_k(at.stage));
     consumer.exponentiate(problem.scale_log2);
     ptx::mbarrier_wait(smem.full_v(at.stage), at.phase);  // V(n) is loaded

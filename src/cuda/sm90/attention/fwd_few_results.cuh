@@ -191,7 +191,7 @@ struct FewStore {
     }
   }
 
-  // In a row beyond max_seqlen_q.
+  // For a row beyond max_seqlen_q, which no tile computes.
   __device__ __forceinline__ void store_nan(Span span, uint32_t head, int32_t query) const {
     float const nan = nanf("");
     if (problem.splits.out != nullptr) {  // what fwd_merge_kernel merges

@@ -78,14 +78,17 @@ struct FewSplits {
     return problem.queries.offsets == nullptr || problem.splits.row_shift == 0;
   }
 
-  // With more tiles than kMostTiles splits gain where few of them are left for the last wave, or
-  // where a block computes longer than its keys take to load, and blocks share SMs unevenly.
-  // `step`: nanoseconds. Fitted to 1,500 times of an H200, of 101 to 420 tiles
-  // (docs/hopper-ledger.md, "A kernel for few rows").
+  // The number of splits with more tiles than kMostTiles. Splits gain where few tiles are left for
+  // the last wave, and where blocks compute longer than their keys take to load and share SMs
+  // unevenly. `step`: nanoseconds of a step of a block alone on its SM; `bytes`: of K and V. Fitted
+  // to 1,500 times of an H200, of 101 to 420 tiles (docs/hopper-ledger.md, "A kernel for few
+  // rows").
   template <class Config>
   static int32_t choose_of_many(int64_t tiles, int64_t steps, int64_t step, int64_t bytes) {
-    constexpr int64_t kMost = 6, kMerge = 10000, kStart = 3000;  // of a block
-    constexpr int64_t kPercent[] = {110, 150, 175};  // of a block's time: up to three share an SM
+    // The most splits; nanoseconds of the merge of a call, and of the start of a block.
+    constexpr int64_t kMost = 6, kMerge = 10000, kStart = 3000;
+    // Of a block's time, where one, two or three share an SM.
+    constexpr int64_t kPercent[] = {110, 150, 175};
     constexpr int64_t kSlots = Config::kBlocksPerSM * kMultiprocessors;
     auto const time = [&](int64_t count, int64_t longest) {
       int64_t const blocks = tiles * count, waves = blocks / kSlots, rest = blocks % kSlots;
