@@ -20,6 +20,8 @@ _PRODUCTS: Final = {"forward": 2, "backward": 5}
 DIRECTIONS: Final = tuple(_PRODUCTS)
 # Kinds of random calls that training has too.
 _TRAINED: Final = ("self-", "causal-", "cross-")
+# Queries of a sequence in a step of decoding, with those of drafts: nobody trains so few.
+_DECODED: Final = 8
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def models() -> list[Cell]:
             **{"heads_kv": cell["heads"], **cell},
         )
         for name, cell in table["cells"].items()
-        for direction in (DIRECTIONS if cell["seqlen"] > 1 else DIRECTIONS[:1])
+        for direction in (DIRECTIONS if cell["seqlen"] > _DECODED else DIRECTIONS[:1])
     ]
 
 

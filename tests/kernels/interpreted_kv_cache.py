@@ -40,7 +40,7 @@ CASES = [
         {},
         {"new": 1},
         {"new": None, "before": (5, -1, 12)},
-        {"new": 0, "begins": (2, 0, 9)},
+        {"new": None, "begins": (2, 0, 9)},
         {"before": (-1, 3, -7)},
         {"before": (-1, -1, -1)},
         {"before": (-1, 3, -(2**40)), "wide_integers": True},
@@ -78,7 +78,7 @@ def made(case: Case, *sizes: int) -> torch.Tensor:
 
 
 def wrong(case: Case) -> str:
-    from flashvar.backends.triton.attention.append import launch
+    from flashvar.backends.triton.attention.append import prepared
     from flashvar.ops.attention.append import formula
     from flashvar.ops.attention.cache import Cache
 
@@ -98,7 +98,8 @@ def wrong(case: Case) -> str:
         news = [made(case, len(before), case.new, case.heads, dim) for dim in case.dims]
     others = [one.clone() for one in caches]
     expected = formula(Cache(*others, slots, table), *news, before, begins)
-    found = launch(Cache(*caches, slots, table), *news, before, begins)
+    given = (Cache(*caches, slots, table), *news, before, begins)
+    found = prepared(*given)(*given)
     if not torch.equal(found, expected):
         return f"lengths {found.tolist()}, expected {expected.tolist()}"
     same = [torch.equal(one, other) for one, other in zip(caches, others, strict=True)]

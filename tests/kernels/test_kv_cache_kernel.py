@@ -13,9 +13,11 @@ from interpreted_kv_cache import CASES, COPIES, Case
 from interpreter import interpreted
 from test_triton_compile import stack_bytes
 
+from flashvar.errors import LayoutError
 from flashvar.flash_attn import flash_attn_with_kvcache
-from flashvar.ops.attention import append
+from flashvar.ops.attention import append, kv_cache
 from flashvar.ops.attention.cache import Cache
+from flashvar.ops.plans import Plans
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -46,17 +48,22 @@ def compiled(
 
     asked: dict[str, Any] = {}
 
-    def start(kernel: Any, grid: tuple[int]) -> Any:
-        return lambda *given, **others: asked.update(given=given, others=others)
+    class Asked:
+        def __init__(self, _: Any, __: Any, arguments: dict[str, Any]) -> None:
+            asked.update(arguments)
 
+        def __call__(self, *tensors: torch.Tensor | None) -> None:
+            asked.update(zip(kernel.arg_names, tensors, strict=False))
+
+    of_call = (cache, new, new, before, given.get("begins"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "start", start)
-        module.launch(cache, new, new, before, given.get("begins"))
-    values = {**dict(zip(kernel.arg_names, asked["given"], strict=False)), **asked["others"]}
+        patch.setattr(module, "RepeatedLaunch", Asked)
+        patch.setattr(module, "_launches", Plans())
+        module.prepared(*of_call)(*of_call)
     names = {torch.bfloat16: "bf16", torch.int64: "i64", torch.int32: "i32"}
     signature, constants, aligned = {}, {}, {}
     for index, name in enumerate(kernel.arg_names):
-        value = values[name]
+        value = asked[name]
         if isinstance(value, torch.Tensor):
             signature[name] = f"*{names[value.dtype]}"
             aligned[index,] = [["tt.divisibility", 16]]
@@ -69,7 +76,7 @@ def compiled(
     return triton.compile(
         ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned),
         target=GPUTarget("cuda", capability, 32),
-        options={name: asked["others"][name] for name in ("num_warps", "enable_fp_fusion")},
+        options={name: asked[name] for name in ("num_warps", "enable_fp_fusion")},
     )
 
 
@@ -98,18 +105,19 @@ def test_compiles_to_wide_moves_and_spills_nothing(
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[Cache]:
     """As on a device, with torch's functions in place of the kernel; lists its launches."""
-    from flashvar.backends.triton.attention import append as module
+    from flashvar.backends.triton.attention.append import AppendLaunch
 
     found: list[Cache] = []
 
-    def launch(cache: Cache, *given: Any) -> torch.Tensor:
+    def launch(_: AppendLaunch, cache: Cache, *given: Any) -> torch.Tensor:
         found.append(cache)
         # Torch does not count what the kernel writes.
         return append.formula(cache._replace(k=cache.k.data, v=cache.v.data), *given)
 
     # New keys are written by the kernel; copies are made by torch's functions.
     monkeypatch.setattr(Cache, "takes_triton", lambda self, *others: len(others) == 4)
-    monkeypatch.setattr(module, "launch", launch)
+    monkeypatch.setattr(AppendLaunch, "__call__", launch)
+    monkeypatch.setattr(kv_cache, "_plans", Plans())
     return found
 
 
@@ -138,17 +146,51 @@ def test_plain_tensors_take_the_kernel(kind: str, launches: list[Cache]) -> None
 def test_the_kernel_reads_no_memory_that_it_writes(
     name: str, written: int, monkeypatch: pytest.MonkeyPatch, launches: list[Cache]
 ) -> None:
-    from flashvar.backends.triton.attention import append as module
+    from flashvar.backends.triton.attention.append import AppendLaunch
 
     caches, new = (made(3, 8, 2, 16), made(3, 8, 2, 16)), made(3, 1, 2, 16)
     given = {"k": new, "v": new, name: caches[written][:, 5:6]}
     seen: list[torch.Tensor] = []
-    monkeypatch.setattr(module, "launch", lambda cache, k, v, *rest: seen.extend((k, v)))
+    monkeypatch.setattr(
+        AppendLaunch, "__call__", lambda self, cache, k, v, *rest: seen.extend((k, v))
+    )
     append.append(Cache(*caches), given["k"], given["v"], torch.zeros(3), None)
     memory = {one.untyped_storage().data_ptr() for one in caches}
     assert not memory & {one.untyped_storage().data_ptr() for one in seen}
     for one, wanted in zip(seen, (given["k"], given["v"]), strict=True):
         assert torch.equal(one, wanted)
+
+
+def test_a_repeated_call_has_its_addresses_checked(
+    monkeypatch: pytest.MonkeyPatch, launches: list[Cache]
+) -> None:
+    """A plan holds sizes and strides; where the tensors are may differ at each call."""
+    from flashvar.backends.triton.attention.append import AppendLaunch
+
+    rows, q, lengths = made(9, 8, 2, 16), made(3, 1, 2, 16), torch.tensor([1, 7, 0])
+    plans: list[object] = []
+    make, launch = kv_cache._make_plan, AppendLaunch.__call__
+    monkeypatch.setattr(kv_cache, "_make_plan", lambda given: plans.append(0) or make(given))
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(
+        AppendLaunch, "__call__", lambda *given: seen.extend(given[2:4]) or launch(*given)
+    )
+
+    def call(k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor) -> None:
+        flash_attn_with_kvcache(q, k_cache, v_cache, k, q, cache_seqlens=lengths)
+
+    new = made(3, 1, 2, 16)
+    call(rows[:3], rows[3:6], new)
+    call(rows[6:], rows[3:6], new)
+    assert [x.data_ptr() for x in seen] == [new.data_ptr(), q.data_ptr()] * 2
+    # New keys in rows of the cache: those of one sequence may be overwritten by another.
+    of_cache = rows.flatten()[: new.numel()].view_as(new)
+    call(rows[:3], rows[3:6], of_cache)
+    assert not rows.data_ptr() <= seen[-2].data_ptr() < rows.data_ptr() + rows.nbytes
+    with pytest.raises(LayoutError, match="same addresses"):
+        call(rows[:3], rows[2:5], new)
+    assert len(plans) == 1
+    assert len(launches) == 3
 
 
 def test_what_the_kernel_does_not_take() -> None:

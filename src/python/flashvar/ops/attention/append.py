@@ -9,12 +9,17 @@ functions do the same.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from flashvar.ops.attention.cache import Cache
 from flashvar.ops.sequences import as_int32
 
-__all__ = ["append", "formula"]
+if TYPE_CHECKING:
+    from flashvar.backends.triton.attention.append import AppendLaunch
+
+__all__ = ["append", "formula", "launch_of", "write"]
 
 
 def append(
@@ -28,7 +33,7 @@ def append(
 
     Args:
         cache: The cache.
-        k: New keys; None: only the lengths are wanted.
+        k: At least one new key; None: only the lengths are wanted.
         v: New values.
         before: [batch], the position of the first new key of each sequence.
         begins: [batch], the position of its first key that is used; None: 0.
@@ -36,14 +41,41 @@ def append(
     Returns:
         int32 [batch], how many keys of each sequence are used.
     """
-    if not cache.takes_triton(k, v, before, begins):
+    launch = launch_of(cache, k, v, before, begins)
+    if launch is None:
         return formula(cache, k, v, before, begins)
-    from flashvar.backends.triton.attention.append import launch
-
     if k is None or v is None:
         return launch(cache, None, None, before, begins)
-    written = _memory(cache.k), _memory(cache.v)
-    k, v = (x.clone() if any(_meet(_memory(x), one) for one in written) else x for x in (k, v))
+    if not launch.are_apart(cache, k, v):
+        written = _memory(cache.k), _memory(cache.v)
+        k, v = (x.clone() if any(_meet(_memory(x), y) for y in written) else x for x in (k, v))
+    return write(launch, cache, k, v, before, begins)
+
+
+def launch_of(
+    cache: Cache,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
+    before: torch.Tensor,
+    begins: torch.Tensor | None,
+) -> AppendLaunch | None:
+    """The launch for arguments of `append`; None: torch's functions do the same."""
+    if not cache.takes_triton(k, v, before, begins):
+        return None
+    from flashvar.backends.triton.attention.append import prepared
+
+    return prepared(cache, k, v, before, begins)
+
+
+def write(
+    launch: AppendLaunch,
+    cache: Cache,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    before: torch.Tensor,
+    begins: torch.Tensor | None,
+) -> torch.Tensor:
+    """As `append`, where k and v share no memory with the cache."""
     lengths = launch(cache, k, v, before, begins)
     for x in (cache.k, cache.v):
         if not x.is_inference():

@@ -3,39 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
-from flashvar.errors import (
-    DtypeError,
-    InvalidInputError,
-    LayoutError,
-    ShapeError,
-)
-from flashvar.ops.arguments import as_bool, check_strided, count
+from flashvar.ops.arguments import as_bool, count
+from flashvar.ops.attention import append as appending
 from flashvar.ops.attention.append import append
-from flashvar.ops.attention.cache import Cache, check_slots, refuse_dtensors
+from flashvar.ops.attention.cache import Cache
 from flashvar.ops.attention.call import call
+from flashvar.ops.attention.kv_cache_arguments import (
+    Arguments,
+    are_of_sequences,
+    check,
+    check_apart,
+    check_lengths,
+    refuse_mapped,
+)
 from flashvar.ops.attention.options import plain_number, window_pair, window_side
 from flashvar.ops.attention.paged import Paged, compute, in_graph, launch_of, may_be_in_place
 from flashvar.ops.attention.problem import pack_options, pack_tensors
-from flashvar.ops.attention.validate import check_last_stride, rows_contiguous
+from flashvar.ops.attention.validate import rows_contiguous
+from flashvar.ops.autocast import dtype_on
 from flashvar.ops.derivatives import Refused, attach, likenesses, refuse
 from flashvar.ops.dispatch_modes import (
     are_plain,
-    as_list,
-    can_be_read,
+    autocasts,
     in_transform,
     is_compiling,
-    is_faking,
-    is_mapped,
     no_dispatch_mode_active,
 )
 from flashvar.ops.plans import Plans
-from flashvar.ops.sequences import as_int32, check_integers, check_own_memory, overlap
-from flashvar.ops.sharding import are_dtensors, everywhere
-from flashvar.ops.unknown_sizes import differ, is_known
+from flashvar.ops.sequences import as_int32
+from flashvar.ops.sharding import everywhere
+from flashvar.ops.unknown_sizes import is_known
+
+if TYPE_CHECKING:
+    from flashvar.backends.triton.attention.append import AppendLaunch
+    from flashvar.backends.triton.attention.paged import PagedLaunch
 
 __all__ = ["Arguments", "Rotate", "with_kv_cache"]
 
@@ -46,30 +51,27 @@ Rotate: TypeAlias = Callable[
 ]
 
 
-class Arguments(NamedTuple):
-    """The arguments of `flash_attn_with_kvcache`, in their order."""
-
-    q: torch.Tensor
-    k_cache: torch.Tensor
-    v_cache: torch.Tensor
-    k: torch.Tensor | None
-    v: torch.Tensor | None
-    rotary_cos: torch.Tensor | None
-    rotary_sin: torch.Tensor | None
-    cache_seqlens: int | torch.Tensor | None
-    cache_batch_idx: torch.Tensor | None
-    cache_leftpad: torch.Tensor | None
-    block_table: torch.Tensor | None
-    softmax_scale: float | None
-    causal: bool
-    window_size: tuple[int, int]
-    softcap: float
-    rotary_interleaved: bool
-    alibi_slopes: torch.Tensor | None
+_Made = TypeVar("_Made")
+_Parts: TypeAlias = tuple[
+    torch.Tensor, torch.Tensor | None, torch.Tensor | None, Cache, torch.Tensor
+]
 
 
-# Recent calls that passed _check(), by their tensors. It reads no values and no addresses.
-_checked: Final[Plans[None]] = Plans()
+class _Plan(NamedTuple):
+    """What calls share whose tensors differ in values and addresses alone."""
+
+    options: tuple[Any, ...]  # of attention: the fields of Options in order
+    append: AppendLaunch | None  # None: chosen at each call
+    attend: PagedLaunch | None  # None: the keys are in order, or copied
+
+
+# Recent calls whose q and k are rotated, which passed check(); and other recent calls.
+_rotated: Final[Plans[None]] = Plans()
+_plans: Final[Plans[_Plan]] = Plans()
+
+# Of options that plans may depend on: equal ones of other types may mean something else, and the
+# value of a tensor may change.
+_PLAIN: Final = (type(None), bool, int, float, tuple)
 
 _NO_REVERSE_MODE: Final = (
     "flash_attn_with_kvcache has no derivatives, found a request for a gradient: use "
@@ -104,11 +106,14 @@ class _WithCacheInGraph(torch.autograd.Function):  # type: ignore[misc]
 
 def with_kv_cache(given: Arguments, rotate: Rotate, return_lse: bool) -> Any:
     """The output [batch, seqlen_q, heads_q, head_dim of v], and the log-sum-exp if wanted."""
-    _check_once(given)
-    if given.k is not None:
-        _check_apart(given)
+    rows = given
+    if not (given.rotary_cos is given.rotary_sin is None):
+        _recent(_rotated, given, check)
+        with torch.no_grad():
+            rows = _rotate(given, rotate)
+    plan = _recent(_plans, rows, _make_plan)
     with torch.no_grad():
-        out, lse = _computed(given, rotate)
+        out, lse = _computed(rows, plan)
     results = (out, lse) if as_bool("return_softmax_lse", return_lse) else (out,)
     if torch.is_grad_enabled():
         inputs = [x for x in given if isinstance(x, torch.Tensor)]
@@ -119,37 +124,113 @@ def with_kv_cache(given: Arguments, rotate: Rotate, return_lse: bool) -> Any:
     return results if len(results) == 2 else results[0]
 
 
-def _check_once(given: Arguments) -> None:
-    """Call `_check`, but not for tensors like those of a recent call: that saves host time."""
+def _recent(plans: Plans[_Made], given: Arguments, make: Callable[[Arguments], _Made]) -> _Made:
+    """What was made for a recent call like this one, or else is made now, after all checks."""
     if is_compiling():
-        _check(given)
-        return
+        return make(given)
+    key, tensors = _key(given), _tensors(given)
+    found = None if key is None else plans.recent(key, tensors)
+    if found is not None:
+        return found[0]
+    refuse_mapped(given)
+    made = make(given)
+    plain = are_plain(*[x for x in tensors if x is not None])
+    if key is not None and plain and no_dispatch_mode_active() and not in_transform():
+        plans.remember(key, tensors, made)
+    return made
+
+
+def _key(given: Arguments) -> tuple[Any, ...] | None:
+    """What a plan depends on beside the tensors; None: no plan is kept for such options."""
+    window = given.window_size
+    options = given.softmax_scale, given.causal, window, given.softcap, given.rotary_interleaved
+    if type(window) is not tuple:
+        return None
+    types = *map(type, options), *map(type, window)
+    if not all(kind in _PLAIN for kind in types):
+        return None
+    # Dispatch keys say whether autocast is on, but not its dtype.
+    lowered = dtype_on("cuda") if autocasts() else None
+    return options, types, type(given.cache_seqlens), lowered
+
+
+def _tensors(given: Arguments) -> tuple[torch.Tensor | None, ...]:
     lengths = given.cache_seqlens
-    tensors = (
+    return (
         *(given.q, given.k_cache, given.v_cache, given.k, given.v),
-        *(given.rotary_cos, given.rotary_sin),
+        *(given.rotary_cos, given.rotary_sin, given.alibi_slopes),
         *(given.cache_batch_idx, given.cache_leftpad, given.block_table),
         lengths if isinstance(lengths, torch.Tensor) else None,
     )
-    if _checked.recent(lengths is None, tensors) is not None:
-        return
-    _refuse_mapped(given)
-    _check(given)
-    plain = are_plain(*[x for x in tensors if x is not None])
-    if plain and no_dispatch_mode_active() and not in_transform():
-        _checked.remember(lengths is None, tensors, None)
 
 
-def _refuse_mapped(given: Arguments) -> None:
-    """Refuse tensors that torch.vmap maps."""
-    if not in_transform():
-        return
-    for name, x in given._asdict().items():
-        if isinstance(x, torch.Tensor) and is_mapped(x):
-            raise InvalidInputError(
-                "flash_attn_with_kvcache must have its sequences in the batch, found torch.vmap "
-                f"over {name}: pass them as one batch with their caches"
-            )
+def _make_plan(given: Arguments) -> _Plan:
+    check(given)
+    left, right = (window_side(side, given.window_size) for side in window_pair(given.window_size))
+    # Dense queries: the heads of a group share a read of the keys by strides alone, with a softcap
+    # too. Packed ones need a second kernel for it.
+    options = pack_options(
+        *(as_bool("causal", given.causal), plain_number(given.softmax_scale), left, right),
+        *(given.softcap, 0.0, False, "bshd", "auto"),
+    )
+    if is_compiling():
+        return _Plan(options, None, None)
+    q, k, v, cache, before = _parts(given)
+    begins = given.cache_leftpad
+    if not _is_in_order(given):
+        attend = launch_of(_paged(given, q, cache, before), options)
+    elif k is None:
+        return _Plan(options, None, None)
+    else:
+        attend = None
+    return _Plan(options, appending.launch_of(cache, k, v, before, begins), attend)
+
+
+def _parts(given: Arguments) -> _Parts:
+    """What kernels take: q, k, v, the cache, and how many keys each sequence has in it before."""
+    cache = Cache(given.k_cache, given.v_cache, given.cache_batch_idx, given.block_table)
+    k, v = given.k, given.v
+    if k is None or v is None or is_known(k.shape[1] == 0):
+        k = v = None
+    else:
+        k, v = rows_contiguous(k), rows_contiguous(v)
+    return rows_contiguous(given.q), k, v, cache, _as_lengths(given, cache.capacity())
+
+
+def _is_in_order(given: Arguments) -> bool:
+    """Whether the slots are those of the sequences, which are used from the first key on."""
+    return given.block_table is given.cache_batch_idx is given.cache_leftpad is None
+
+
+def _paged(given: Arguments, q: torch.Tensor, cache: Cache, before: torch.Tensor) -> Paged:
+    new = 0 if given.k is None else given.k.shape[1]
+    return Paged(q, *cache, before, given.cache_leftpad, given.alibi_slopes, None, new)
+
+
+def _rotate(given: Arguments, rotate: Rotate) -> Arguments:
+    """The arguments of the same call without rotation: with q and k that are rotated."""
+    q, _, _, cache, before = _parts(given)
+    assert given.k is not None
+    assert given.rotary_cos is not None
+    assert given.rotary_sin is not None
+    batch, rows, heads, dim = q.shape
+    interleaved = as_bool("rotary_interleaved", given.rotary_interleaved)
+    rotation = (given.rotary_cos, given.rotary_sin, before.clamp(min=0), interleaved)
+    # As in FlashAttention, a side that hides no key of the cache is none.
+    sides = [window_side(side, given.window_size) for side in window_pair(given.window_size)]
+    hides = any(0 <= side < cache.capacity() for side in sides)
+    if hides or as_bool("causal", given.causal):
+        q = rotate(q, *rotation)
+    else:  # every query is at the position of the first
+        q = rotate(q.reshape(batch, 1, rows * heads, dim), *rotation)
+        q = q.unflatten(2, (rows, heads)).squeeze(1)
+    return given._replace(
+        q=q,
+        k=rotate(rows_contiguous(given.k), *rotation),
+        cache_seqlens=before,
+        rotary_cos=None,
+        rotary_sin=None,
+    )
 
 
 def _refusing_in_graph(results: tuple[Any, ...], inputs: list[torch.Tensor]) -> tuple[Any, ...]:
@@ -163,67 +244,47 @@ def _refusing_in_graph(results: tuple[Any, ...], inputs: list[torch.Tensor]) -> 
     return tuple(_WithCacheInGraph.apply(one, *differentiable) for one in results)
 
 
-def _computed(given: Arguments, rotate: Rotate) -> tuple[torch.Tensor, torch.Tensor]:
-    q = rows_contiguous(given.q)
-    k = given.k if given.k is None else rows_contiguous(given.k)
-    v = given.v if given.v is None else rows_contiguous(given.v)
-    batch, rows, heads = q.shape[:3]
-    left, right = (window_side(side, given.window_size) for side in window_pair(given.window_size))
-    causal = as_bool("causal", given.causal)
-    cache = Cache(given.k_cache, given.v_cache, given.cache_batch_idx, given.block_table)
-    before = _as_lengths(given, cache.capacity())
-    if given.rotary_cos is not None:
-        assert given.rotary_sin is not None
-        assert k is not None
-        interleaved = as_bool("rotary_interleaved", given.rotary_interleaved)
-        rotation = (given.rotary_cos, given.rotary_sin, before.clamp(min=0), interleaved)
-        # As in FlashAttention, a side that hides no key of the cache is none.
-        hides = causal or any(0 <= side < cache.capacity() for side in (left, right))
-        if not hides:  # every query is at the position of the first
-            q = rotate(q.reshape(batch, 1, rows * heads, q.shape[3]), *rotation)
-            q = q.unflatten(2, (rows, heads)).squeeze(1)
-        else:
-            q = rotate(q, *rotation)
-        k = rotate(k, *rotation)
-    # Dense queries: the heads of a group share a read of the keys by strides alone, with a softcap
-    # too. Packed ones need a second kernel for it.
-    options = pack_options(
-        *(causal, plain_number(given.softmax_scale), left, right, given.softcap, 0.0, False),
-        *("bshd", "auto"),
-    )
-    if cache.slots is cache.table is given.cache_leftpad is None:
-        return _in_order(q, cache, k, v, before, given.alibi_slopes, options)
-    new = 0 if k is None else k.shape[1]
-    paged = Paged(q, *cache, before, given.cache_leftpad, given.alibi_slopes, None, new)
-    launch = None if is_compiling() else launch_of(paged, options)
-    if launch is None:
-        longest = _check_lengths(cache, before, given.cache_leftpad, new)
-    lengths = append(cache, k, v, before, given.cache_leftpad)
-    if launch is not None:
-        return compute(launch, paged, lengths)
+def _computed(given: Arguments, plan: _Plan) -> tuple[torch.Tensor, torch.Tensor]:
+    q, k, v, cache, before = _parts(given)
+    begins, slopes, options = given.cache_leftpad, given.alibi_slopes, plan.options
+    longest = None
+    if plan.attend is None:
+        longest = check_lengths(cache, before, begins, 0 if k is None else k.shape[1])
+    if _is_in_order(given):
+        no_new = k is None
+        lengths = as_int32(before.clamp(min=0)) if no_new else _append(given, plan, k, v, before)
+        keys, values, batch = cache.k, cache.v, q.shape[0]
+        if not is_known(keys.shape[0] <= batch):
+            keys, values = keys[:batch], values[:batch]
+        return _attend(q, keys, values, slopes, lengths, options)
+    lengths = _append(given, plan, k, v, before)
+    if plan.attend is not None:
+        return compute(plan.attend, _paged(given, q, cache, before), lengths)
     if is_compiling() and may_be_in_place(q):
-        return in_graph(paged, lengths, options)
-    begins = torch.zeros_like(lengths) if given.cache_leftpad is None else given.cache_leftpad
-    keys = cache.read(begins, lengths, cache.capacity() if longest is None else longest)
-    return _attend(q, *keys, given.alibi_slopes, lengths, options)
+        return in_graph(_paged(given, q, cache, before), lengths, options)
+    begins = torch.zeros_like(lengths) if begins is None else begins
+    keys, values = cache.read(begins, lengths, cache.capacity() if longest is None else longest)
+    return _attend(q, keys, values, slopes, lengths, options)
 
 
-def _in_order(
-    q: torch.Tensor,
-    cache: Cache,
+def _append(
+    given: Arguments,
+    plan: _Plan,
     k: torch.Tensor | None,
     v: torch.Tensor | None,
     before: torch.Tensor,
-    slopes: torch.Tensor | None,
-    options: tuple[Any, ...],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention on a cache whose slots are those of the sequences, from the first key on."""
-    _check_lengths(cache, before, None, 0 if k is None else k.shape[1])
-    lengths = as_int32(before.clamp(min=0)) if k is None else append(cache, k, v, before, None)
-    keys, values, batch = cache.k, cache.v, q.shape[0]
-    if not is_known(keys.shape[0] <= batch):
-        keys, values = keys[:batch], values[:batch]
-    return _attend(q, keys, values, slopes, lengths, options)
+) -> torch.Tensor:
+    """The lengths after k and v are written."""
+    cache = Cache(given.k_cache, given.v_cache, given.cache_batch_idx, given.block_table)
+    launch, begins = plan.append, given.cache_leftpad
+    if k is None or v is None:
+        if launch is None:
+            return append(cache, None, None, before, begins)
+        return launch(cache, None, None, before, begins)
+    if launch is not None and launch.are_apart(cache, k, v):
+        return appending.write(launch, cache, k, v, before, begins)
+    check_apart(given)
+    return append(cache, k, v, before, begins)
 
 
 def _attend(
@@ -243,217 +304,9 @@ def _attend(
 def _as_lengths(given: Arguments, capacity: int) -> torch.Tensor:
     """How many keys of each sequence are in the cache before the call."""
     lengths = given.cache_seqlens
-    if _are_of_sequences(lengths):
+    if are_of_sequences(lengths):
         return lengths
     number = capacity if lengths is None else count("cache_seqlens", lengths)
     batch = given.q.shape[0]
     made = torch.full((batch,), number, dtype=torch.int32, device=given.q.device)
     return made if is_compiling() else everywhere(made, given.q)
-
-
-def _are_of_sequences(lengths: Any) -> bool:
-    """Whether lengths are one for each sequence, rather than one number for all."""
-    return isinstance(lengths, torch.Tensor) and lengths.dim() > 0
-
-
-def _check(given: Arguments) -> None:
-    """Refuse arguments that do not fit together, before anything is written."""
-    tensors = {"q": given.q, "k_cache": given.k_cache, "v_cache": given.v_cache}
-    new = {"k": given.k, "v": given.v}
-    if (given.k is None) is not (given.v is None):
-        raise InvalidInputError("k and v must come together, found one alone: pass both, or none")
-    if given.k is not None:
-        tensors |= {name: one for name, one in new.items() if one is not None}
-        if given.cache_seqlens is None:
-            raise InvalidInputError(
-                "k must come with cache_seqlens, found none: pass how many keys the cache holds"
-            )
-        if not is_compiling() and are_dtensors("flash_attn_with_kvcache", tensors):
-            raise InvalidInputError(
-                "k must come with plain tensors, found DTensors, into which torch writes no rows: "
-                "pass to_local() of tensors that are sharded over the batch or the heads"
-            )
-    for name in ("cache_batch_idx", "cache_leftpad", "block_table"):
-        if getattr(given, name) is not None:
-            refuse_dtensors("flash_attn_with_kvcache", name, tensors)
-    for name, one in tensors.items():
-        check_strided(name, one)
-        if one.dim() != 4 or one.dtype != given.q.dtype:
-            wrong = ShapeError if one.dim() != 4 else DtypeError
-            raise wrong(
-                f"{name} must be [batch, seqlen, heads, head_dim] in the dtype of q, "
-                f"{given.q.dtype}, found {tuple(one.shape)} in {one.dtype}: reshape or cast it"
-            )
-    if (given.rotary_cos is None) is not (given.rotary_sin is None):
-        raise InvalidInputError(
-            "rotary_cos and rotary_sin must come together, found one alone: pass both, or none"
-        )
-    if given.rotary_cos is not None and given.k is None:
-        raise InvalidInputError(
-            "rotary_cos must come with k and v, found none: rotate q with apply_rotary_emb"
-        )
-    if given.block_table is not None and given.cache_batch_idx is not None:
-        raise InvalidInputError(
-            "block_table must come without cache_batch_idx, found both: reorder the rows of the "
-            "table"
-        )
-    _check_sizes(given)
-
-
-def _check_sizes(given: Arguments) -> None:
-    batch = given.q.shape[0]
-    for name in ("cache_seqlens", "cache_batch_idx", "cache_leftpad", "block_table"):
-        one = getattr(given, name)
-        if one is None or (name == "cache_seqlens" and not _are_of_sequences(one)):
-            continue
-        check_strided(name, one)
-        check_integers(name, one)
-        rank = 2 if name == "block_table" else 1
-        if one.dim() != rank or is_known(one.shape[0] != batch):
-            raise ShapeError(
-                f"{name} must have {rank} dimensions, the first of {batch} sequences, found "
-                f"{tuple(one.shape)}: pass an entry for each sequence of q"
-            )
-    if differ(given.k_cache.shape[:3], given.v_cache.shape[:3]):
-        raise ShapeError(
-            f"k_cache and v_cache must have the same shape except for the head dim, found "
-            f"{tuple(given.k_cache.shape)} and {tuple(given.v_cache.shape)}: give them one shape"
-        )
-    in_order = given.block_table is None and given.cache_batch_idx is None
-    if in_order and is_known(given.k_cache.shape[0] < batch):
-        raise ShapeError(
-            f"k_cache must have a slot for each of {batch} sequences, found "
-            f"{given.k_cache.shape[0]}: make it larger, or pass cache_batch_idx"
-        )
-    if in_order and given.cache_leftpad is None:  # otherwise keys and values are copied
-        check_last_stride("k_cache", given.k_cache)
-        check_last_stride("v_cache", given.v_cache)
-    if given.k is None or given.v is None:
-        return
-    if is_known(given.k.shape[1] != given.v.shape[1]):
-        raise ShapeError(
-            f"k and v must have the same number of rows, found {tuple(given.k.shape)} and "
-            f"{tuple(given.v.shape)}: pass one value for each key"
-        )
-    for name, one, cache in (("k", given.k, given.k_cache), ("v", given.v, given.v_cache)):
-        if is_known(one.shape[0] != batch) or differ(one.shape[2:], cache.shape[2:]):
-            raise ShapeError(
-                f"{name} must have {batch} sequences of the heads and head dim of {name}_cache, "
-                f"{tuple(cache.shape)}, found {tuple(one.shape)}: reshape it"
-            )
-        if not is_compiling():
-            check_own_memory(f"{name}_cache", cache)
-
-
-def _check_apart(given: Arguments) -> None:
-    """Refuse caches whose first slots have new values written over the new keys.
-
-    While torch.compile traces only one tensor given twice: there are no addresses.
-    """
-    k_cache, v_cache = given.k_cache, given.v_cache
-    # Of a pool keys and values may use different slots or pages, and its views may overlap.
-    in_order = given.block_table is None and given.cache_batch_idx is None
-    slots = given.q.shape[0] if in_order else 1
-    if k_cache is v_cache:
-        found = "one tensor for both"
-    elif not (is_compiling() or in_transform()) and overlap(k_cache[:slots], v_cache[:slots]):
-        found = "elements of both at the same addresses"
-    else:
-        return
-    raise LayoutError(
-        f"k_cache and v_cache must not share memory if new keys are written, found {found}: give "
-        "each its own memory, such as kv[0] and kv[1] of one tensor"
-    )
-
-
-def _check_lengths(
-    cache: Cache, before: torch.Tensor, begins: torch.Tensor | None, new: int
-) -> int | None:
-    """Refuse more keys than the cache can hold, and slots or pages that it does not have.
-
-    On a GPU only the lengths of pages are read, for which the host waits, as in FlashAttention: a
-    table read beyond its end would give keys of other sequences.
-
-    Returns:
-        The length of the longest sequence; None where lengths are not read.
-    """
-    on_host = can_be_read(before)
-    if on_host:
-        cache, before, begins = _without_padding(cache, before, begins, new)
-    elif cache.table is None or not _waits_for(before):
-        return None
-    used, capacity = before + new, cache.capacity()
-    longest = max(int(used.max()), 0) if used.numel() else 0
-    if longest > capacity:
-        what = "k_cache holds" if cache.table is None else "block_table addresses"
-        raise ShapeError(
-            f"{what} at most {capacity} keys of a sequence, found {longest} with the new ones: "
-            "make it larger"
-        )
-    if not on_host:
-        return longest
-    if begins is not None and bool((used < begins).any()):
-        raise ShapeError(
-            "cache_seqlens, with the new keys, must not be below cache_leftpad, "
-            f"{as_list(begins)}, found {as_list(before)}: pass how many rows of the cache are in "
-            "use, padding included"
-        )
-    if cache.table is not None:
-        check_slots("block_table", cache.table[cache.needed_pages(begins, used)], cache.k.shape[0])
-        if new and used.numel():
-            _check_written_pages(cache, begins, before, new)
-    elif cache.slots is not None:
-        check_slots("cache_batch_idx", cache.slots, cache.k.shape[0])
-        if new and len(cache.slots.unique()) < len(cache.slots):
-            raise InvalidInputError(
-                f"cache_batch_idx must name each slot once if new keys are written, found "
-                f"{as_list(cache.slots)}: give every sequence a slot of its own"
-            )
-    return longest
-
-
-def _without_padding(
-    cache: Cache, before: torch.Tensor, begins: torch.Tensor | None, new: int
-) -> tuple[Cache, torch.Tensor, torch.Tensor | None]:
-    """A cache, lengths, and the first rows in use, without the padding sequences of the batch.
-
-    Sequences that lack the pages of some keys, but not of all, are kept: they are an error.
-    """
-    real = before >= 0  # [batch]: not padding
-    slots, table = cache.slots, cache.table
-    if slots is not None:
-        real &= slots >= 0
-    if table is not None:
-        needed = cache.needed_pages(begins, before + new)
-        real &= ~needed.any(1) | (needed & (table >= 0)).any(1)
-    slots, table, begins = (None if x is None else x[real] for x in (slots, table, begins))
-    return cache._replace(slots=slots, table=table), before[real], begins
-
-
-def _check_written_pages(
-    cache: Cache, begins: torch.Tensor | None, before: torch.Tensor, new: int
-) -> None:
-    """Refuse new keys in a row of a page that the table uses twice."""
-    assert cache.table is not None
-    size = cache.k.shape[1]
-    rows = torch.arange(int(before.max()) + new, device=before.device)
-    used = rows < before[:, None] + new
-    if begins is not None:
-        used &= rows >= begins[:, None]
-    places = cache.table.long()[:, rows // size] * size + rows % size
-    of_used, times = places[used].unique(return_counts=True)
-    written = places[used & (rows >= before[:, None])]
-    shared = written[torch.isin(written, of_used[times > 1])]
-    if len(shared):
-        raise InvalidInputError(
-            "block_table must have each row of new keys once, found rows of the pages "
-            f"{as_list((shared // size).unique())} twice: copy a shared page before keys are added "
-            "to it"
-        )
-
-
-def _waits_for(lengths: torch.Tensor) -> bool:
-    """Whether lengths on a GPU are read: not while a graph is traced or captured."""
-    if is_compiling() or is_faking() or not (lengths.is_cuda and are_plain(lengths)):
-        return False
-    return not torch.cuda.is_current_stream_capturing()
