@@ -294,7 +294,7 @@ def test_launches_of_a_call(new: int) -> None:
             torch.cuda.set_sync_debug_mode(mode)
         torch.cuda.synchronize()
     kernels = [e.name for e in profile.events() if e.name.endswith("_kernel")]
-    assert sorted(kernels) == ["append_kernel", "paged_fwd_kernel", "paged_merge_kernel"]
+    assert sorted(kernels) == ["append_kernel", "split_kv_kernel", "split_kv_merge_kernel"]
 
 
 @pytest.mark.parametrize("missing", ["room", "page"])

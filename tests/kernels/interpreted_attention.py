@@ -81,6 +81,8 @@ CASES = [
     Case(16, (0, 60), packed=(1, 30, 0), used=(17, 60, 5), heads=(6, 2)),
     Case(32, (40, 70), sinks="float", causal=True, heads=(4, 2), batch=2, grad_lse=True),
     Case(16, (70, 40), sinks="half", window=(9, 0), dropout=0.3, scale=-0.3, grad_lse=True),
+    Case(16, (0, 300), packed=(1, 4, 0), sinks="half", heads=(6, 2), causal=True),
+    Case(16, (3, 300), sinks="half", batch=2, heads=(6, 2), alibi=True, layout="bhsd"),
     Case(16, (33, 47), sinks="half", bias=(1, 2), softcap=2.0, heads=(2, 2)),
     Case(24, (0, 0), packed=(33, 5), packed_k=(20, 0), sinks="float", causal=True, grad_lse=True),
 ]
@@ -159,7 +161,22 @@ def made(case: Case) -> Call:
     )
 
 
-def run(case: Case) -> str:
+def takes_split_kv(case: Case) -> bool:
+    """Whether the split-KV kernels run a case."""
+    return case.packed_k is None and case.bias is None and not case.dropout
+
+
+def run_split_kv(case: Case, splits: int) -> str:
+    """As `run`, the forward alone, by the kernels for few queries."""
+    from flashvar.backends.triton.attention import few_rows, split_kv
+
+    few_rows._LEAST_KEYS, few_rows._ROWS = 0, 1 << 30  # type: ignore[misc]
+    few_rows._KEYS_OF_PROGRAM = 0  # type: ignore[misc]
+    split_kv._splits = lambda *_: splits
+    return run(case, backward=False)
+
+
+def run(case: Case, backward: bool = True) -> str:
     """What is wrong with the kernels' answers; empty when they are right."""
     import torch
     from oracle import assert_gradients_right, assert_right
@@ -199,15 +216,24 @@ def run(case: Case) -> str:
     out = torch.full(problem.out_shape, torch.nan, dtype=call.q.dtype)
     lse = torch.full(problem.lse_shape, torch.nan)
     prepare_forward(problem, result)(inputs, out, lse)
+    if not backward:
+        alone = torch.full_like(out, torch.nan)
+        prepare_forward(problem, result)(inputs, alone, None)
+        try:
+            assert_right(call, returned(out), lse)
+            assert torch.equal(alone, out)
+        except AssertionError as error:
+            return str(error) or "wrong"
+        return ""
     grad_out = returned(padded(case, call.q.shape[:-1], case.head_dim_v or case.head_dim))
     grad_lse = torch.randn(lse.shape) if case.grad_lse else None
-    backward = inspect_backward(inputs, options, grad_out, call.bias is not None)
+    of_gradients = inspect_backward(inputs, options, grad_out, call.bias is not None)
     grads = Gradients(
         *(torch.full_like(tensor, torch.nan) for tensor in inputs[:3]),
         None if call.bias is None else torch.zeros(call.bias.shape),
     )
     delta = torch.full_like(lse, torch.nan)
-    prepare_backward(backward, result)(inputs, out, lse, grad_out, grad_lse, grads, delta)
+    prepare_backward(of_gradients, result)(inputs, out, lse, grad_out, grad_lse, grads, delta)
     try:
         assert_right(call, returned(out), lse)
         found = {name: users(getattr(grads, name)) for name in "qkv"}
@@ -271,7 +297,44 @@ def hidden_by_finite_numbers() -> None:
         torch.testing.assert_close(answers(number, "triton"), expected, atol=5e-3, rtol=5e-3)
 
 
-CALLS = {call.__name__: call for call in (named_backend, hidden_by_value, hidden_by_finite_numbers)}
+def few_queries_of_used_keys() -> None:
+    """By the split-KV kernels, which read no other keys; more used keys than there are are all."""
+    import torch
+
+    from flashvar.backends.triton.attention import few_rows, split_kv
+    from flashvar.ops.attention import run
+    from flashvar.ops.attention.problem import Inputs, Options, pack_tensors
+    from flashvar.ops.attention.validate import inspect
+
+    q, (k, v) = torch.randn(4, 3, 6, 16).half(), torch.randn(2, 4, 600, 2, 16).half()
+    used = torch.tensor([600, 0, 417, 70], dtype=torch.int32)
+    for number, length in enumerate(used.tolist()):
+        k[number, length:] = v[number, length:] = torch.nan
+    sinks, slopes = torch.randn(6), torch.rand(4, 6)
+    optional = pack_tensors(None, sinks, slopes, None, None, None, used)
+    for options in (Options(), Options(causal=True, softcap=3.0), Options(window_left=90)):
+        expected = run.forward(q, k, v, *optional, *options._replace(backend="reference"))
+        found = run.forward(q, k, v, *optional, *options._replace(backend="triton"))
+        torch.testing.assert_close(found, expected, atol=5e-3, rtol=5e-3)
+        problem = inspect(Inputs(q, k, v, *optional), options)
+        assert few_rows.serves(problem, split_kv.NO_DEVICE)
+        # On a GPU nobody checks lengths.
+        wrong = used + torch.tensor([7, -2, 0, 0], dtype=torch.int32)
+        again = [torch.full_like(x, torch.nan) for x in found]
+        launch = few_rows.forward(problem, split_kv.NO_DEVICE)
+        launch(Inputs(q, k, v, *optional[:-1], wrong), *again)
+        torch.testing.assert_close(again, list(found), rtol=0, atol=0)
+
+
+CALLS = {
+    call.__name__: call
+    for call in (
+        named_backend,
+        hidden_by_value,
+        hidden_by_finite_numbers,
+        few_queries_of_used_keys,
+    )
+}
 
 
 def said(call: Callable[[], None]) -> str:
@@ -286,4 +349,7 @@ def said(call: Callable[[], None]) -> str:
 if __name__ == "__main__":
     patch_once()
     found = {name: said(call) for name, call in CALLS.items()}
-    json.dump(found | {str(case): run(case) for case in CASES}, sys.stdout)
+    found |= {str(case): run(case) for case in CASES}
+    for case in filter(takes_split_kv, CASES):
+        found |= {f"{splits} splits {case}": run_split_kv(case, splits) for splits in (1, 3)}
+    json.dump(found, sys.stdout)

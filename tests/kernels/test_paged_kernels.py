@@ -48,7 +48,7 @@ _ROOM = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 
 def launches(capability: int, rows: int, dims: tuple[int, int]) -> list[tuple[Any, list[str]]]:
     """The launches of both kernels on such a device, and the types of their tensors."""
-    from flashvar.backends.triton.attention import paged
+    from flashvar.backends.triton.attention import paged, split_kv
     from flashvar.ops.attention.cache import Cache
     from flashvar.ops.attention.paged import Paged, with_any_keys
     from flashvar.ops.attention.problem import Options
@@ -60,14 +60,14 @@ def launches(capability: int, rows: int, dims: tuple[int, int]) -> list[tuple[An
     table, ends = torch.zeros(1, 64, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     call = Paged(q, k, v, None, table, ends, None, None, None, 1)
     problem = inspect(with_any_keys(call), Options(causal=True, softcap=30.0))
-    device = divmod(capability, 10), _ROOM[capability] * 1024, 132
+    machine = split_kv.Machine(divmod(capability, 10), _ROOM[capability] * 1024, 132)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paged, "_device", lambda _: device)
-        launch = paged.prepare(problem, q, Cache(k, v, None, table), 1, splits=4)
+        patch.setattr(split_kv, "machine_of", lambda _: machine)
+        launch = paged.prepare(problem, q, Cache(k, v, None, table), 1, splits=4).run
     results = ["*fp32", "*fp32"]
     return [
-        (launch.run, [*results, name, name, name, "", "*i32", "*i32", "", "*i32", "", ""]),
-        (launch.merge, [name, "*fp32", *results, ""]),
+        (launch.run, [*results, name, name, name, "", "*i32", "*i32", "", "*i32", "", "", ""]),
+        (launch.merge, [name, "*fp32", *results, "", ""]),
     ]
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from interpreted_attention import CALLS, CASES, Case
+from interpreted_attention import CALLS, CASES, Case, takes_split_kv
 from interpreter import interpreted
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -28,3 +28,9 @@ def test_calls_of_the_public_function(call: str, found: dict[str, str]) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_interpreted(case: Case, found: dict[str, str]) -> None:
     assert found[str(case)] == ""
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("case", [*filter(takes_split_kv, CASES)], ids=str)
+def test_few_queries(case: Case, splits: int, found: dict[str, str]) -> None:
+    assert found[f"{splits} splits {case}"] == ""

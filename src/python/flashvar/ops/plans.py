@@ -154,12 +154,16 @@ def getter(indices: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...
 
 
 def maker(like: torch.Tensor) -> Maker:
-    """The function that makes tensors like `empty_like(like)`, as compiled graphs make theirs.
+    """The function that makes tensors like `empty_like(like)`."""
+    return maker_of(torch.empty_like(like, device="meta"), like.device)
+
+
+def maker_of(dense: torch.Tensor, device: torch.device) -> Maker:
+    """The function that makes tensors like `dense`, as compiled graphs make theirs.
 
     It skips the dispatcher, which takes as long as the allocation itself. Plans may do so: torch
     sees the call of an op, not what is within.
     """
-    dense, device = torch.empty_like(like, device="meta"), like.device
     size, strides, dtype = tuple(dense.shape), dense.stride(), dense.dtype
     if device.type == "cpu":
         return partial(_empty_strided_cpu, size, strides, dtype)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
-from flashvar.backends.triton.attention import tiles, tuned
+from flashvar.backends.triton.attention import few_rows, tiles, tuned
 from flashvar.backends.triton.attention.arguments import backward_arguments, forward_arguments
 from flashvar.backends.triton.attention.bwd_bias import attention_bwd_bias_kernel
 from flashvar.backends.triton.attention.bwd_kv import attention_bwd_kv_kernel
 from flashvar.backends.triton.attention.bwd_q import attention_bwd_q_kernel
 from flashvar.backends.triton.attention.fwd import STRIDE_UNIT, attention_fwd_kernel
+from flashvar.backends.triton.attention.split_kv import Bind, machine_of
 from flashvar.backends.triton.repeated import RepeatedLaunch, on_device
 from flashvar.machine.system import gather
 from flashvar.ops.attention.problem import Strides
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
         Problem,
     )
     from flashvar.selection.candidates import CandidateResult
-
-# Takes a kernel, a grid and all arguments except tensors; returns the function that takes tensors.
-Bind = Callable[[Any, "tuple[int, ...]", "dict[str, Any]"], Callable[..., object]]
 
 # Elements of a 16-bit dtype in 16 bytes, the width of a vectorized load.
 _LOAD_ELEMENTS: Final = STRIDE_UNIT.value
@@ -151,6 +148,9 @@ def backward(
 
 
 def _forward(problem: Problem) -> Launch:
+    machine = machine_of(problem.device)
+    if few_rows.serves(problem, machine):
+        return few_rows.forward(problem, machine)
     return forward(problem, best_tile(problem, "forward"))
 
 

@@ -1,4 +1,4 @@
-"""The Triton kernels of attention on a KV cache that is read in place.
+"""The Triton kernels of attention of few queries, on keys in tensors or in a KV cache.
 
 The rows of a program are the queries of all heads that share a key head, so that keys are read
 once: row r is query r // GROUP of member r % GROUP. The keys of a sequence may be shared by several
@@ -25,6 +25,8 @@ from flashvar.backends.triton.attention.sequences import span
 _RUNTIME: Final = (
     *("seqlen_q", "total_q", "heads_kv", "slots", "size", "pages", "new", "splits"),
     *("window_left", "window_right", "scale_log2", "softcap_in", "softcap_out", "slopes_batch"),
+    *("q_batch", "q_row", "q_head", "k_slot", "k_row", "k_head", "v_slot", "v_row", "v_head"),
+    *("table_row", "table_page"),
 )
 
 
@@ -39,20 +41,21 @@ def _load_rows(p_rows, m_rows, DIM: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=_RUNTIME)
-def paged_fwd_kernel(
-    p_out,  # [batch, seqlen_q, heads, V_DIM] contiguous, written; MERGED: float32
+def split_kv_kernel(
+    p_out,  # [batch, seqlen_q, heads, V_DIM] contiguous, or HEADS_FIRST, written; MERGED: float32
     # [batch, heads_kv, splits, rows, V_DIM]
-    p_lse,  # [batch, heads, seqlen_q] float32, written; MERGED: [batch, heads_kv, splits, rows],
-    # in base 2
+    p_lse,  # [batch, heads, seqlen_q] float32, written, or None; MERGED: [batch, heads_kv, splits,
+    # rows], in base 2
     p_q,  # [batch, seqlen_q, heads, K_DIM], or [total_q, heads, K_DIM]; heads: heads_kv * GROUP
     p_k,  # [slots, size, heads_kv, K_DIM]
     p_v,  # [slots, size, heads_kv, V_DIM]
     p_slots,  # [batch]; None: the number of the sequence
     p_table,  # [batch, pages]; None: a slot is one page
-    p_before,  # [batch], how many keys were in the cache before `new` ones
+    p_before,  # [batch], how many keys were in the cache before `new` ones; None: there is no cache
     p_begins,  # [batch], the position of the first key; None: 0
-    p_lengths,  # int32 [batch], the keys of each sequence
+    p_lengths,  # int32 [batch], the keys of each sequence; None: all
     p_slopes,  # float32 [batch, heads]; None: no ALiBi
+    p_sinks,  # [heads]; None: no sinks, or MERGED
     p_offsets_q,  # int32 [batch + 1]; None: q is dense
     table_row,
     table_page,
@@ -79,9 +82,10 @@ def paged_fwd_kernel(
     scale_log2,  # scale * log2(e)
     softcap_in,
     softcap_out,
-    GROUP: tl.constexpr,
+    GROUP: tl.constexpr,  # heads that share a key head; a variable would stay in registers
     PAGE: tl.constexpr,  # the rows of a page if there is a table
-    MERGED: tl.constexpr,  # whether paged_merge_kernel stores the results
+    HEADS_FIRST: tl.constexpr,  # whether the output is [batch, heads, seqlen_q, V_DIM]
+    MERGED: tl.constexpr,  # whether split_kv_merge_kernel stores the results
     SOFTCAP: tl.constexpr,
     LEFT: tl.constexpr,
     RIGHT: tl.constexpr,
@@ -112,15 +116,20 @@ def paged_fwd_kernel(
     o_query = o_row // GROUP
     o_member = i_head * GROUP + o_row % GROUP
     m_row = o_row < tl.minimum(rows, count * GROUP)
-    seqlen_k = tl.maximum(tl.load(p_lengths + i_batch), 0)
     begin = tl.zeros_like(i_batch)
     if p_begins is not None:
         begin = tl.load(p_begins + i_batch).to(tl.int64)
-    # More keys than there is room for give NaN; those outside are not read.
     room = size.to(tl.int64) * pages
-    outside = (seqlen_k > 0) & ((begin < 0) | (begin + seqlen_k > room))
-    missing = outside | (tl.load(p_before + i_batch).to(tl.int64) + new > room)
-    seqlen_k = tl.where(outside, 0, seqlen_k)
+    seqlen_k = size
+    if p_lengths is not None:
+        seqlen_k = tl.maximum(tl.load(p_lengths + i_batch), 0)
+    missing = False
+    if p_before is None:
+        seqlen_k = tl.minimum(seqlen_k, size)
+    else:  # more keys than there is room for give NaN; those outside are not read
+        outside = (seqlen_k > 0) & ((begin < 0) | (begin + seqlen_k > room))
+        missing = outside | (tl.load(p_before + i_batch).to(tl.int64) + new > room)
+        seqlen_k = tl.where(outside, 0, seqlen_k)
     o_q = i_batch * q_batch + (first_q + o_query).to(tl.int64) * q_row + o_member * q_head
     b_q = _load_rows(p_q + o_q * UNIT, m_row, K_DIM, BLOCK_K)
     b_slope = tl.zeros([BLOCK_ROWS], tl.float32)
@@ -185,17 +194,28 @@ def paged_fwd_kernel(
         b_v = _load_rows(p_v + o_v * UNIT, m_key & m_slot, V_DIM, BLOCK_V)
         b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc * b_rescale[:, None])
 
-    b_sum = tl.where(missing, float("nan"), b_sum)
-    b_out = b_acc / tl.where(b_sum == 0.0, 1.0, b_sum)[:, None]
+    if p_before is not None:
+        b_sum = tl.where(missing, float("nan"), b_sum)
+    b_scale = 1.0
+    if p_sinks is not None:
+        b_sink = tl.load(p_sinks + o_member, mask=m_row, other=0.0).to(tl.float32) * LOG2E
+        b_max, b_before = tl.maximum(b_max, b_sink), b_max
+        b_scale = tl.exp2(b_before - b_max)
+        b_sum = b_sum * b_scale + tl.exp2(b_sink - b_max)
+    b_out = b_acc * (b_scale / tl.where(b_sum == 0.0, 1.0, b_sum))[:, None]
     b_lse = tl.where(b_sum == 0.0, float("-inf"), b_max + tl.log2(b_sum))
+    heads = heads_kv * GROUP
+    o_lse = (i_batch * heads + o_member) * seqlen_q + o_query
+    o_out = ((i_batch * seqlen_q + o_query) * heads + o_member) * V_DIM
+    if HEADS_FIRST:
+        o_out = o_lse * V_DIM
     if MERGED:
         o_lse = (i_tile.to(tl.int64) * splits + i_split) * rows + o_row
         o_out = o_lse * V_DIM
     else:
-        o_lse = (i_batch * heads_kv * GROUP + o_member) * seqlen_q + o_query
-        o_out = ((i_batch * seqlen_q + o_query) * heads_kv * GROUP + o_member) * V_DIM
         b_lse = b_lse / LOG2E
-    tl.store(p_lse + o_lse, b_lse, mask=m_row)
+    if p_lse is not None:
+        tl.store(p_lse + o_lse, b_lse, mask=m_row)
     o_dim = tl.arange(0, BLOCK_V)
     tl.store(
         p_out + o_out[:, None] + o_dim[None, :],
@@ -218,19 +238,21 @@ def _sequence_of(p_offsets, batch, total, i_row):
     return i_sequence, first, first + count
 
 
-@triton.jit(do_not_specialize=("batch", "seqlen_q", "total_q", "heads_kv", "splits"))
-def paged_merge_kernel(
+@triton.jit(do_not_specialize=("batch", "seqlen_q", "total_q", "heads_kv", "group", "splits"))
+def split_kv_merge_kernel(
     p_out,  # [batch, seqlen_q, heads, V_DIM] or [total_q, heads, V_DIM] contiguous, written
-    p_lse,  # [batch, heads, seqlen_q] or [heads, total_q] float32, written
-    p_outs,  # as paged_fwd_kernel writes them
+    p_lse,  # [batch, heads, seqlen_q] or [heads, total_q] float32, written; or None
+    p_outs,  # as split_kv_kernel writes them
     p_lses,
+    p_sinks,
     p_offsets_q,
     batch,
     seqlen_q,
     total_q,
     heads_kv,
+    group,
     splits,
-    GROUP: tl.constexpr,
+    HEADS_FIRST: tl.constexpr,
     V_DIM: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
@@ -239,7 +261,7 @@ def paged_merge_kernel(
 
     Queries of no sequence give 0 and -inf, those beyond `seqlen_q`, which were not computed, NaN.
     """
-    heads = heads_kv * GROUP
+    heads = heads_kv * group
     i_row = tl.program_id(0) // heads  # of all sequences
     i_head = tl.program_id(0) % heads
     i_batch = i_row // seqlen_q
@@ -253,15 +275,21 @@ def paged_merge_kernel(
         o_lse = i_head.to(tl.int64) * total_q + i_row
     o_split = tl.arange(0, BLOCK_SPLITS)
     o_dim = tl.arange(0, BLOCK_V)
-    i_tile = i_batch.to(tl.int64) * heads_kv + i_head // GROUP
-    o_part = (i_tile * splits + o_split) * seqlen_q * GROUP + i_query * GROUP + i_head % GROUP
+    i_tile = i_batch.to(tl.int64) * heads_kv + i_head // group
+    o_part = ((i_tile * splits + o_split) * seqlen_q + i_query) * group + i_head % group
     m_part = (o_split < splits) & exists & (i_query < seqlen_q)
     b_lse = tl.load(p_lses + o_part, mask=m_part, other=float("-inf"))
     m_seen = b_lse != float("-inf")
     base = tl.max(b_lse, 0)
+    sink = float("-inf")
+    if p_sinks is not None:
+        sink = tl.load(p_sinks + i_head).to(tl.float32) * LOG2E
+        base = tl.maximum(base, sink)
     base = tl.where(base == float("-inf"), 0.0, base)
     b_weight = tl.where(m_seen, tl.exp2(b_lse - base), 0.0)
     total = tl.sum(b_weight, 0)
+    if p_sinks is not None:
+        total += tl.where(exists, tl.exp2(sink - base), 0.0)
     total = tl.where(exists & (i_query >= seqlen_q), float("nan"), total)
     b_outs = tl.load(
         p_outs + o_part[:, None] * V_DIM + o_dim[None, :],
@@ -269,7 +297,10 @@ def paged_merge_kernel(
         other=0.0,
     )
     b_out = tl.sum(b_outs * b_weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
-    lse = tl.where(total == 0.0, float("-inf"), (base + tl.log2(total)) / LOG2E)
-    tl.store(p_lse + o_lse, lse)
-    o_out = (i_row.to(tl.int64) * heads + i_head) * V_DIM + o_dim
-    tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=o_dim < V_DIM)
+    if p_lse is not None:
+        lse = tl.where(total == 0.0, float("-inf"), (base + tl.log2(total)) / LOG2E)
+        tl.store(p_lse + o_lse, lse)
+    o_out = (i_row.to(tl.int64) * heads + i_head) * V_DIM
+    if HEADS_FIRST:
+        o_out = o_lse * V_DIM
+    tl.store(p_out + o_out + o_dim, b_out.to(p_out.dtype.element_ty), mask=o_dim < V_DIM)
