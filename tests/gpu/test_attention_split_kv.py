@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from device_call import check, run
+from device_call import DEVICE, check, run
 from features import dense, modified, packed, rearranged, sinks
-from oracle import Call, assert_right
+from oracle import Call, assert_gradients_right, assert_right
 from random_cases import heads_first
 
 pytestmark = pytest.mark.kernels_of("triton")
@@ -51,12 +52,18 @@ def test_groups(size: tuple[int, int], heads: tuple[int, int], backend: str) -> 
             check(dense(128, BF16, (queries, keys), heads, batch, **given), backend)
 
 
-@pytest.mark.parametrize("name", ["softcap", "alibi", "negative-scale", "zero-scale", "sinks"])
+@pytest.mark.parametrize(
+    "name", ["softcap", "alibi", "bias", "negative-scale", "zero-scale", "sinks"]
+)
 @pytest.mark.parametrize("size", [(1, 3000), (60, 800)], ids=str)
 def test_features(size: tuple[int, int], name: str, backend: str) -> None:
     batch, keys = size
     for queries in (1, 5):
-        call = dense(64, FP16, (queries, keys), (6, 3), batch, **modified(name, FP16, batch, 6))
+        if name == "bias":
+            given = {"bias": torch.randn(1, 6, queries, keys, dtype=FP16, device=DEVICE)}
+        else:
+            given = modified(name, FP16, batch, 6)
+        call = dense(64, FP16, (queries, keys), (6, 3), batch, **given)
         check(call, backend)
         check(rearranged(call, heads_first), backend, "bhsd")
 
@@ -90,3 +97,30 @@ def test_more_than_2_to_the_31_elements_of_keys(backend: str) -> None:
         one = slice(batch, batch + 1)
         part = Call(call.q[one], call.k[one], call.v[one])
         assert_right(part, out[one], lse[one])
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore")  # the profiler's own
+@pytest.mark.parametrize("name", ["softcap", "alibi", "bias"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_call_that_names_no_backend(grad: bool, name: str, backend: str) -> None:
+    """Also where a binary serves it, which divides no keys of calls with score modifiers."""
+    del backend
+    given = modified(name, BF16, 1, 8) if name != "bias" else {}
+    call = dense(128, BF16, (1, 9000), (8, 2), 1, causal=True, **given)
+    if name == "bias":
+        call = replace(call, bias=torch.randn(1, 8, 1, 9000, dtype=BF16, device=DEVICE))
+    if grad:
+        named = {"q": call.q, "k": call.k, "v": call.v}
+        leaves = {name: x.detach().requires_grad_() for name, x in named.items()}
+        out, _ = run(replace(call, **leaves), "auto")
+        grad_out = torch.randn_like(out)
+        grads = torch.autograd.grad(out, [*leaves.values()], grad_out)
+        assert_gradients_right(call, dict(zip(leaves, grads, strict=True)), grad_out)
+        return
+    assert_right(call, *run(call, "auto"))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        run(call, "auto")
+        torch.cuda.synchronize()
+    kernels = [event.name for event in profile.events() if event.name.endswith("_kernel")]
+    assert sorted(kernels) == ["split_kv_kernel", "split_kv_merge_kernel"]

@@ -82,6 +82,7 @@ CASES = [
     Case(32, (40, 70), sinks="float", causal=True, heads=(4, 2), batch=2, grad_lse=True),
     Case(16, (70, 40), sinks="half", window=(9, 0), dropout=0.3, scale=-0.3, grad_lse=True),
     Case(16, (0, 300), packed=(1, 4, 0), sinks="half", heads=(6, 2), causal=True),
+    Case(16, (3, 300), bias=(2, 6), batch=2, heads=(6, 2), softcap=3.0, layout="bhsd"),
     Case(16, (3, 300), sinks="half", batch=2, heads=(6, 2), alibi=True, layout="bhsd"),
     Case(16, (33, 47), sinks="half", bias=(1, 2), softcap=2.0, heads=(2, 2)),
     Case(24, (0, 0), packed=(33, 5), packed_k=(20, 0), sinks="float", causal=True, grad_lse=True),
@@ -163,7 +164,7 @@ def made(case: Case) -> Call:
 
 def takes_split_kv(case: Case) -> bool:
     """Whether the split-KV kernels run a case."""
-    return case.packed_k is None and case.bias is None and not case.dropout
+    return case.packed_k is None and not case.dropout
 
 
 def run_split_kv(case: Case, splits: int) -> str:

@@ -66,7 +66,7 @@ def launches(capability: int, rows: int, dims: tuple[int, int]) -> list[tuple[An
         launch = paged.prepare(problem, q, Cache(k, v, None, table), 1, splits=4).run
     results = ["*fp32", "*fp32"]
     return [
-        (launch.run, [*results, name, name, name, "", "*i32", "*i32", "", "*i32", "", "", ""]),
+        (launch.run, [*results, name, name, name, "", "*i32", "*i32", "", "*i32", "", "", "", ""]),
         (launch.merge, [name, "*fp32", *results, "", ""]),
     ]
 

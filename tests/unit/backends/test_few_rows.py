@@ -43,8 +43,8 @@ def problem(
         ((1, 65, 32768, (16, 8)), False),  # 130 rows
         ((1, 128, 4096, (32, 32)), True),  # 64 programs on 132 multiprocessors
         ((1, 128, 4096, (34, 34)), False),
-        ((17, 1, 64, (32, 8)), True),  # keys are read once for four heads
-        ((16, 1, 64, (32, 8)), False),
+        ((9, 1, 64, (32, 8)), True),  # keys are read once for four heads
+        ((8, 1, 64, (32, 8)), False),
         ((17, 5, 64, (32, 8)), False),
         ((17, 1, 64, (24, 8)), False),
     ],
@@ -61,12 +61,9 @@ def test_windows_leave_few_keys() -> None:
     assert few_rows.serves(problem(*given, window_right=9), H200)
 
 
-@pytest.mark.parametrize("feature", ["bias", "dropout", "packed keys"])
+@pytest.mark.parametrize("feature", ["dropout", "packed keys"])
 def test_what_only_the_other_kernel_computes(feature: str) -> None:
-    if feature == "bias":
-        bias = torch.empty(1, 8, 1, 4096, dtype=torch.bfloat16, device="meta")
-        found = problem(1, 1, 4096, (8, 8), extras={"bias": bias})
-    elif feature == "dropout":
+    if feature == "dropout":
         state = torch.empty(2, dtype=torch.int64, device="meta")
         found = problem(1, 1, 4096, (8, 8), extras={"rng_state": state}, dropout_p=0.5)
     else:

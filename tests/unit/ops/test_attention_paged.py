@@ -10,7 +10,7 @@ import torch
 
 from flashvar.errors import BackendUnavailableError, DtypeError, InvalidInputError, ShapeError
 from flashvar.flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
-from flashvar.ops.attention import paged
+from flashvar.ops.attention import choice, paged
 from flashvar.ops.attention.problem import Options
 from flashvar.ops.attention.torch_library import attention_paged
 from flashvar.ops.plans import Plans
@@ -285,7 +285,8 @@ def test_triton_runs_a_call_unless_another_backend_is_named(
             raise BackendUnavailableError("triton is not there")
         return SimpleNamespace(backend=asked, explicit=True), None
 
-    monkeypatch.setattr(paged, "choose_backend", choose)
+    for module in (paged, choice):
+        monkeypatch.setattr(module, "choose_backend", choose)
     assert paged._takes_triton(torch.empty(0), None) == takes  # type: ignore[arg-type]
     # It excludes Triton from calls that name no backend.
     monkeypatch.setenv("FLASHVAR_FORCE_ARCH", "sm_89")

@@ -6,16 +6,15 @@ sequence in consecutive rows: for them keys are copied, which pays where there a
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from flashvar.errors import BackendUnavailableError
 from flashvar.ops.arguments import as_traceable, check_strided, count
 from flashvar.ops.attention import run
 from flashvar.ops.attention.append import append
 from flashvar.ops.attention.cache import Cache, check_packed
+from flashvar.ops.attention.choice import TRITON, triton_if_allowed
 from flashvar.ops.attention.plan import unusual_types
 from flashvar.ops.attention.problem import Inputs, Options, Problem, pack_options
 from flashvar.ops.attention.spec import FORWARD, HEAD_DIM_STEP
@@ -37,7 +36,6 @@ from flashvar.selection.request import Overrides
 if TYPE_CHECKING:
     from flashvar.backends.triton.attention.paged import PagedLaunch
 
-_TRITON: Final = find_spec("triton") is not None
 _DTYPES: Final = (torch.bfloat16, torch.float16)
 # With more rows of a key head, queries times heads of a group, a copy pays: the compiled kernels
 # compute faster.
@@ -73,7 +71,7 @@ class Paged(NamedTuple):
 
 def may_be_in_place(q: Any) -> bool:
     """Whether calls of such a q are computed in place, in the dtype of autocast if it is on."""
-    on_gpu = _TRITON and isinstance(q, torch.Tensor) and q.is_cuda
+    on_gpu = TRITON and isinstance(q, torch.Tensor) and q.is_cuda
     if not on_gpu or q.dtype not in _DTYPES:
         return False
     return not autocasts() or dtype_on("cuda") in (None, q.dtype)
@@ -198,15 +196,7 @@ def with_any_keys(call: Paged) -> Inputs:
 def _takes_triton(q: torch.Tensor, problem: Problem) -> bool:
     """Whether Triton may run a call: where the user has named no other backend."""
     chosen, _ = choose_backend(FORWARD, q, "auto", problem)
-    if chosen.backend == "triton" or chosen.explicit or chosen.backend == "reference":
-        return chosen.backend == "triton"
-    if Overrides.from_environment().kind is not None:  # it excludes Triton
-        return False
-    try:
-        choose_backend(FORWARD, q, "triton", problem)
-    except BackendUnavailableError:
-        return False
-    return True
+    return triton_if_allowed(q, problem, chosen) is not None
 
 
 def attention_paged(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 
 from flashvar.errors import InvalidInputError
+from flashvar.ops.attention.choice import choose_forward
 from flashvar.ops.attention.offsets import are_int32, cast_launch, check_values
 from flashvar.ops.attention.options import check_options
 from flashvar.ops.attention.padding import (
@@ -38,7 +39,7 @@ from flashvar.ops.attention.problem import (
     make_inputs,
 )
 from flashvar.ops.attention.sinks import fill_without_keys, gradient
-from flashvar.ops.attention.spec import BACKWARD, FORWARD
+from flashvar.ops.attention.spec import BACKWARD
 from flashvar.ops.attention.trace import logged_backward, logged_forward
 from flashvar.ops.attention.validate import check_tensors, inspect, inspect_backward
 from flashvar.ops.backend_choice import choose_backend
@@ -362,7 +363,7 @@ def _make(inputs: Inputs, options: Options) -> Plan:
         launch = None if inner.launch is None else padded_launch(problem, inner.launch)
         chosen = inner.chosen
     else:
-        chosen, backend = choose_backend(FORWARD, q, options.backend, problem)
+        chosen, backend = choose_forward(q, options.backend, problem)
         launch = None
         if not problem.empty and not q.is_meta:
             launch = backend.prepare_forward(problem, chosen)

@@ -48,7 +48,7 @@ def backward_arguments(backward: BackwardProblem, tile: Tile, kernel: Any) -> di
         **_strides("grad_q", backward.grad_q),
         **_strides("grad_k", backward.grad_k),
         **_strides("grad_v", backward.grad_v),
-        **_bias_strides("grad_bias", bias),
+        **bias_strides("grad_bias", bias),
         "bias_batches": problem.batch if bias is not None and bias.batch else 1,
         "bias_heads": problem.heads_q if bias is not None and bias.heads else 1,
         "scale": float32(problem.scale),
@@ -67,7 +67,7 @@ def _common(problem: Problem) -> dict[str, Any]:
         **_strides("k", problem.k),
         **_strides("v", problem.v),
         **_strides("out", problem.out),
-        **_bias_strides("bias", problem.bias),
+        **bias_strides("bias", problem.bias),
         "lse_batch": 0 if packed else problem.heads_q * problem.seqlen_q,
         "lse_head": problem.total_q if packed else problem.seqlen_q,
         "slopes_batch": problem.alibi_batch_stride or 0,
@@ -130,7 +130,7 @@ def _strides(name: str, strides: Strides) -> dict[str, int]:
     return {f"{name}_{axis}": stride // _LOAD_ELEMENTS for axis, stride in axes}
 
 
-def _bias_strides(name: str, strides: BiasStrides | None) -> dict[str, int]:
+def bias_strides(name: str, strides: BiasStrides | None) -> dict[str, int]:
     """Strides of a bias by kernel argument, in elements."""
     axes = zip(("batch", "head", "query"), strides or (0, 0, 0), strict=True)
     return {f"{name}_{axis}": stride for axis, stride in axes}

@@ -34,7 +34,7 @@ _ROWS_OF_GROUP: Final = 16
 
 def runs(problem: Problem) -> bool:
     """Whether the split-KV kernels run a problem."""
-    return problem.total_k is None and problem.bias is None and problem.dropout_p == 0.0
+    return problem.total_k is None and problem.dropout_p == 0.0
 
 
 def serves(problem: Problem, machine: Machine) -> bool:
@@ -46,7 +46,7 @@ def serves(problem: Problem, machine: Machine) -> bool:
     rows = problem.seqlen_q * group
     keys = most_keys(problem, problem.seqlen_k)
     if keys < _LEAST_KEYS:
-        fills = problem.batch * problem.heads_kv >= machine.multiprocessors
+        fills = 2 * problem.batch * problem.heads_kv >= machine.multiprocessors
         return fills and group >= _LEAST_GROUP and rows <= _ROWS_OF_GROUP
     if problem.seqlen_q <= _DECODED and rows <= _ROWS_OF_DECODED:
         return True
@@ -62,8 +62,8 @@ def forward(
     run = split_kv.prepare(problem, keys, machine, splits=splits, bind=bind)
 
     def launch(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor | None) -> None:
-        q, k, v, _, sinks, slopes, _, offsets, _, used = inputs
+        q, k, v, bias, sinks, slopes, _, offsets, _, used = inputs
         no_cache = (None,) * 4  # slots, a table, lengths before, first keys
-        run(out, lse, q, k, v, *no_cache, used, slopes, sinks=sinks, offsets=offsets)
+        run(out, lse, q, k, v, *no_cache, used, slopes, bias=bias, sinks=sinks, offsets=offsets)
 
     return launch

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from flashvar.backends.triton.attention import tiles
-from flashvar.backends.triton.attention.arguments import LOG2E, UNBOUNDED, float32
+from flashvar.backends.triton.attention.arguments import LOG2E, UNBOUNDED, bias_strides, float32
 from flashvar.backends.triton.attention.fwd import STRIDE_UNIT
 from flashvar.backends.triton.attention.split_kv_kernels import (
     split_kv_kernel,
@@ -83,6 +83,7 @@ class SplitKVLaunch(NamedTuple):
         out: torch.Tensor,
         lse: torch.Tensor | None,
         *given: torch.Tensor | None,
+        bias: torch.Tensor | None = None,
         sinks: torch.Tensor | None = None,
         offsets: torch.Tensor | None = None,
     ) -> None:
@@ -92,10 +93,10 @@ class SplitKVLaunch(NamedTuple):
         """
         with on_device(self.device):
             if self.merge is None:
-                self.run(out, lse, *given, sinks, offsets)
+                self.run(out, lse, *given, bias, sinks, offsets)
             else:
                 outs, lses = self.make_outs(), self.make_lses()
-                self.run(outs, lses, *given, None, offsets)
+                self.run(outs, lses, *given, bias, None, offsets)
                 self.merge(out, lse, outs, lses, sinks, offsets)
 
 
@@ -110,7 +111,7 @@ def prepare(
     """The launch of a problem, whose strides of k and v are not used; rows are contiguous.
 
     Args:
-        problem: Queries are dense or packed; no bias, no dropout.
+        problem: Queries are dense or packed; no dropout.
         keys: Where keys and values are.
         machine: The device.
         new: How many keys of each sequence the call has added to a cache.
@@ -252,6 +253,7 @@ def _numbers(problem: Problem, keys: Keys) -> dict[str, Any]:
     softcap, scale = problem.softcap, problem.scale * LOG2E
     return {
         "slopes_batch": problem.alibi_batch_stride or 0,
+        **bias_strides("bias", problem.bias),
         "slots": keys.slots,
         "size": keys.size,
         "pages": keys.pages,

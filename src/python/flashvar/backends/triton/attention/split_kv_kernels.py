@@ -26,7 +26,7 @@ _RUNTIME: Final = (
     *("seqlen_q", "total_q", "heads_kv", "slots", "size", "pages", "new", "splits"),
     *("window_left", "window_right", "scale_log2", "softcap_in", "softcap_out", "slopes_batch"),
     *("q_batch", "q_row", "q_head", "k_slot", "k_row", "k_head", "v_slot", "v_row", "v_head"),
-    *("table_row", "table_page"),
+    *("table_row", "table_page", "bias_batch", "bias_head", "bias_query"),
 )
 
 
@@ -55,6 +55,7 @@ def split_kv_kernel(
     p_begins,  # [batch], the position of the first key; None: 0
     p_lengths,  # int32 [batch], the keys of each sequence; None: all
     p_slopes,  # float32 [batch, heads]; None: no ALiBi
+    p_bias,  # [batch, heads, seqlen_q, size]; None: no bias
     p_sinks,  # [heads]; None: no sinks, or MERGED
     p_offsets_q,  # int32 [batch + 1]; None: q is dense
     table_row,
@@ -69,6 +70,9 @@ def split_kv_kernel(
     v_row,
     v_head,
     slopes_batch,
+    bias_batch,
+    bias_head,
+    bias_query,
     seqlen_q,  # with offsets the longest
     total_q,  # with offsets the rows of q
     heads_kv,
@@ -136,6 +140,9 @@ def split_kv_kernel(
     if p_slopes is not None:
         p_slope = p_slopes + i_batch * slopes_batch + o_member
         b_slope = tl.load(p_slope, mask=m_row, other=0.0) * LOG2E
+    b_bias = None
+    if p_bias is not None:
+        b_bias = p_bias + (i_batch * bias_batch + o_member * bias_head)[:, None]
     slot = i_batch
     if p_slots is not None:
         slot = tl.load(p_slots + i_batch).to(tl.int64)
@@ -176,8 +183,8 @@ def split_kv_kernel(
         b_k = _load_rows(p_k + o_k * UNIT, m_key & m_slot, K_DIM, BLOCK_K)
         b_s, _derivative = modified(
             tl.dot(b_q, tl.trans(b_k)), o_query[:, None], o_key[None, :], diagonal, count,
-            seqlen_k, scale_log2, softcap_in, softcap_out, None, 0, b_slope[:, None], SOFTCAP,
-            p_slopes is not None,
+            seqlen_k, scale_log2, softcap_in, softcap_out, b_bias, bias_query.to(tl.int64),
+            b_slope[:, None], SOFTCAP, p_slopes is not None,
         )  # fmt: skip
         m_visible = visible(
             o_query[:, None], o_key[None, :], diagonal, stop, window_left, window_right, LEFT, RIGHT
