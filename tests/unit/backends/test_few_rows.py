@@ -61,6 +61,24 @@ def test_windows_leave_few_keys() -> None:
     assert few_rows.serves(problem(*given, window_right=9), H200)
 
 
+@pytest.mark.parametrize(
+    ("given", "serves"),
+    [
+        ((8, 1, 512, (8, 8)), True),
+        ((9, 1, 512, (8, 8)), False),  # 72 programs on 132 multiprocessors without splits
+        ((1, 16, 512, (8, 8)), True),
+        ((1, 17, 512, (8, 8)), False),
+        ((9, 1, 64, (32, 8)), False),
+    ],
+    ids=str,
+)
+def test_a_bias(given: tuple[Any, ...], serves: bool) -> None:
+    """It is read for each score."""
+    _, queries, keys, _ = given
+    bias = torch.empty(1, 1, queries, keys, dtype=torch.bfloat16, device="meta")
+    assert few_rows.serves(problem(*given, extras={"bias": bias}), H200) == serves
+
+
 @pytest.mark.parametrize("feature", ["dropout", "packed keys"])
 def test_what_only_the_other_kernel_computes(feature: str) -> None:
     if feature == "dropout":

@@ -111,6 +111,35 @@ def test_what_compiled_kernels_serve_is_left_alone(run: Run, made: list[tuple[Ki
     assert {one["detail"] for one in document["calls"]} == {"cuda sm_89 runs it"}
 
 
+@pytest.mark.parametrize(
+    ("words", "environ", "compiled"),
+    [
+        (["--softcap"], {}, True),
+        (["--alibi", "--causal"], {}, True),
+        (["--bias", "--sinks", "--seqused"], {}, True),
+        (["--softcap", "--varlen"], {}, False),
+        (["--softcap", "--dropout"], {}, False),
+        (["--window", "--sinks"], {}, False),
+        (["--softcap"], {"FLASHVAR_BACKEND": "cuda"}, False),
+        (["--softcap"], {"FLASHVAR_FORCE_ARCH": "sm_89"}, False),
+    ],
+    ids=str,
+)
+def test_few_queries_with_score_modifiers_run_on_triton_beside_a_wheel(
+    words: list[str],
+    environ: dict[str, str],
+    compiled: bool,
+    run: Run,
+    made: list[tuple[Kind, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    code, document = run(options(*words), fakes.system(fakes.L40S), fakes.inventory("89"))
+    assert (code, bool(made)) == (0, compiled)
+    assert {one["state"] for one in document["calls"]} == {"ready" if compiled else "not needed"}
+
+
 def test_nothing_to_compile_where_another_backend_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

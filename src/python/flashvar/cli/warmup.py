@@ -35,6 +35,11 @@ class Kind(Protocol):
         """The kind in words."""
         ...
 
+    @property
+    def triton_too(self) -> bool:
+        """Whether Triton runs some of such calls even where a binary serves them."""
+        ...
+
     def requests(self, device: int) -> tuple[Request, ...]:
         """The selection requests of such a call."""
         ...
@@ -220,6 +225,10 @@ def _outcome_of(kind: Kind, options: WarmupOptions, system: System, device: Devi
         if decision.chosen.backend == "triton":
             return Outcome(kind, _READY, "")
         candidate = decision.chosen.candidate
+        may_fall_back = decision.chosen.backend == "cuda" and not decision.chosen.explicit
+        triton = [one for one in decision.results if one.backend == "triton" and one.accepted]
+        if kind.triton_too and may_fall_back and triton:
+            return Outcome(kind, _READY, "")
     return Outcome(kind, _NOT_NEEDED, f"{candidate} runs it")
 
 

@@ -9,6 +9,15 @@ from typing import Any
 from flashvar.cli.comma_lists import names
 
 
+class AnyKind:
+    """A kind of call of any op."""
+
+    @property
+    def triton_too(self) -> bool:
+        """Whether Triton runs some of such calls even where a binary serves them."""
+        return False
+
+
 def add_sizes(
     parser: argparse.ArgumentParser, name: str, kind: Any, default: list[Any], text: str
 ) -> None:

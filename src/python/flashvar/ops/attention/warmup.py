@@ -11,7 +11,7 @@ from flashvar.cli.comma_lists import pairs, unique
 from flashvar.errors import ConfigurationError
 from flashvar.ops.attention.spec import BACKWARD, FORWARD, HEAD_DIM_MAX, HEAD_DIM_STEP
 from flashvar.ops.op import value_text
-from flashvar.ops.warmup_options import add_backward, add_dtype, add_sizes, training
+from flashvar.ops.warmup_options import AnyKind, add_backward, add_dtype, add_sizes, training
 from flashvar.selection.request import Request
 
 # Features of a call besides q, k and v, and their help texts.
@@ -29,7 +29,7 @@ _DTYPES: Final = ("bf16", "fp16")
 
 
 @dataclass(frozen=True)
-class Kind:
+class Kind(AnyKind):
     """Calls that use the same kernels. Training calls store the log-sum-exp and have a backward."""
 
     dtype: str  # "bf16" or "fp16"
@@ -59,6 +59,12 @@ class Kind:
         )
         functions = (FORWARD, BACKWARD) if self.training else (FORWARD,)
         return tuple(Request(name, self.dtype, device, (dims,)) for name in functions)
+
+    @property
+    def triton_too(self) -> bool:
+        """Triton divides the keys of few queries, which binaries do not with score modifiers."""
+        modified = not self.features.isdisjoint({"softcap", "alibi", "bias"})
+        return modified and self.features.isdisjoint({"varlen", "dropout"})
 
     def to_json(self) -> dict[str, Any]:
         """The fields, for --json."""

@@ -11,6 +11,7 @@ from flashvar.cli.comma_lists import numbers, unique
 from flashvar.errors import ConfigurationError
 from flashvar.ops.causal_conv1d.spec import BACKWARD, FORWARD, SPEC, UPDATE
 from flashvar.ops.warmup_options import (
+    AnyKind,
     add_backward,
     add_dtype,
     add_sizes,
@@ -25,7 +26,7 @@ _DIM: Final = 256
 
 
 @dataclass(frozen=True)
-class Kind:
+class Kind(AnyKind):
     """Calls of one dtype and width with SiLU, of prompts and of tokens after them."""
 
     dtype: str

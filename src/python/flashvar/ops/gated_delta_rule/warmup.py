@@ -18,6 +18,7 @@ from flashvar.ops.gated_delta_rule.spec import (
 )
 from flashvar.ops.op import value_text
 from flashvar.ops.warmup_options import (
+    AnyKind,
     add_backward,
     add_dtype,
     add_sizes,
@@ -32,7 +33,7 @@ _TOKENS: Final = 64
 
 
 @dataclass(frozen=True)
-class Kind:
+class Kind(AnyKind):
     """Calls of one dtype and of one K and V, of prompts and of tokens after them."""
 
     dtype: str

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flashvar.cli.comma_lists import numbers, unique
 from flashvar.errors import ConfigurationError
 from flashvar.ops.merge_states.spec import BACKWARD, FORWARD, SPEC
-from flashvar.ops.warmup_options import add_backward, add_dtype, add_sizes, training
+from flashvar.ops.warmup_options import AnyKind, add_backward, add_dtype, add_sizes, training
 from flashvar.selection.request import Request
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _STACKED: Final = 2  # parts of a call whose kernel is that of any number
 
 
 @dataclass(frozen=True)
-class Kind:
+class Kind(AnyKind):
     """Calls of one dtype, head dim and number of parts; those of training have a backward."""
 
     dtype: str

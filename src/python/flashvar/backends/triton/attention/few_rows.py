@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from flashvar.ops.attention.problem import Inputs, Launch, Problem
 
 # Rows are queries times the heads of a group. The numbers are from 660 calls on an H200 by both
-# kernels, at head dims 64, 128 and 256.
+# kernels, at three head dims; with a bias from 528, beside the compiled kernel.
 _LEAST_KEYS: Final = 512
 _DECODED: Final = 8  # queries
 _ROWS_OF_DECODED: Final = 32
@@ -45,9 +45,12 @@ def serves(problem: Problem, machine: Machine) -> bool:
     group = problem.heads_q // problem.heads_kv
     rows = problem.seqlen_q * group
     keys = most_keys(problem, problem.seqlen_k)
+    fills = 2 * problem.batch * problem.heads_kv >= machine.multiprocessors
     if keys < _LEAST_KEYS:
-        fills = 2 * problem.batch * problem.heads_kv >= machine.multiprocessors
-        return fills and group >= _LEAST_GROUP and rows <= _ROWS_OF_GROUP
+        plain = problem.bias is None
+        return plain and fills and group >= _LEAST_GROUP and rows <= _ROWS_OF_GROUP
+    if problem.bias is not None:  # another value for each score: many make it slower
+        return rows <= _ROWS_OF_GROUP and not fills
     if problem.seqlen_q <= _DECODED and rows <= _ROWS_OF_DECODED:
         return True
     programs = problem.batch * problem.heads_q * -(-problem.seqlen_q // _BLOCK)
