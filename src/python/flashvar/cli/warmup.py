@@ -226,8 +226,8 @@ def _outcome_of(kind: Kind, options: WarmupOptions, system: System, device: Devi
             return Outcome(kind, _READY, "")
         candidate = decision.chosen.candidate
         may_fall_back = decision.chosen.backend == "cuda" and not decision.chosen.explicit
-        triton = [one for one in decision.results if one.backend == "triton" and one.accepted]
-        if kind.triton_too and may_fall_back and triton:
+        serves = any(one.backend == "triton" and one.accepted for one in decision.results)
+        if kind.triton_too and may_fall_back and serves:
             return Outcome(kind, _READY, "")
     return Outcome(kind, _NOT_NEEDED, f"{candidate} runs it")
 
