@@ -47,7 +47,7 @@ def decided(device: Device, dtype: str, head_dim: int, named: bool = False) -> s
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
 def test_every_capability(device: Device, dtype: str) -> None:
-    for head_dim in (32, 40, 64, 128, 256):
+    for head_dim in (32, 40, 64, 128, 256, 512):
         reason = decided(device, dtype, head_dim)
         if device.capability >= (8, 0):
             assert reason is None
@@ -57,7 +57,7 @@ def test_every_capability(device: Device, dtype: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
 def test_what_no_device_serves(device: Device) -> None:
-    for dtype, head_dim in (("fp64", 64), ("bf16", 264), ("bf16", 20)):
+    for dtype, head_dim in (("fp64", 64), ("bf16", 520), ("bf16", 20)):
         assert decided(device, dtype, head_dim) is not None
 
 

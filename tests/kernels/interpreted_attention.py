@@ -70,6 +70,8 @@ CASES = [
     Case(112, (20, 129), causal=True, aligned=False),
     Case(160, (17, 34), head_dim_v=64, causal=True),
     Case(256, (17, 50), causal=True, heads=(2, 2)),
+    Case(320, (17, 20), head_dim_v=512, causal=True),
+    Case(512, (20, 17), window=(9, 0), heads=(2, 2), grad_lse=True),
     Case(32, (70, 90), window=(20, 5)),
     Case(32, (90, 70), window=(-1, 9), batch=2),
     Case(32, (40, 90), window=(0, -1), softcap=3.0),

@@ -85,6 +85,10 @@ def launches(capability: int, rows: int, dims: tuple[int, int]) -> list[tuple[An
         (100, 512, (192, 128)),
         (120, 4, (256, 256)),
         (120, 512, (192, 128)),
+        (80, 512, (512, 512)),
+        (86, 4, (512, 512)),
+        (90, 512, (512, 512)),
+        (90, 4, (320, 512)),
     ],
 )
 def test_compiles_within_shared_memory_and_hardly_spills(

@@ -165,6 +165,17 @@ def test_compiles_and_fits(
     assert re.search(r"cp\.async\.cg\.shared\.global .*, 0x10, ", kernel.asm["ptx"])
 
 
+@pytest.mark.parametrize("direction", ["forward", "backward_q", "backward_kv"])
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (9, 0), (10, 0), (12, 0)], ids=str)
+def test_the_largest_head_dim_fits(
+    capability: tuple[int, int], direction: str, tmp_path: Path
+) -> None:
+    kernel = compiled(direction, alike(direction, capability, 512), 512)
+    assert kernel.metadata.shared <= bound(direction, capability, 512) <= DEVICES[capability]
+    assert "mma" in kernel.asm["ptx"]  # of any kind: tiles of 16 and 32 rows have an older one
+    assert stack_bytes(kernel, tmp_path) <= 160  # bytes of a thread
+
+
 @pytest.mark.parametrize("capability", WITHOUT_TENSOR_CORES, ids=str)
 @pytest.mark.parametrize(
     ("direction", "features"),
@@ -216,7 +227,7 @@ def test_nor_are_they_with_a_bias(
 
 
 def test_split_covers_the_head_dim_with_little_padding() -> None:
-    for head_dim in range(8, 257, 8):
+    for head_dim in range(8, 513, 8):
         head, tail = tiles.split(head_dim)
         assert head.bit_count() == 1, head_dim
         assert tail.bit_count() <= 1, head_dim
@@ -247,7 +258,8 @@ def test_every_device_gets_a_tile_that_fits(
 def test_the_tables_first_choice_fits_where_it_was_written_for(
     capability: tuple[int, int],
 ) -> None:
-    for direction, head_dim in product(tiles.DIRECTIONS, (64, 128, 192, 256)):
+    head_dims = (64, 128, 192, 256, *([512] if capability in DEVICES else []))
+    for direction, head_dim in product(tiles.DIRECTIONS, head_dims):
         by_head_dim = tiles._TABLE[capability][direction]
         first = next(found[0] for limit, found in by_head_dim.items() if head_dim <= limit)
         assert chosen(direction, capability, head_dim) == first, (direction, head_dim)

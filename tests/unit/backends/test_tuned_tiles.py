@@ -204,7 +204,7 @@ def test_nothing_runs_nothing_is_kept(folder: Path, capsys: pytest.CaptureFixtur
         (System(devices=(H200,)), 64, errors.BackendUnavailableError),
         (System(triton="3.7.1"), 64, errors.BackendUnavailableError),
         (MACHINE, 60, errors.ConfigurationError),
-        (MACHINE, 264, errors.ConfigurationError),
+        (MACHINE, 520, errors.ConfigurationError),
     ],
     ids=["no-triton", "no-device", "odd-head-dim", "large-head-dim"],
 )

@@ -211,8 +211,8 @@ def test_machines_that_cannot(wanted: WarmupOptions, system: System, words: str)
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["--head-dim", "300"], "--head-dim: expected 1 to 256, found 300: leave it out"),
-        (["--head-dim", "64x300"], "--head-dim: expected 1 to 256, found 64x300: leave it out"),
+        (["--head-dim", "600"], "--head-dim: expected 1 to 512, found 600: leave it out"),
+        (["--head-dim", "64x600"], "--head-dim: expected 1 to 512, found 64x600: leave it out"),
         (["--bias", "--varlen"], "--bias and --varlen"),
         (["--arch", "sm_99"], "--arch: expected one of sm_75"),
         (["--arch", "hopper"], "found 'hopper'"),

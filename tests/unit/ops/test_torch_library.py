@@ -184,8 +184,8 @@ def test_fake_cuda_tensors_need_no_gpu() -> None:
         assert flashvar.attention(q, q, q).device.type == "cuda"
         odd = torch.empty(1, 3, 2, 12, device="cuda", dtype=torch.bfloat16)
         assert flashvar.attention(odd, odd, odd).shape == odd.shape
-        large = torch.empty(1, 3, 2, 264, device="cuda", dtype=torch.bfloat16)
-        with pytest.raises(ShapeError, match="from 1 to 256"):
+        large = torch.empty(1, 3, 2, 520, device="cuda", dtype=torch.bfloat16)
+        with pytest.raises(ShapeError, match="from 1 to 512"):
             flashvar.attention(large, large, large)
 
 

@@ -179,6 +179,6 @@ def test_a_missing_pair_is_named_and_can_be_built() -> None:
 
 
 def test_triton_refuses_values_that_are_too_wide() -> None:
-    request = asking((64, 264))
+    request = asking((64, 520))
     found = result_of(select(request, fakes.system(fakes.GB200), ALL), "triton")
-    assert found.reason == "runs head dims to 256 in steps of 8, not 64x264"
+    assert found.reason == "runs head dims to 512 in steps of 8, not 64x520"

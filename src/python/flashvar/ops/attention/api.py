@@ -117,8 +117,9 @@ def attention(
     Args:
         q: [batch, seqlen_q, heads_q, head_dim]; bfloat16 or float16, in the reference also float32
             and float64. The last dimension must be contiguous; the others may have any strides,
-            also 0. In kernels the head dim is at most 256, and inputs with a head dim that is not a
-            multiple of 8 are first copied into padded tensors; the reference has no limit.
+            also 0. On a GPU the head dim is at most 512 (above 256 in Triton), and inputs with a
+            head dim that is not a multiple of 8 are first copied into padded tensors; the reference
+            has no limit.
         k: [batch, seqlen_k, heads_kv, head_dim], with the dtype and device of q. heads_q must be a
             multiple of heads_kv; query head h reads key head h // (heads_q / heads_kv).
         v: [batch, seqlen_k, heads_kv, head_dim_v], with the dtype and device of k.

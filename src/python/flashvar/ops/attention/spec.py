@@ -9,7 +9,8 @@ from flashvar.ops.op import Axis, OpSpec
 
 # The kernels read rows 16 bytes at a time, and keep whole rows of the output in registers.
 HEAD_DIM_STEP: Final = 8
-HEAD_DIM_MAX: Final = 256
+HEAD_DIM_MAX: Final = 512
+_COMPILED_TO: Final = 256  # larger ones run on Triton
 
 FORWARD: Final = "attention_fwd"
 BACKWARD: Final = "attention_bwd"
@@ -22,6 +23,7 @@ HEAD_DIM: Final = Axis(
     pairs=True,
     step=HEAD_DIM_STEP,
     maximum=HEAD_DIM_MAX,
+    compiled_to=MappingProxyType(dict.fromkeys((FORWARD, BACKWARD), _COMPILED_TO)),
     cheap=64,  # up to here a kernel is memory-bound
     usual=((64, 64), (128, 128)),
 )

@@ -286,7 +286,7 @@ def check_heads(heads_q: int, heads_kv: int, layout: str) -> None:
 
 
 def check_head_dim(name: str, head_dim: int, in_kernels: bool) -> None:
-    """Check a head dim: at least 1, and at most 256 in kernels."""
+    """Check a head dim: at least 1, and in kernels at most HEAD_DIM_MAX."""
     if is_known(head_dim < 1):
         raise ShapeError(
             f"the {name} must be at least 1, found {head_dim}: pass vectors with at least one "

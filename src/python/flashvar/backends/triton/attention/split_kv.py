@@ -38,6 +38,7 @@ MERGED_SPLITS: Final = (2, 8, _MOST_SPLITS)
 _PROGRAMS: Final = 4
 _PROGRAMS_OF_LARGE: Final = 2
 _MEDIUM_HEAD_DIM: Final = 128
+_LARGE_HEAD_DIM: Final = 256
 # A split of fewer blocks of keys takes longer to merge than it saves.
 _LEAST_BLOCKS: Final = 2
 
@@ -190,6 +191,8 @@ def choose_tile(rows: int, head_dim: int, head_dim_v: int, machine: Machine) -> 
         if largest > _MEDIUM_HEAD_DIM and block > 16:
             first = Tile(block, 32, 4, 3)
         wanted = [first, Tile(block, 32, 4, 2), Tile(16, 32, 4, 2)]
+        if largest > _LARGE_HEAD_DIM:  # the output of more rows does not fit in registers
+            wanted = [Tile(16, 32, 8, 2)]
     wanted.append(Tile(16, 16, 4, 1))
     for tile in wanted:
         needed = tiles.shared_bytes("forward", tile, padded, padded_v, capability)

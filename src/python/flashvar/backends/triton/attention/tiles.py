@@ -36,12 +36,14 @@ _BIAS: Final[_Table] = {
     128: (Tile(64, 64, 4, 1), Tile(32, 32, 4, 1)),
     192: (Tile(64, 32, 4, 1), Tile(32, 32, 4, 1)),
     256: (Tile(32, 32, 4, 1),),
+    512: (Tile(16, 16, 8, 1),),
 }
 # Every element of a bias is loaded through its own address: larger tiles spill registers.
 _FORWARD_WITH_BIAS: Final[_Table] = {
     64: (Tile(64, 64, 4, 2),),
     128: (Tile(64, 64, 8, 2), Tile(64, 32, 8, 2)),
     256: (Tile(64, 32, 8, 2),),
+    512: (Tile(32, 16, 8, 2),),
 }
 # Without tensor cores for Triton, 64 KiB of shared memory per block, and nothing asynchronous.
 _TURING: Final[_Tables] = {
@@ -68,6 +70,7 @@ _AMPERE: Final[_Tables] = {
         128: (Tile(128, 64, 8, 3), Tile(128, 64, 8, 2)),
         192: (Tile(128, 32, 8, 3), Tile(64, 32, 4, 3)),
         256: (Tile(64, 64, 8, 2), Tile(64, 32, 8, 2)),
+        512: (Tile(64, 16, 8, 2),),
     },
     "forward_with_bias": _FORWARD_WITH_BIAS,
     "backward_q": {
@@ -75,12 +78,14 @@ _AMPERE: Final[_Tables] = {
         128: (Tile(64, 64, 8, 2), Tile(64, 32, 8, 2)),
         192: (Tile(64, 32, 8, 2), Tile(32, 32, 4, 2)),
         256: (Tile(64, 32, 8, 2), Tile(32, 32, 4, 2)),
+        512: (Tile(32, 32, 8, 2),),
     },
     "backward_kv": {
         64: (Tile(32, 64, 4, 3), Tile(32, 64, 4, 2)),
         128: (Tile(32, 64, 8, 2), Tile(32, 64, 8, 1)),
         192: (Tile(32, 32, 4, 2),),
         256: (Tile(32, 64, 8, 2), Tile(32, 32, 8, 2)),
+        512: (Tile(32, 16, 8, 1),),
     },
     "backward_bias": _BIAS,
 }
@@ -90,6 +95,7 @@ _SMALL: Final[_Tables] = {  # 99 KiB of shared memory per block
         128: (Tile(128, 64, 8, 2),),
         192: (Tile(64, 32, 8, 3),),
         256: (Tile(64, 32, 8, 2),),
+        512: (Tile(32, 16, 8, 2),),
     },
     "forward_with_bias": _FORWARD_WITH_BIAS,
     "backward_q": {
@@ -97,12 +103,14 @@ _SMALL: Final[_Tables] = {  # 99 KiB of shared memory per block
         128: (Tile(64, 32, 4, 2), Tile(32, 32, 4, 2)),
         192: (Tile(64, 32, 8, 2), Tile(32, 32, 4, 2)),
         256: (Tile(32, 32, 4, 2), Tile(32, 32, 4, 1)),
+        512: (Tile(16, 16, 8, 1),),
     },
     "backward_kv": {
         64: (Tile(32, 64, 4, 2),),
         128: (Tile(32, 64, 8, 2), Tile(32, 64, 8, 1)),
         192: (Tile(32, 32, 4, 2), Tile(32, 32, 4, 1)),
         256: (Tile(32, 32, 8, 2), Tile(32, 32, 8, 1)),
+        512: (Tile(16, 16, 8, 1),),
     },
     "backward_bias": _BIAS,
 }
@@ -112,23 +120,27 @@ _HOPPER: Final[_Tables] = {
         128: (Tile(64, 64, 4, 3),),
         192: (Tile(128, 64, 8, 2), Tile(64, 64, 4, 2)),
         256: (Tile(128, 64, 8, 2), Tile(64, 32, 8, 2)),
+        512: (Tile(64, 32, 8, 2),),
     },
     "forward_with_bias": {
         **_FORWARD_WITH_BIAS,
         128: (Tile(128, 32, 8, 2),),
         256: (Tile(128, 16, 8, 3), Tile(64, 32, 8, 2)),
+        512: _FORWARD_WITH_BIAS[512],
     },
     "backward_q": {
         64: (Tile(64, 64, 4, 3),),
         128: (Tile(128, 64, 8, 3), Tile(64, 64, 4, 2)),
         192: (Tile(128, 32, 8, 2), Tile(64, 32, 4, 2)),
         256: (Tile(128, 64, 8, 1), Tile(128, 32, 8, 2), Tile(64, 32, 4, 2)),
+        512: (Tile(32, 64, 8, 1),),
     },
     "backward_kv": {
         64: (Tile(64, 64, 4, 3),),
         128: (Tile(32, 64, 4, 4), Tile(32, 64, 4, 3)),
         192: (Tile(32, 64, 8, 3), Tile(32, 64, 8, 2), Tile(32, 32, 4, 2)),
         256: (Tile(32, 64, 8, 3), Tile(32, 64, 8, 2), Tile(32, 32, 4, 2)),
+        512: (Tile(32, 32, 8, 1),),
     },
     "backward_bias": _BIAS,
 }
@@ -138,17 +150,20 @@ _BLACKWELL: Final[_Tables] = {
         128: (Tile(128, 64, 8, 3),),
         192: (Tile(128, 64, 8, 2),),
         256: (Tile(128, 64, 8, 2), Tile(64, 32, 8, 2)),
+        512: (Tile(64, 16, 8, 2),),
     },
     "forward_with_bias": _FORWARD_WITH_BIAS,
     "backward_q": {
         **_HOPPER["backward_q"],
         256: (Tile(64, 32, 4, 2),),
+        512: (Tile(32, 16, 8, 2),),
     },
     "backward_kv": {
         64: (Tile(64, 64, 8, 3),),
         128: (Tile(32, 64, 8, 3), Tile(32, 64, 8, 2)),
         192: (Tile(32, 64, 8, 2), Tile(32, 32, 4, 2)),
         256: (Tile(32, 64, 8, 2), Tile(32, 32, 4, 2)),
+        512: (Tile(32, 16, 8, 1),),
     },
     "backward_bias": _BIAS,
 }
@@ -204,7 +219,7 @@ def choose(
     with_bias = f"{direction}_with_bias" if bias_bytes else direction
     by_head_dim = tables.get(with_bias, tables[direction])
     size = max(padded, padded_v)
-    candidates = next(tiles for limit, tiles in by_head_dim.items() if size <= limit)
+    candidates = next((tiles for limit, tiles in by_head_dim.items() if size <= limit), ())
     # `tuned` was measured without a bias.
     measured: tuple[Tile, ...] = ()
     if tuned is not None and by_head_dim is tables[direction]:
@@ -247,6 +262,8 @@ def shared_bytes(
         # k and v are loaded once; q, grad_out and two float32 per row are streamed; P and dS are
         # operands.
         streamed = buffers * tile.block_q * (both + 8)
+        if tile.stages == 1 and max(padded, padded_v) > 256:  # one is copied in another order
+            streamed += 2 * tile.block_q * max(padded, padded_v)
         return tile.block_kv * both + streamed + 4 * scores + rest
     return (tile.block_q + tile.block_kv) * both * buffers + 4 * scores + rest
 
