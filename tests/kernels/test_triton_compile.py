@@ -173,7 +173,7 @@ def test_the_largest_head_dim_fits(
     kernel = compiled(direction, alike(direction, capability, 512), 512)
     assert kernel.metadata.shared <= bound(direction, capability, 512) <= DEVICES[capability]
     assert "mma" in kernel.asm["ptx"]  # of any kind: tiles of 16 and 32 rows have an older one
-    assert stack_bytes(kernel, tmp_path) <= 160  # bytes of a thread
+    assert stack_bytes(kernel, tmp_path) <= 256  # bytes of a thread, of Triton 3.9
 
 
 @pytest.mark.parametrize("capability", WITHOUT_TENSOR_CORES, ids=str)

@@ -224,12 +224,12 @@ def _rotate(given: Arguments, rotate: Rotate) -> Arguments:
     else:  # every query is at the position of the first
         q = rotate(q.reshape(batch, 1, rows * heads, dim), *rotation)
         q = q.unflatten(2, (rows, heads)).squeeze(1)
-    return given._replace(
-        q=q,
-        k=rotate(rows_contiguous(given.k), *rotation),
-        cache_seqlens=before,
-        rotary_cos=None,
-        rotary_sin=None,
+    # Dynamo of torch 2.8 does not trace _replace().
+    return Arguments(
+        *(q, given.k_cache, given.v_cache, rotate(rows_contiguous(given.k), *rotation), given.v),
+        *(None, None, before, given.cache_batch_idx, given.cache_leftpad, given.block_table),
+        *(given.softmax_scale, given.causal, given.window_size, given.softcap),
+        *(given.rotary_interleaved, given.alibi_slopes),
     )
 
 
