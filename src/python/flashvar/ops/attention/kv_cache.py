@@ -37,6 +37,7 @@ from flashvar.ops.plans import Plans
 from flashvar.ops.sequences import as_int32
 from flashvar.ops.sharding import everywhere
 from flashvar.ops.unknown_sizes import is_known
+from flashvar.selection.request import Overrides
 
 if TYPE_CHECKING:
     from flashvar.backends.triton.attention.append import AppendLaunch
@@ -63,6 +64,7 @@ class _Plan(NamedTuple):
     options: tuple[Any, ...]  # of attention: the fields of Options in order
     append: AppendLaunch | None  # None: chosen at each call
     attend: PagedLaunch | None  # None: the keys are in order, or copied
+    clamps: bool = True  # whether a negative length is made 0; kernels do so too
 
 
 # Recent calls whose q and k are rotated, which passed check(); and other recent calls.
@@ -180,7 +182,11 @@ def _make_plan(given: Arguments) -> _Plan:
     if not _is_in_order(given):
         attend = launch_of(_paged(given, q, cache, before), options)
     elif k is None:
-        return _Plan(options, None, None)
+        overrides = Overrides.from_environment()
+        # Checked or read by the reference, they would be an error.
+        read = overrides.strict or overrides.backend == "reference"
+        in_kernels = q.is_cuda and before.dtype == torch.int32 and not read
+        return _Plan(options, None, None, clamps=not in_kernels)
     else:
         attend = None
     return _Plan(options, appending.launch_of(cache, k, v, before, begins), attend)
@@ -251,8 +257,10 @@ def _computed(given: Arguments, plan: _Plan) -> tuple[torch.Tensor, torch.Tensor
     if plan.attend is None:
         longest = check_lengths(cache, before, begins, 0 if k is None else k.shape[1])
     if _is_in_order(given):
-        no_new = k is None
-        lengths = as_int32(before.clamp(min=0)) if no_new else _append(given, plan, k, v, before)
+        if k is not None:
+            lengths = _append(given, plan, k, v, before)
+        else:
+            lengths = as_int32(before.clamp(min=0)) if plan.clamps else before
         keys, values, batch = cache.k, cache.v, q.shape[0]
         if not is_known(keys.shape[0] <= batch):
             keys, values = keys[:batch], values[:batch]
