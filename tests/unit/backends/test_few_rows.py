@@ -66,6 +66,8 @@ def test_windows_leave_few_keys() -> None:
     [
         ((8, 1, 512, (8, 8)), True),
         ((9, 1, 512, (8, 8)), False),  # 72 programs on 132 multiprocessors without splits
+        ((9, 4, 512, (32, 8)), True),  # the other kernel reads keys for each of four heads
+        ((9, 4, 512, (24, 8)), False),
         ((1, 16, 512, (8, 8)), True),
         ((1, 17, 512, (8, 8)), False),
         ((9, 1, 64, (32, 8)), False),

@@ -50,7 +50,9 @@ def serves(problem: Problem, machine: Machine) -> bool:
         plain = problem.bias is None
         return plain and fills and group >= _LEAST_GROUP and rows <= _ROWS_OF_GROUP
     if problem.bias is not None:  # another value for each score: many make it slower
-        return rows <= _ROWS_OF_GROUP and not fills
+        # The compiled kernel reads keys once for a group of one query, and for each head of more.
+        read_again = problem.seqlen_q > 1 and group >= _LEAST_GROUP
+        return rows <= _ROWS_OF_GROUP and (read_again or not fills)
     if problem.seqlen_q <= _DECODED and rows <= _ROWS_OF_DECODED:
         return True
     programs = problem.batch * problem.heads_q * -(-problem.seqlen_q // _BLOCK)
