@@ -130,6 +130,31 @@ def test_random_calls(kind: str, number: int, launches: list[Any]) -> None:
         torch.testing.assert_close(lse[sequence], one[1][0], rtol=1e-3, atol=2e-3)
 
 
+@pytest.mark.parametrize("which", ["q", "caches", "all"])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (4, 4), (8, 8), (3, 0)], ids=str)
+@pytest.mark.parametrize("kind", ["pages", "slots"])
+def test_rows_at_any_address(
+    kind: str, before: int, after: int, which: str, launches: list[Any]
+) -> None:
+    """Rows that begin `before` elements after an aligned address, with NaN around them."""
+
+    def moved(x: torch.Tensor) -> torch.Tensor:
+        room = x.new_full((*x.shape[:-1], before + x.shape[-1] + after), torch.nan)
+        return room[..., before : before + x.shape[-1]].copy_(x)
+
+    for number in range(6):
+        call = Call(kind, random.Random(f"{kind} {number}"))
+        wanted = call.run()
+        if which != "caches":
+            call.q = moved(call.q)
+        if which != "q":
+            call.caches = [moved(cache) for cache in call.caches]
+            call.k, call.v = (None if x is None else moved(x) for x in (call.k, call.v))
+        found = call.run()
+        assert all(launch is not None for launch in launches)
+        torch.testing.assert_close(found, wanted, rtol=1.6e-2, atol=8e-3)
+
+
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 @pytest.mark.parametrize("way", ["graph", "compiled"])
 @pytest.mark.parametrize("kind", ["pages", "slots"])
