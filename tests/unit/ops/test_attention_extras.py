@@ -10,7 +10,8 @@ import torch
 import flashvar
 from flashvar.errors import DeviceError, DtypeError, InvalidInputError, LayoutError, ShapeError
 from flashvar.ops.attention import plan as attention_plan
-from flashvar.ops.attention.problem import Inputs, Options
+from flashvar.ops.attention import run
+from flashvar.ops.attention.problem import Inputs, Options, pack_tensors
 from flashvar.ops.attention.validate import inspect
 from flashvar.ops.plans import Plans
 
@@ -224,6 +225,22 @@ def test_offsets_of_int64_are_those_of_int32(packed_keys: bool) -> None:
 
     for one, other in zip(step(torch.int32), step(torch.int64), strict=True):
         assert one.equal(other)
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd", "bhsd->bshd"])
+def test_used_keys_of_dense_sequences_in_any_layout(layout: str) -> None:
+    """The public functions have them for packed queries alone; the op has them for all."""
+    q, k = torch.randn(2, 3, 4, 8), torch.randn(2, 6, 2, 8)
+    if layout != "bshd":
+        q, k = q.transpose(1, 2), k.transpose(1, 2)
+
+    def step(used: torch.Tensor) -> torch.Tensor:
+        optional = pack_tensors(seqused_k=used)
+        return run.forward(q, k, k, *optional, *Options(layout=layout))[0]
+
+    assert step(offsets(6, 3)).isfinite().all()
+    with pytest.raises(ShapeError, match="found 7 in sequence 1 of 6 keys"):
+        step(offsets(6, 7))
 
 
 def test_rows_of_no_sequence_are_padding() -> None:

@@ -39,7 +39,7 @@ def check_values(inputs: Inputs, options: Options) -> None:
 
 def _check_used(used: list[int], inputs: Inputs, layout: str) -> None:
     if inputs.cu_seqlens_k is None:
-        lengths = [inputs.k.shape[2 if layout == "bhsd" else 1]] * len(used)
+        lengths = [inputs.k.shape[2 if layout.startswith("bhsd") else 1]] * len(used)
     else:
         lengths = inputs.cu_seqlens_k.diff().tolist()
     for number, (one, length) in enumerate(zip(used, lengths, strict=False)):
