@@ -473,6 +473,21 @@ def test_a_repeated_call_is_computed_with_its_own_options(no_plans: None) -> Non
         call(softmax_scale=True)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"softmax_scale": ([2],)}, "scale must be a number"),
+        ({"softcap": ([2],)}, "softcap must be a finite number"),
+        ({"window_size": (([2],), 0)}, "window_size must be two integers"),
+    ],
+    ids=["scale", "softcap", "window"],
+)
+def test_options_without_a_hash_are_refused_in_words(options: dict[str, Any], words: str) -> None:
+    q, k = made(2, 1, HEADS, D), made(2, 9, HEADS_K, D)
+    with pytest.raises(InvalidInputError, match=words):
+        flash_attn.flash_attn_with_kvcache(q, k, k, **options)
+
+
 def test_a_plan_depends_on_the_dtype_of_autocast(
     no_plans: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

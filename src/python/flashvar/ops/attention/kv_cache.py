@@ -73,7 +73,7 @@ _plans: Final[Plans[_Plan]] = Plans()
 
 # Of options that plans may depend on: equal ones of other types may mean something else, and the
 # value of a tensor may change.
-_PLAIN: Final = (type(None), bool, int, float, tuple)
+_PLAIN: Final = (type(None), bool, int, float)
 
 _NO_REVERSE_MODE: Final = (
     "flash_attn_with_kvcache has no derivatives, found a request for a gradient: use "
@@ -145,10 +145,11 @@ def _recent(plans: Plans[_Made], given: Arguments, make: Callable[[Arguments], _
 def _key(given: Arguments) -> tuple[Any, ...] | None:
     """What a plan depends on beside the tensors; None: no plan is kept for such options."""
     window = given.window_size
-    options = given.softmax_scale, given.causal, window, given.softcap, given.rotary_interleaved
     if type(window) is not tuple:
         return None
-    types = *map(type, options), *map(type, window)
+    numbers = given.softmax_scale, given.causal, given.softcap, given.rotary_interleaved
+    options = *numbers, *window
+    types = (*map(type, options),)
     if not all(kind in _PLAIN for kind in types):
         return None
     # Dispatch keys say whether autocast is on, but not its dtype.
