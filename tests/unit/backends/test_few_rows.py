@@ -12,7 +12,7 @@ from flashvar.ops.attention.validate import inspect
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from flashvar.backends.triton.attention import few_rows, split_kv
+from flashvar.backends.triton.attention import few_rows, split_kv, tiles
 
 H200 = split_kv.Machine((9, 0), 227 * 1024, 132)
 
@@ -117,3 +117,22 @@ def test_few_kernels_merge_any_number_of_splits(splits: int) -> None:
     assert [one["splits"] for one in asked] == [splits] * 2
     of_merge = next(one for one in asked if "BLOCK_SPLITS" in one)
     assert of_merge["BLOCK_SPLITS"] == min(n for n in (2, 8, 64) if n >= splits)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_tile_has_room_for_its_bias(dtype: torch.dtype) -> None:
+    """Triton keeps blocks of a bias in shared memory, beside those of keys and values."""
+    tile = split_kv.choose_tile(16, 64, 64, H200)
+    needed = tiles.shared_bytes("forward", tile, 64, 64, (9, 0))
+    just_enough = H200._replace(shared_memory=needed)
+    assert split_kv.choose_tile(16, 64, 64, just_enough) == tile
+    bias = torch.empty(1, 1, 16, 4096, dtype=dtype, device="meta")
+    asked: list[dict[str, Any]] = []
+
+    def bind(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any]) -> Any:
+        asked.append(arguments)
+        return kernel
+
+    given = problem(1, 16, 4096, (8, 8), extras={"bias": bias})
+    few_rows.forward(given, just_enough, 1, bind)
+    assert max(one.get("BLOCK_KEYS", 0) for one in asked) < tile.block_kv

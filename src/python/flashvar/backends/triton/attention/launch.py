@@ -39,7 +39,6 @@ _LOAD_BYTES: Final = 2 * _LOAD_ELEMENTS
 _ALWAYS_FITS: Final = 256
 # Capability and shared memory that the interpreter uses, which has no device.
 _NO_DEVICE: Final = ((8, 0), 48 * 1024)
-BIAS_BYTES: Final = {None: 0, "bf16": 2, "fp16": 2, "fp32": 4}
 
 
 def prepare_forward(problem: Problem, chosen: CandidateResult) -> Launch:
@@ -167,7 +166,7 @@ def best_tile(problem: Problem, direction: str) -> Tile:
     """The tile that was measured on this device, else the tile of the table."""
     device = None if problem.device is None else gather().device(problem.device)
     dims = problem.head_dim, problem.head_dim_v
-    bias = BIAS_BYTES[problem.bias_dtype]
+    bias = tiles.BIAS_BYTES[problem.bias_dtype]
     if device is None:
         return tiles.choose(direction, *_NO_DEVICE, *dims, bias)
     measured = tuned.tiles_of(tuned.machine(gather().triton, device.name))

@@ -121,7 +121,8 @@ def prepare(
     """
     group = problem.heads_q // problem.heads_kv
     rows = problem.seqlen_q * group
-    tile = choose_tile(rows, problem.head_dim, problem.head_dim_v, machine)
+    bias_bytes = tiles.BIAS_BYTES[problem.bias_dtype]
+    tile = choose_tile(rows, problem.head_dim, problem.head_dim_v, machine, bias_bytes)
     programs = problem.batch * problem.heads_kv * -(-rows // tile.block_q)
     if splits is None:
         largest = max(problem.head_dim, problem.head_dim_v)
@@ -172,7 +173,9 @@ def prepare(
     )
 
 
-def choose_tile(rows: int, head_dim: int, head_dim_v: int, machine: Machine) -> Tile:
+def choose_tile(
+    rows: int, head_dim: int, head_dim_v: int, machine: Machine, bias_bytes: int = 0
+) -> Tile:
     """The rows and keys of a program: as few rows as there are, and as many keys as fit.
 
     Measured on an H200: with three stages fewer programs run on a multiprocessor, which costs more
@@ -195,7 +198,7 @@ def choose_tile(rows: int, head_dim: int, head_dim_v: int, machine: Machine) -> 
             wanted = [Tile(16, 32, 8, 2)]
     wanted.append(Tile(16, 16, 4, 1))
     for tile in wanted:
-        needed = tiles.shared_bytes("forward", tile, padded, padded_v, capability)
+        needed = tiles.shared_bytes("forward", tile, padded, padded_v, capability, bias_bytes)
         if needed <= shared_memory:
             return tile
     return wanted[-1]

@@ -29,6 +29,8 @@ _Table = dict[int, tuple[Tile, ...]]  # largest padded head dim -> candidates, t
 _Tables = dict[str, _Table]  # by kernel; "<kernel>_with_bias" where a bias needs other tiles
 
 DIRECTIONS: Final = ("forward", "backward_q", "backward_kv", "backward_bias")
+# Of an element of a bias, by its dtype; None: no bias.
+BIAS_BYTES: Final = {None: 0, "bf16": 2, "fp16": 2, "fp32": 4}
 
 # Tiles of the gradient of a bias, which are not worth tuning.
 _BIAS: Final[_Table] = {

@@ -139,6 +139,6 @@ def _compile(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any]) -> A
 
 def _chooser(kind: Kind, inputs: Inputs, capability: tuple[int, int]) -> Callable[[str], Tile]:
     dims = inputs.q.shape[-1], inputs.v.shape[-1]
-    bias = launch.BIAS_BYTES[kind.dtype if inputs.bias is not None else None]
+    bias = tiles.BIAS_BYTES[kind.dtype if inputs.bias is not None else None]
     shared_memory = SHARED_MEMORY[capability]
     return lambda direction: tiles.choose(direction, capability, shared_memory, *dims, bias)
