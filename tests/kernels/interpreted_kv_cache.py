@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from interpreter import patch_once
 
@@ -106,6 +107,26 @@ def wrong(case: Case) -> str:
     return "" if all(same) else f"caches differ: {same}"
 
 
+def wrong_of_rows_of_the_cache(heads_first: bool) -> str:
+    """New keys and values that are rows of the cache; their copies have other strides."""
+    from flashvar.ops.attention import append
+    from flashvar.ops.attention.cache import Cache
+
+    torch.manual_seed(0)
+    case = Case(strides="heads first" if heads_first else "contiguous")
+    caches = [made(case, 5, 12, case.heads, dim) for dim in case.dims]
+    before, news = torch.tensor([1, 0, 9]), [one[:3, :2] for one in caches]
+    others, copies = ([x.clone() for x in some] for some in (caches, news))
+    expected = append.formula(Cache(*others), *copies, before, None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Cache, "takes_triton", lambda *_: True)
+        found = append.append(Cache(*caches), *news, before, None)
+    if not torch.equal(found, expected):
+        return f"lengths {found.tolist()}, expected {expected.tolist()}"
+    same = [torch.equal(one, other) for one, other in zip(caches, others, strict=True)]
+    return "" if all(same) else f"caches differ: {same}"
+
+
 # Name, then the arguments: begins, lengths, room, and slots or a table.
 COPIES: list[tuple[str, dict[str, Any]]] = [
     ("in order", {"begins": (0, 0, 0), "lengths": (5, 0, 12), "room": 12}),
@@ -156,5 +177,7 @@ if __name__ == "__main__":
     for name, given in COPIES:
         failed = [wrong_copy(given, strides) for strides in ("contiguous", "odd", "heads first")]
         answers[f"copy {name}"] = "; ".join(filter(None, failed))
+    for heads_first in (False, True):
+        answers[f"rows of the cache {heads_first}"] = wrong_of_rows_of_the_cache(heads_first)
     answers["missing"] = nan_of_what_is_missing()
     print(json.dumps(answers))

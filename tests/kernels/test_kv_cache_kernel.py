@@ -161,6 +161,11 @@ def test_the_kernel_reads_no_memory_that_it_writes(
         assert torch.equal(one, wanted)
 
 
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_new_keys_that_are_rows_of_the_cache(heads_first: bool, found: dict[str, str]) -> None:
+    assert found[f"rows of the cache {heads_first}"] == ""
+
+
 def test_a_repeated_call_has_its_addresses_checked(
     monkeypatch: pytest.MonkeyPatch, launches: list[Cache]
 ) -> None:

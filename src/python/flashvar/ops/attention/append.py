@@ -49,6 +49,8 @@ def append(
     if not launch.are_apart(cache, k, v):
         written = _memory(cache.k), _memory(cache.v)
         k, v = (x.clone() if any(_meet(_memory(x), y) for y in written) else x for x in (k, v))
+        launch = launch_of(cache, k, v, before, begins)  # copies may have other strides
+        assert launch is not None
     return write(launch, cache, k, v, before, begins)
 
 
