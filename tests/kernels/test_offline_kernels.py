@@ -59,6 +59,16 @@ def test_kernels_of_a_call(cache: Path) -> None:
     assert (described["num_warps"], described["num_stages"]) == (tile.warps, tile.stages)
 
 
+@pytest.mark.parametrize("feature", ["bias", "sinks", "alibi", "seqused"])
+def test_kernels_of_few_queries_with(
+    feature: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With and without splits; kernels that merge may be those of another test."""
+    monkeypatch.setattr(kernels, "_GROUPS", (2,))
+    kernels.compile_for(replace(PLAIN, features=frozenset({feature})), (8, 0))
+    assert compiled(cache).count("split_kv_kernel") == 2
+
+
 def test_kernels_of_training_with_a_bias(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With small tiles, whose code is compiled in half the time."""
     choose, small = tiles.choose, {"block_q": 16, "block_kv": 16, "warps": 1, "stages": 1}

@@ -66,7 +66,7 @@ def inputs_of(kind: Kind, device: torch.device, queries: int = _SEQLEN, group: i
         q,
         k,
         make(*rows, 1, kind.head_dim_v, dtype=dtype),
-        bias=make(1, 1, _SEQLEN, _SEQLEN, dtype=dtype) if "bias" in kind.features else None,
+        bias=make(1, 1, queries, _SEQLEN, dtype=dtype) if "bias" in kind.features else None,
         sinks=make(group, dtype=dtype) if "sinks" in kind.features else None,
         alibi_slopes=make(group) if "alibi" in kind.features else None,
         rng_state=make(2, dtype=torch.int64) if "dropout" in kind.features else None,
