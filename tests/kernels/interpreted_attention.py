@@ -139,6 +139,8 @@ def made(case: Case) -> Call:
     if case.sinks is not None:
         sinks = torch.randn(case.heads[0]).to(getattr(torch, case.sinks)) + 1
         sinks[0] = -torch.inf  # none
+        if len(sinks) > 2:
+            sinks[1] = 300.0  # hides all keys
     if case.alibi:
         slopes = torch.rand(batch, case.heads[0])
     if case.dropout:
@@ -173,8 +175,7 @@ def run_split_kv(case: Case, splits: int) -> str:
     """As `run`, the forward alone, by the kernels for few queries."""
     from flashvar.backends.triton.attention import few_rows, split_kv
 
-    few_rows._LEAST_KEYS, few_rows._ROWS = 0, 1 << 30  # type: ignore[misc]
-    few_rows._KEYS_OF_PROGRAM = 0  # type: ignore[misc]
+    few_rows.serves = lambda problem, machine: few_rows.runs(problem)
     split_kv._splits = lambda *_: splits
     return run(case, backward=False)
 
@@ -314,6 +315,7 @@ def few_queries_of_used_keys() -> None:
     for number, length in enumerate(used.tolist()):
         k[number, length:] = v[number, length:] = torch.nan
     sinks, slopes = torch.randn(6), torch.rand(4, 6)
+    sinks[0] = -torch.inf
     optional = pack_tensors(None, sinks, slopes, None, None, None, used)
     for options in (Options(), Options(causal=True, softcap=3.0), Options(window_left=90)):
         expected = run.forward(q, k, v, *optional, *options._replace(backend="reference"))

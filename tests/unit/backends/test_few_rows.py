@@ -31,6 +31,20 @@ def problem(
     return inspect(Inputs(q, k, k, **(extras or {})), Options(**options))
 
 
+def arguments_of(
+    given: Problem, machine: split_kv.Machine = H200, splits: int | None = None
+) -> list[dict[str, Any]]:
+    """The arguments of both kernels."""
+    asked: list[dict[str, Any]] = []
+
+    def bind(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any]) -> Any:
+        asked.append(arguments)
+        return kernel
+
+    few_rows.forward(given, machine, splits, bind)
+    return asked
+
+
 @pytest.mark.parametrize(
     ("given", "serves"),
     [
@@ -105,15 +119,29 @@ def test_packed_queries(longest: int, serves: bool) -> None:
     assert few_rows.serves(found, H200) == serves
 
 
+@pytest.mark.parametrize(
+    ("given", "window", "splits"),
+    [
+        ((1, 1, 4096, (8, 8)), {}, 16),  # of two blocks of keys each
+        ((11, 1, 4096, (8, 8)), {}, 6),  # 528 programs run at a time
+        ((1, 1, 65536, (8, 8)), {}, 64),
+        ((1, 1, 511, (8, 8)), {}, 1),
+        ((1, 1, 4096, (8, 8)), {"window_left": 1000, "causal": True}, 3),
+        ((1, 1, 4096, (8, 8)), {"window_left": 1000}, 16),
+        ((1, 1, 4096, (8, 8)), {"causal": True}, 16),
+    ],
+    ids=str,
+)
+def test_programs_share_the_keys_that_a_query_sees(
+    given: tuple[Any, ...], window: dict[str, Any], splits: int
+) -> None:
+    asked = arguments_of(problem(*given, **window))
+    assert {one["splits"] for one in asked} == {splits}
+
+
 @pytest.mark.parametrize("splits", range(1, 65))
 def test_few_kernels_merge_any_number_of_splits(splits: int) -> None:
-    asked: list[dict[str, Any]] = []
-
-    def bind(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any]) -> Any:
-        asked.append(arguments)
-        return kernel
-
-    few_rows.forward(problem(1, 1, 4096, (8, 8)), H200, splits, bind)
+    asked = arguments_of(problem(1, 1, 4096, (8, 8)), splits=splits)
     assert [one["splits"] for one in asked] == [splits] * 2
     of_merge = next(one for one in asked if "BLOCK_SPLITS" in one)
     assert of_merge["BLOCK_SPLITS"] == min(n for n in (2, 8, 64) if n >= splits)
@@ -127,12 +155,6 @@ def test_a_tile_has_room_for_its_bias(dtype: torch.dtype) -> None:
     just_enough = H200._replace(shared_memory=needed)
     assert split_kv.choose_tile(16, 64, 64, just_enough) == tile
     bias = torch.empty(1, 1, 16, 4096, dtype=dtype, device="meta")
-    asked: list[dict[str, Any]] = []
-
-    def bind(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any]) -> Any:
-        asked.append(arguments)
-        return kernel
-
     given = problem(1, 16, 4096, (8, 8), extras={"bias": bias})
-    few_rows.forward(given, just_enough, 1, bind)
+    asked = arguments_of(given, just_enough, 1)
     assert max(one.get("BLOCK_KEYS", 0) for one in asked) < tile.block_kv

@@ -23,11 +23,13 @@ MODIFIED: dict[str, dict[str, Any]] = {
 }
 
 
-def problem(queries: int = 1, padding: int = 0, **given: Any) -> Problem:
-    """Of rows that are `padding` elements longer than the head dim."""
-    rows = torch.empty(2, 4096, 8, 64 + padding, dtype=torch.bfloat16, device="meta")[..., :64]
+def problem(queries: int = 1, padding: int = 0, of: str = "q", **given: Any) -> Problem:
+    """Rows of one of q, k and v are `padding` elements longer than the head dim."""
+    whole = torch.empty(2, 4096, 8, 64 + padding, dtype=torch.bfloat16, device="meta")
+    rows = {name: torch.empty_like(whole[..., :64]) for name in "qkv"} | {of: whole[..., :64]}
     tensors = {name: given.pop(name) for name in ("alibi_slopes", "bias") if name in given}
-    found = inspect(Inputs(rows[:, :queries], rows, rows, **tensors), Options(**given))
+    q = rows["q"][:, :queries]
+    found = inspect(Inputs(q, rows["k"], rows["v"], **tensors), Options(**given))
     return replace(found, device=0)
 
 
@@ -67,8 +69,9 @@ def test_few_queries_with_score_modifiers(modified: str, available: set[str]) ->
 def test_other_calls_keep_the_binary(available: set[str]) -> None:
     assert chosen() == "cuda"
     assert chosen(softcap=30.0, queries=4096) == "cuda"
-    assert chosen(softcap=30.0, padding=4) == "cuda"  # rows that would be copied
-    assert chosen(softcap=30.0, padding=8) == "triton"
+    for name in "qkv":
+        assert chosen(softcap=30.0, padding=4, of=name) == "cuda"  # rows that would be copied
+        assert chosen(softcap=30.0, padding=8, of=name) == "triton"
 
 
 def test_a_binary_that_is_named(available: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
