@@ -29,7 +29,6 @@ from flashvar.ops.derivatives import Refused, attach, likenesses, refuse
 from flashvar.ops.dispatch_modes import (
     are_plain,
     autocasts,
-    in_transform,
     is_compiling,
     no_dispatch_mode_active,
 )
@@ -137,7 +136,7 @@ def _recent(plans: Plans[_Made], given: Arguments, make: Callable[[Arguments], _
     refuse_mapped(given)
     made = make(given)
     plain = are_plain(*[x for x in tensors if x is not None])
-    if key is not None and plain and no_dispatch_mode_active() and not in_transform():
+    if key is not None and plain and no_dispatch_mode_active():
         plans.remember(key, tensors, made)
     return made
 
