@@ -141,6 +141,27 @@ def test_plain_tensors_take_the_kernel(kind: str, launches: list[Cache]) -> None
     assert len(launches) == (1 if kind == "in order" else 2)
 
 
+def test_no_new_keys_are_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flashvar.backends.triton.attention.append import AppendLaunch
+
+    caches, q, none = (made(3, 8, 2, 16), made(3, 8, 2, 16)), made(3, 1, 2, 16), made(3, 0, 2, 16)
+    lengths, slots = torch.tensor([3, 7, 1]), torch.tensor([1, 2, 0])
+    seen: list[object] = []
+
+    def launch(_: AppendLaunch, cache: Cache, k: object, v: object, *given: Any) -> torch.Tensor:
+        seen.extend((k, v))
+        return append.formula(cache, None, None, *given)
+
+    monkeypatch.setattr(Cache, "takes_triton", lambda self, *others: len(others) == 4)
+    monkeypatch.setattr(AppendLaunch, "__call__", launch)
+    monkeypatch.setattr(kv_cache, "_plans", Plans())
+    for _ in range(2):
+        flash_attn_with_kvcache(
+            q, *caches, none, none, cache_seqlens=lengths, cache_batch_idx=slots
+        )
+    assert seen == [None] * 4
+
+
 @pytest.mark.parametrize("written", [0, 1], ids=["k_cache", "v_cache"])
 @pytest.mark.parametrize("name", ["k", "v"])
 def test_the_kernel_reads_no_memory_that_it_writes(

@@ -146,8 +146,7 @@ def _key(given: Arguments) -> tuple[Any, ...] | None:
     window = given.window_size
     if type(window) is not tuple:
         return None
-    numbers = given.softmax_scale, given.causal, given.softcap, given.rotary_interleaved
-    options = *numbers, *window
+    options = given.softmax_scale, given.causal, given.softcap, *window
     types = (*map(type, options),)
     if not all(kind in _PLAIN for kind in types):
         return None

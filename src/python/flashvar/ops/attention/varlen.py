@@ -129,8 +129,8 @@ def attention_varlen(
         max_seqlen_q: An upper bound of the lengths of q; total_q by default. It may be larger than
             the longest sequence, but not smaller. On the CPU a smaller one is an error. On a GPU
             lengths are not read, so the results are undefined and may be NaN. If it is 1, as in
-            decoding, keys are read once for all query heads of a group, unless there is a softcap,
-            ALiBi, dropout, or a window with `cu_seqlens_k` or `seqused_k`.
+            decoding, keys are read once for all query heads of a group, unless there is dropout, a
+            window with `cu_seqlens_k` or `seqused_k`, or a softcap or ALiBi with `cu_seqlens_k`.
         max_seqlen_k: The same for k and v.
         seqused_k: int32 or int64 [batch] on the device of q: only the first seqused_k[b] keys of
             sequence b are used.

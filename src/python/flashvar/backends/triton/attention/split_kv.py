@@ -136,7 +136,7 @@ def prepare(
         "total_q": problem.total_q or 0,
         "heads_kv": problem.heads_kv,
         "splits": splits,
-        "HEADS_FIRST": problem.layout_out == "bhsd",
+        "heads_first": int(problem.total_q is None and problem.layout_out == "bhsd"),
         "V_DIM": problem.head_dim_v,
         "BLOCK_V": max(16, power_of_2(problem.head_dim_v)),
     }

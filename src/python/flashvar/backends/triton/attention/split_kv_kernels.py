@@ -23,7 +23,7 @@ from flashvar.backends.triton.attention.sequences import span
 
 # They change from call to call: one kernel runs all of their values.
 _RUNTIME: Final = (
-    *("seqlen_q", "total_q", "heads_kv", "slots", "size", "pages", "new", "splits"),
+    *("seqlen_q", "total_q", "heads_kv", "heads_first", "slots", "size", "pages", "new", "splits"),
     *("window_left", "window_right", "scale_log2", "softcap_in", "softcap_out", "slopes_batch"),
     *("q_batch", "q_row", "q_head", "k_slot", "k_row", "k_head", "v_slot", "v_row", "v_head"),
     *("table_row", "table_page", "bias_batch", "bias_head", "bias_query"),
@@ -42,7 +42,7 @@ def _load_rows(p_rows, m_rows, DIM: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=_RUNTIME)
 def split_kv_kernel(
-    p_out,  # [batch, seqlen_q, heads, V_DIM] contiguous, or HEADS_FIRST, written; MERGED: float32
+    p_out,  # [batch, seqlen_q, heads, V_DIM] contiguous, or heads_first, written; MERGED: float32
     # [batch, heads_kv, splits, rows, V_DIM]
     p_lse,  # [batch, heads, seqlen_q] float32, written, or None; MERGED: [batch, heads_kv, splits,
     # rows], in base 2
@@ -76,6 +76,7 @@ def split_kv_kernel(
     seqlen_q,  # with offsets the longest
     total_q,  # with offsets the rows of q
     heads_kv,
+    heads_first,  # whether the output is [batch, heads, seqlen_q, V_DIM]
     slots,
     size,
     pages,
@@ -88,7 +89,6 @@ def split_kv_kernel(
     softcap_out,
     GROUP: tl.constexpr,  # heads that share a key head; a variable would stay in registers
     PAGE: tl.constexpr,  # the rows of a page if there is a table
-    HEADS_FIRST: tl.constexpr,  # whether the output is [batch, heads, seqlen_q, V_DIM]
     MERGED: tl.constexpr,  # whether split_kv_merge_kernel stores the results
     SOFTCAP: tl.constexpr,
     LEFT: tl.constexpr,
@@ -213,9 +213,8 @@ def split_kv_kernel(
     b_lse = tl.where(b_sum == 0.0, float("-inf"), b_max + tl.log2(b_sum))
     heads = heads_kv * GROUP
     o_lse = (i_batch * heads + o_member) * seqlen_q + o_query
-    o_out = ((i_batch * seqlen_q + o_query) * heads + o_member) * V_DIM
-    if HEADS_FIRST:
-        o_out = o_lse * V_DIM
+    o_out = (i_batch * seqlen_q + o_query) * heads + o_member
+    o_out = tl.where(heads_first != 0, o_lse, o_out) * V_DIM
     if MERGED:
         o_lse = (i_tile.to(tl.int64) * splits + i_split) * rows + o_row
         o_out = o_lse * V_DIM
@@ -245,7 +244,11 @@ def _sequence_of(p_offsets, batch, total, i_row):
     return i_sequence, first, first + count
 
 
-@triton.jit(do_not_specialize=("batch", "seqlen_q", "total_q", "heads_kv", "group", "splits"))
+@triton.jit(
+    do_not_specialize=(
+        *("batch", "seqlen_q", "total_q", "heads_kv", "heads_first", "group", "splits"),
+    )
+)
 def split_kv_merge_kernel(
     p_out,  # [batch, seqlen_q, heads, V_DIM] or [total_q, heads, V_DIM] contiguous, written
     p_lse,  # [batch, heads, seqlen_q] or [heads, total_q] float32, written; or None
@@ -257,9 +260,9 @@ def split_kv_merge_kernel(
     seqlen_q,
     total_q,
     heads_kv,
+    heads_first,
     group,
     splits,
-    HEADS_FIRST: tl.constexpr,
     V_DIM: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
@@ -307,7 +310,5 @@ def split_kv_merge_kernel(
     if p_lse is not None:
         lse = tl.where(total == 0.0, float("-inf"), (base + tl.log2(total)) / LOG2E)
         tl.store(p_lse + o_lse, lse)
-    o_out = (i_row.to(tl.int64) * heads + i_head) * V_DIM
-    if HEADS_FIRST:
-        o_out = o_lse * V_DIM
+    o_out = tl.where(heads_first != 0, o_lse, i_row.to(tl.int64) * heads + i_head) * V_DIM
     tl.store(p_out + o_out + o_dim, b_out.to(p_out.dtype.element_ty), mask=o_dim < V_DIM)

@@ -1,6 +1,8 @@
 """Compiles the Triton kernels of a kind of call before the first such call.
 
-Kernels depend only on the fields of `Kind`, not on sizes, strides or scales.
+Kernels depend only on the fields of `Kind`, not on sizes, strides or scales. Those for few queries
+also depend on the heads of a group, and with more than 16 queries times heads on how many there
+are; they are compiled for one query.
 """
 
 from __future__ import annotations
