@@ -178,6 +178,19 @@ def test_a_missing_pair_is_named_and_can_be_built() -> None:
     assert chosen(decision) == "triton"
 
 
+@pytest.mark.parametrize(("head_dim", "runs"), [(256, True), (264, False), ((64, 512), False)])
+def test_triton_refuses_wide_values_on_old_gpus(
+    head_dim: int | tuple[int, int], runs: bool
+) -> None:
+    request = Request.of("attention_fwd", "fp16", 0, head_dim=head_dim)
+    found = result_of(select(request, fakes.system(fakes.T4), ALL), "triton")
+    assert found.accepted == runs
+    if not runs:
+        words = "head dims above 256 need capability 8.0 or higher, this GPU is 7.5"
+        assert found.reason == words
+    assert result_of(select(request, fakes.system(fakes.H100), ALL), "triton").accepted
+
+
 def test_triton_refuses_values_that_are_too_wide() -> None:
     request = asking((64, 520))
     found = result_of(select(request, fakes.system(fakes.GB200), ALL), "triton")

@@ -32,6 +32,8 @@ class Axis:
     # The largest value that a function's kernels in binaries are compiled for, where Triton
     # supports larger ones.
     compiled_to: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}), hash=False)
+    # The largest value that Triton supports on GPUs below a capability: that, and the value.
+    triton_below: tuple[tuple[int, int], int] | None = None
     # Kernels up to this value support any smaller value; larger ones support values down to half
     # their own. 0: no limit.
     cheap: int = 0
@@ -90,6 +92,13 @@ class Axis:
     def off_step(self, needed: Value) -> bool:
         """Whether no kernel supports the value because it is not a multiple of the step."""
         return not isinstance(needed, str) and any(one % self.step for one in needed)
+
+    def too_large_in_triton(self, needed: Value, capability: tuple[int, int]) -> bool:
+        """Whether the value needs a GPU of a higher capability than this."""
+        if self.triton_below is None or isinstance(needed, str):
+            return False
+        since, largest = self.triton_below
+        return capability < since and max(needed) > largest
 
     def too_large(self, needed: Value) -> bool:
         """Whether no kernel supports the value because it exceeds the maximum."""

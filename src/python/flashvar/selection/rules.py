@@ -230,6 +230,13 @@ def _triton_rejections(
     for axis, asked in request.by_axis:
         if axis.off_step(asked) or axis.too_large(asked):
             yield Rejection(f"runs {axis.words}s {axis.limits}, not {value_text(asked)}")
+        elif device is not None and axis.too_large_in_triton(asked, device.capability):
+            assert axis.triton_below is not None
+            since, largest = axis.triton_below
+            yield Rejection(
+                f"{axis.words}s above {largest} need capability {dotted(since)} or higher, "
+                f"this GPU is {dotted(device.capability)}"
+            )
     if system.triton is None:
         yield Rejection("triton is not installed", "pip install triton")
     if device is None:  # the interpreter compiles nothing

@@ -24,6 +24,7 @@ HEAD_DIM: Final = Axis(
     step=HEAD_DIM_STEP,
     maximum=HEAD_DIM_MAX,
     compiled_to=MappingProxyType(dict.fromkeys((FORWARD, BACKWARD), _COMPILED_TO)),
+    triton_below=((8, 0), 256),  # their shared memory has no room for larger rows in float32
     cheap=64,  # up to here a kernel is memory-bound
     usual=((64, 64), (128, 128)),
 )

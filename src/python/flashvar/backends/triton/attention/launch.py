@@ -15,7 +15,6 @@ from flashvar.backends.triton.attention.bwd_q import attention_bwd_q_kernel
 from flashvar.backends.triton.attention.fwd import STRIDE_UNIT, attention_fwd_kernel
 from flashvar.backends.triton.attention.split_kv import Bind, machine_of
 from flashvar.backends.triton.repeated import RepeatedLaunch, on_device
-from flashvar.errors import BackendUnavailableError
 from flashvar.machine.system import gather
 from flashvar.ops.attention.problem import Strides
 
@@ -34,9 +33,6 @@ if TYPE_CHECKING:
 # Elements of a 16-bit dtype in 16 bytes, the width of a vectorized load.
 _LOAD_ELEMENTS: Final = STRIDE_UNIT.value
 _LOAD_BYTES: Final = 2 * _LOAD_ELEMENTS
-# The least tile of this padded head dim fits on every device that Triton compiles for. Larger ones
-# do not on 7.5, where operands are in float32.
-_ALWAYS_FITS: Final = 256
 # Capability and shared memory that the interpreter uses, which has no device.
 _NO_DEVICE: Final = ((8, 0), 48 * 1024)
 
@@ -171,17 +167,7 @@ def best_tile(problem: Problem, direction: str) -> Tile:
         return tiles.choose(direction, *_NO_DEVICE, *dims, bias)
     measured = tuned.tiles_of(tuned.machine(gather().triton, device.name))
     best = measured.get(tuned.key(direction, max(sum(tiles.split(dim)) for dim in dims)))
-    room = device.shared_memory
-    tile = tiles.choose(direction, device.capability, room, *dims, bias, best)
-    padded, padded_v = (sum(tiles.split(dim)) for dim in dims)
-    needed = tiles.shared_bytes(direction, tile, padded, padded_v, device.capability, bias)
-    if max(padded, padded_v) > _ALWAYS_FITS and needed > room:
-        raise BackendUnavailableError(
-            f"{device.name} must have {needed} bytes of shared memory per block for head dim "
-            f"{max(dims)}, found {room}: use "
-            "torch.nn.functional.scaled_dot_product_attention"
-        )
-    return tile
+    return tiles.choose(direction, device.capability, device.shared_memory, *dims, bias, best)
 
 
 def _programs(problem: Problem, tile: Tile) -> int:
