@@ -16,7 +16,7 @@ from graphs_and_streams import captured
 from oracle import Call, assert_right
 from random_cases import heads_first, with_nan_around
 
-# Triton's kernels have one tile for all calls.
+# Triton's kernels for few queries are tested in test_attention_split_kv.py.
 pytestmark = pytest.mark.kernels_of("cuda")
 
 needs_cuda = pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")

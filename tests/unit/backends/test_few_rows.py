@@ -65,14 +65,14 @@ def arguments_of(
     ids=str,
 )
 def test_sizes(given: tuple[Any, ...], serves: bool) -> None:
-    assert few_rows.serves(problem(*given), H200) == serves
+    assert few_rows.is_faster(problem(*given), H200) == serves
 
 
 def test_windows_leave_few_keys() -> None:
     given = (1, 1, 4096, (8, 8))
-    assert not few_rows.serves(problem(*given, window_left=500, causal=True), H200)
-    assert few_rows.serves(problem(*given, window_left=511, causal=True), H200)
-    assert few_rows.serves(problem(*given, window_right=9), H200)
+    assert not few_rows.is_faster(problem(*given, window_left=500, causal=True), H200)
+    assert few_rows.is_faster(problem(*given, window_left=511, causal=True), H200)
+    assert few_rows.is_faster(problem(*given, window_right=9), H200)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_bias(given: tuple[Any, ...], serves: bool) -> None:
     """It is read for each score."""
     _, queries, keys, _ = given
     bias = torch.empty(1, 1, queries, keys, dtype=torch.bfloat16, device="meta")
-    assert few_rows.serves(problem(*given, extras={"bias": bias}), H200) == serves
+    assert few_rows.is_faster(problem(*given, extras={"bias": bias}), H200) == serves
 
 
 @pytest.mark.parametrize("feature", ["dropout", "packed keys"])
@@ -106,7 +106,7 @@ def test_what_only_the_other_kernel_computes(feature: str) -> None:
         given = Inputs(q, q, q, cu_seqlens_q=offsets, cu_seqlens_k=offsets)
         found = inspect(given, Options(max_seqlen_q=1, max_seqlen_k=1))
     assert not few_rows.runs(found)
-    assert not few_rows.serves(found, H200)
+    assert not few_rows.is_faster(found, H200)
 
 
 @pytest.mark.parametrize(("longest", "serves"), [(8, True), (9, False)])
@@ -116,7 +116,7 @@ def test_packed_queries(longest: int, serves: bool) -> None:
     k = torch.empty(4, 4096, 8, 64, dtype=torch.bfloat16, device="meta")
     offsets = torch.empty(5, dtype=torch.int32, device="meta")
     found = inspect(Inputs(q, k, k, cu_seqlens_q=offsets), Options(max_seqlen_q=longest))
-    assert few_rows.serves(found, H200) == serves
+    assert few_rows.is_faster(found, H200) == serves
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ class Kind(Protocol):
 
     @property
     def triton_too(self) -> bool:
-        """Whether Triton runs some of such calls even where a binary serves them."""
+        """Whether Triton runs some of such calls where a binary is installed."""
         ...
 
     def requests(self, device: int) -> tuple[Request, ...]:

@@ -14,7 +14,7 @@ class AnyKind:
 
     @property
     def triton_too(self) -> bool:
-        """Whether Triton runs some of such calls even where a binary serves them."""
+        """Whether Triton runs some of such calls where a binary is installed."""
         return False
 
 

@@ -20,6 +20,10 @@ _ALIGNMENT: Final = 16
 _NO_CONTEXT: Final = nullcontext()
 
 
+# Takes a kernel, a grid and all arguments except tensors; returns the function that takes tensors.
+Bind = Callable[[Any, "tuple[int, ...]", "dict[str, Any]"], Callable[..., object]]
+
+
 def on_device(device: int | None) -> Any:
     """A context in which a device is the current one, on which Triton launches; None: the CPU."""
     other_device = device is not None and device != torch._C._cuda_getDevice()

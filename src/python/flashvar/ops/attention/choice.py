@@ -66,4 +66,4 @@ def _triton_is_faster(problem: Problem) -> bool:
         return False
     from flashvar.backends.triton.attention import few_rows, split_kv
 
-    return few_rows.serves(problem, split_kv.machine_of(problem.device))
+    return few_rows.is_faster(problem, split_kv.machine_of(problem.device))

@@ -10,7 +10,7 @@ from flashvar.backends.triton.attention.append_kernel import append_kernel
 from flashvar.backends.triton.blocks import power_of_2
 from flashvar.backends.triton.repeated import RepeatedLaunch, on_device
 from flashvar.ops.attention.cache import Cache
-from flashvar.ops.plans import Maker, Plans, maker
+from flashvar.ops.plans import Maker, Plans, maker_of
 
 # Elements of a 16-bit dtype in a load of 16 bytes for each thread of 4 warps.
 _MAX_BLOCK: Final = 128 * 8
@@ -25,7 +25,8 @@ class AppendLaunch(NamedTuple):
     run: RepeatedLaunch | None  # None: there are no sequences
     make_lengths: Maker
     device: int | None
-    spans: tuple[int, ...]  # bytes from the begin of k, v, and the two of the cache to their ends
+    # Bytes from the first element to the end of the last: of k, v, cache.k and cache.v.
+    spans: tuple[int, ...]
 
     def __call__(
         self, cache: Cache, k: _Optional, v: _Optional, before: torch.Tensor, begins: _Optional
@@ -102,10 +103,10 @@ def _make(cache: Cache, k: _Optional, v: _Optional, before: torch.Tensor) -> App
         strides = (0, 0, 0) if x is None else x.stride()
         arguments |= {f"{name}_{axis}": by for axis, by in zip(axes, strides, strict=False)}
     run = RepeatedLaunch(append_kernel, (batch * max(new, 1),), arguments)
-    lengths = torch.empty(batch, dtype=torch.int32, device=before.device)
-    device = before.device.index
+    lengths = torch.empty(batch, dtype=torch.int32, device="meta")
+    device = before.device
     spans = (*[0 if x is None else _span(x) for x in (k, v, cache.k, cache.v)],)
-    return AppendLaunch(run if batch else None, maker(lengths), device, spans)
+    return AppendLaunch(run if batch else None, maker_of(lengths, device), device.index, spans)
 
 
 def _span(x: torch.Tensor) -> int:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from flashvar.backends.triton.attention import split_kv
-from flashvar.backends.triton.attention.split_kv import Bind, Keys, Machine, most_keys
-from flashvar.backends.triton.repeated import RepeatedLaunch
+from flashvar.backends.triton.attention.split_kv import Keys, Machine, most_keys
+from flashvar.backends.triton.repeated import Bind, RepeatedLaunch
 
 if TYPE_CHECKING:
     from flashvar.ops.attention.problem import Inputs, Launch, Problem
@@ -23,8 +23,9 @@ _LEAST_KEYS: Final = 512
 _DECODED: Final = 8  # queries
 _ROWS_OF_DECODED: Final = 32
 _ROWS: Final = 128
-# Of the other kernel: blocks of queries, and keys that a program reads while a multiprocessor has
-# room for another.
+# The other kernel has a program for each block of so many queries of a head. It is slower where
+# they are fewer than the multiprocessors times keys / 8192: the more keys a program reads, the
+# longer the other multiprocessors wait.
 _BLOCK: Final = 64
 _KEYS_OF_PROGRAM: Final = 8192
 # With fewer keys it pays to read them once for a group of so many heads.
@@ -37,8 +38,8 @@ def runs(problem: Problem) -> bool:
     return problem.total_k is None and problem.dropout_p == 0.0
 
 
-def serves(problem: Problem, machine: Machine) -> bool:
-    """Whether the split-KV kernels run a problem, and are faster."""
+def is_faster(problem: Problem, machine: Machine) -> bool:
+    """Whether the split-KV kernels run a problem, and do so faster than the other forward."""
     # Results of splits have room for the longest sequence of queries, as often as there are any.
     if not runs(problem) or (problem.total_q is not None and problem.seqlen_q > _DECODED):
         return False

@@ -13,8 +13,8 @@ from flashvar.backends.triton.attention.bwd_bias import attention_bwd_bias_kerne
 from flashvar.backends.triton.attention.bwd_kv import attention_bwd_kv_kernel
 from flashvar.backends.triton.attention.bwd_q import attention_bwd_q_kernel
 from flashvar.backends.triton.attention.fwd import STRIDE_UNIT, attention_fwd_kernel
-from flashvar.backends.triton.attention.split_kv import Bind, machine_of
-from flashvar.backends.triton.repeated import RepeatedLaunch, on_device
+from flashvar.backends.triton.attention.split_kv import NO_DEVICE, machine_of
+from flashvar.backends.triton.repeated import Bind, RepeatedLaunch, on_device
 from flashvar.machine.system import gather
 from flashvar.ops.attention.problem import Strides
 
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 # Elements of a 16-bit dtype in 16 bytes, the width of a vectorized load.
 _LOAD_ELEMENTS: Final = STRIDE_UNIT.value
 _LOAD_BYTES: Final = 2 * _LOAD_ELEMENTS
-# Capability and shared memory that the interpreter uses, which has no device.
-_NO_DEVICE: Final = ((8, 0), 48 * 1024)
 
 
 def prepare_forward(problem: Problem, chosen: CandidateResult) -> Launch:
@@ -148,7 +146,7 @@ def backward(
 
 def _forward(problem: Problem) -> Launch:
     machine = machine_of(problem.device)
-    if few_rows.serves(problem, machine):
+    if few_rows.is_faster(problem, machine):
         return few_rows.forward(problem, machine)
     return forward(problem, best_tile(problem, "forward"))
 
@@ -164,7 +162,7 @@ def best_tile(problem: Problem, direction: str) -> Tile:
     dims = problem.head_dim, problem.head_dim_v
     bias = tiles.BIAS_BYTES[problem.bias_dtype]
     if device is None:
-        return tiles.choose(direction, *_NO_DEVICE, *dims, bias)
+        return tiles.choose(direction, *NO_DEVICE[:2], *dims, bias)
     measured = tuned.tiles_of(tuned.machine(gather().triton, device.name))
     best = measured.get(tuned.key(direction, max(sum(tiles.split(dim)) for dim in dims)))
     return tiles.choose(direction, device.capability, device.shared_memory, *dims, bias, best)

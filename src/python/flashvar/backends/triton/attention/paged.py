@@ -9,7 +9,7 @@ import torch
 from flashvar.backends.triton.attention import split_kv
 from flashvar.backends.triton.attention.split_kv import Keys, SplitKVLaunch
 from flashvar.ops.attention.problem import Strides
-from flashvar.ops.plans import Maker, maker
+from flashvar.ops.plans import Maker, maker_of
 
 if TYPE_CHECKING:
     from flashvar.ops.attention.cache import Cache
@@ -49,8 +49,8 @@ def prepare(
     machine = split_kv.machine_of(problem.device)
     return PagedLaunch(
         split_kv.prepare(problem, _keys(cache), machine, new, splits),
-        maker(q.new_empty(problem.out_shape)),
-        maker(q.new_empty(problem.lse_shape, dtype=problem.lse_dtype)),
+        maker_of(torch.empty(problem.out_shape, dtype=q.dtype, device="meta"), q.device),
+        maker_of(torch.empty(problem.lse_shape, dtype=problem.lse_dtype, device="meta"), q.device),
     )
 
 

@@ -17,15 +17,12 @@ from flashvar.backends.triton.attention.split_kv_kernels import (
 )
 from flashvar.backends.triton.attention.tiles import Tile
 from flashvar.backends.triton.blocks import power_of_2
-from flashvar.backends.triton.repeated import RepeatedLaunch, on_device
+from flashvar.backends.triton.repeated import Bind, RepeatedLaunch, on_device
 from flashvar.machine.system import gather
 from flashvar.ops.plans import Maker, maker_of
 
 if TYPE_CHECKING:
     from flashvar.ops.attention.problem import Problem, Strides
-
-# Takes a kernel, a grid and all arguments except tensors; returns the function that takes tensors.
-Bind = Callable[[Any, "tuple[int, ...]", "dict[str, Any]"], Callable[..., object]]
 
 # Of a program. Where tensor cores read registers, more rows would spill some.
 _MOST_ROWS: Final = 64

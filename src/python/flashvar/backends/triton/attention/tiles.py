@@ -264,7 +264,8 @@ def shared_bytes(
         # k and v are loaded once; q, grad_out and two float32 per row are streamed; P and dS are
         # operands.
         streamed = buffers * tile.block_q * (both + 8)
-        if tile.stages == 1 and max(padded, padded_v) > 256:  # one is copied in another order
+        # Without a pipeline Triton keeps q or grad_out a second time, transposed.
+        if tile.stages == 1 and max(padded, padded_v) > 256:
             streamed += 2 * tile.block_q * max(padded, padded_v)
         return tile.block_kv * both + streamed + 4 * scores + rest
     return (tile.block_q + tile.block_kv) * both * buffers + 4 * scores + rest

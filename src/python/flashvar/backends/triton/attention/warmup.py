@@ -15,9 +15,9 @@ import torch
 
 from flashvar.backends.triton.absent_device import set_target
 from flashvar.backends.triton.attention import few_rows, launch, split_kv, tiles
-from flashvar.backends.triton.attention.split_kv import Bind, Machine
+from flashvar.backends.triton.attention.split_kv import Machine
 from flashvar.backends.triton.attention.tiles import Tile
-from flashvar.backends.triton.repeated import RepeatedLaunch
+from flashvar.backends.triton.repeated import Bind, RepeatedLaunch
 from flashvar.machine.shared_memory import SHARED_MEMORY
 from flashvar.ops.attention import plan as plans
 from flashvar.ops.attention.padding import pad_inputs
